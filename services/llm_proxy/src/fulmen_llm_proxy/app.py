@@ -1,4 +1,4 @@
-"""The composition root: everything the proxy consists of."""
+"""Wires the proxy: the one file that knows all parts, from the store's channel up to the two servers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import grpc.aio
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -19,14 +20,23 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_llm_proxy.attempts.book import AttemptBook
+from fulmen_llm_proxy.attempts.cache import AttemptCache
 from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.attempts.watch import AttemptChecks, AttemptWatch
-from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
-from fulmen_llm_proxy.calls.body_room import BodyRoom
+from fulmen_llm_proxy.backends.access import BackendKeys
+from fulmen_llm_proxy.backends.client import BackendClient, open_session
+from fulmen_llm_proxy.backends.health_probe import HealthProbe
+from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
+from fulmen_llm_proxy.calls.answer_cache import AnswerCache
+from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.gate import Gate
+from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.calls.response_ids import ResponseIds, ResponseKeeper
+from fulmen_llm_proxy.calls.planner import CallPlanner
+from fulmen_llm_proxy.calls.recorder import CallRecorder
+from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
+from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
+from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.capture.delivery import CaptureDelivery
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
@@ -34,21 +44,28 @@ from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.shipper import SpanShipper
 from fulmen_llm_proxy.capture.span_codec import SpanCodec
 from fulmen_llm_proxy.capture.spool import DiskSpool
-from fulmen_llm_proxy.meter_parts import MeterParts, wire_meter
-from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.capture.spool_folder import open_spool
+from fulmen_llm_proxy.limits.limiter import CallLimiter
+from fulmen_llm_proxy.limits.prices import PriceTable
+from fulmen_llm_proxy.limits.usage_book import UsageBook
+from fulmen_llm_proxy.limits.usage_sync import StoreClock, UsageSync
+from fulmen_llm_proxy.metrics.calls import CallMetrics
+from fulmen_llm_proxy.metrics.captures import CaptureMetrics
+from fulmen_llm_proxy.metrics.keys import KeyMetrics
+from fulmen_llm_proxy.metrics.routing import RoutingMetrics
+from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.routing.backend_state import BackendStates
-from fulmen_llm_proxy.routing.resources import ResourceBook, ResourceWriter, RoutingWatch
+from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.routing.retry import RetryPolicy
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.settings import LlmProxySettings
-from fulmen_llm_proxy.spool_parts import open_spool
 from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
-from fulmen_llm_proxy.transport.http.http_app import Door
-from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
+from fulmen_llm_proxy.transport.http.http_app import HttpApp, RequestLimits
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
+from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, sockets_of
 from fulmen_service_kit.auth import RolePolicy
@@ -90,11 +107,11 @@ POLICY = RolePolicy(
     },
 )
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
-"""The store is tried again without end, often enough to follow within a second of its return."""
+"""Retries of calls to the store: without a deadline, and often enough to follow within a second of its return."""
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
-    """Makes the proxy; what must be closed goes on the stack.
+    """Builds the proxy; what must be closed goes on the stack.
 
     Raises:
         StartupError: if a port cannot be bound.
@@ -105,25 +122,28 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
-    """What the data plane, the control plane and the roles work on together."""
+class _State:
+    """What the data plane, the control plane and the background roles share."""
 
     instance_id: str
     channel: FulmenChannel
-    metrics: Metrics
+    registry: CollectorRegistry
     tables: TableHolder
-    book: ResourceBook
+    resources: ResourceCache
     states: BackendStates
     ledger: AttemptLedger
     guard: AttemptGuard
     queue: CaptureQueue
-    spool: DiskSpool | None
     revoked: RevokedTokens
     verifier: TokenVerifier
     response_ids: ResponseIds
-    meter: MeterParts
-    backends: BackendParts
-    room: BodyRoom
+    usage: UsageBook
+    limiter: CallLimiter
+    prices: PriceTable
+    key_metrics: KeyMetrics
+    session: aiohttp.ClientSession
+    keys: BackendKeys
+    buffer: RequestBuffer
     siblings: Siblings | None
     sockets: WorkerSockets | None
 
@@ -131,41 +151,17 @@ class _Shared:
 async def build_proxy(
     settings: LlmProxySettings, stack: AsyncExitStack, *, registry: CollectorRegistry
 ) -> ServiceParts:
-    """Makes the proxy with its metrics in the given registry."""
-    channel = open_channel(settings.store_target, token=settings.secret("token"), tls=settings.peer_tls())
-    stack.push_async_callback(channel.close)
-    instance_id, metrics = uuid.uuid4().hex, Metrics(registry)
-    keys, revoked = settings.signing_keys(), RevokedTokens()
-    siblings, sockets = await _workers(settings, stack)
-    ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
-    tables, states = TableHolder(), new_states(settings)
-    shared = _Shared(
-        instance_id=instance_id,
-        channel=channel,
-        metrics=metrics,
-        tables=tables,
-        book=ResourceBook(),
-        states=states,
-        ledger=ledger,
-        guard=AttemptGuard(clock=time.time),
-        spool=await open_spool(settings, instance_id, ledger, metrics, stack),
-        queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        revoked=revoked,
-        verifier=TokenVerifier(keys, revoked=revoked),
-        response_ids=ResponseIds(keys.accepted),
-        meter=wire_meter(settings, channel, instance_id, registry),
-        backends=wire_backends(settings, tables=tables, states=states, registry=registry, stack=stack),
-        room=BodyRoom(max(settings.request_buffer_bytes, settings.max_request_bytes)),
-        siblings=siblings,
-        sockets=sockets,
-    )
-    calls = _call_pipeline(settings, shared)
-    http = _http_server(settings, shared, calls, stack)
+    """Builds the proxy with its metrics in the given registry."""
+    state, usage_sync = await _state(settings, stack, registry)
+    captures = CaptureMetrics(registry)
+    spool = await _spool(settings, state, captures, stack)
+    calls = _call_pipeline(settings, state)
+    http = _http_server(settings, state, calls, stack)
     draining = asyncio.Event()
     completions = CompletionServicer(
         calls=calls,
         draining=draining,
-        room=shared.room,
+        buffer=state.buffer,
         max_request_bytes=settings.max_request_bytes,
         max_event_bytes=settings.max_answer_bytes,
         write_timeout_s=settings.write_timeout_s,
@@ -176,22 +172,66 @@ async def build_proxy(
         async with asyncio.TaskGroup() as group:
             group.create_task(http.drain(), name="drain-http")
             group.create_task(completions.drain(settings.drain_grace_s * ANSWERS_SHARE), name="drain-rpcs")
-        await shared.queue.emptied()
-        await shared.meter.exchange.told()
+        await state.queue.emptied()
+        await usage_sync.flush()
 
     return ServiceParts(
-        server=_rpc_server(settings, shared, completions, draining),
-        roles={**_roles(settings, shared), "http-server": http},
+        server=_rpc_server(settings, state, completions, draining),
+        roles={
+            **_roles(settings, state, spool, captures),
+            "usage-sync": usage_sync,
+            "http-server": http,
+        },
         drain=drain,
         ports={"http_port": http.port},
         serve_metrics=False,
     )
 
 
+async def _state(
+    settings: LlmProxySettings, stack: AsyncExitStack, registry: CollectorRegistry
+) -> tuple[_State, UsageSync]:
+    channel = open_channel(settings.store_target, token=settings.secret("token"), tls=settings.peer_tls())
+    stack.push_async_callback(channel.close)
+    session = open_session(
+        connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
+    )
+    stack.push_async_callback(session.close)
+    siblings, sockets = await _workers(settings, stack)
+    keys, revoked = settings.signing_keys(), RevokedTokens()
+    clock = StoreClock(wall=time.time, monotonic=time.monotonic)
+    state = _State(
+        instance_id=uuid.uuid4().hex,
+        channel=channel,
+        registry=registry,
+        tables=TableHolder(),
+        resources=ResourceCache(),
+        states=BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time),
+        ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
+        guard=AttemptGuard(clock=time.time),
+        queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        revoked=revoked,
+        verifier=TokenVerifier(keys, revoked=revoked),
+        response_ids=ResponseIds(keys.accepted),
+        usage=UsageBook(),
+        limiter=CallLimiter(clock=clock.now),
+        prices=PriceTable({pattern: price.resolved() for pattern, price in settings.prices.items()}),
+        key_metrics=KeyMetrics(registry),
+        session=session,
+        keys=BackendKeys({name: key.get_secret_value() for name, key in settings.backend_keys.items()}),
+        buffer=RequestBuffer(max(settings.request_buffer_bytes, settings.max_request_bytes)),
+        siblings=siblings,
+        sockets=sockets,
+    )
+    return state, UsageSync(
+        channel=channel, instance_id=state.instance_id, usage=state.usage, limiter=state.limiter, clock=clock
+    )
+
+
 async def _workers(
     settings: LlmProxySettings, stack: AsyncExitStack
 ) -> tuple[Siblings, WorkerSockets] | tuple[None, None]:
-    """Returns the way to the other workers and this one's own sockets; nothing for a proxy of one process."""
+    """Opens the connections to the other workers, and names this one's sockets; (None, None) with a single process."""
     if not settings.workers_dir:
         return None, None
     folder = Path(settings.workers_dir)
@@ -206,55 +246,103 @@ async def _workers(
     return siblings, sockets_of(folder, settings.worker_index)
 
 
-def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
+async def _spool(
+    settings: LlmProxySettings, state: _State, metrics: CaptureMetrics, stack: AsyncExitStack
+) -> DiskSpool | None:
+    if not settings.spool_dir:
+        return None
+    return await open_spool(
+        Path(settings.spool_dir),
+        state.instance_id,
+        max_bytes=settings.spool_bytes,
+        ledger=state.ledger,
+        metrics=metrics,
+        stack=stack,
+    )
+
+
+def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
     traces = own_traces()
+    routing_metrics = RoutingMetrics(state.registry, state.states)
+    planner = CallPlanner(tables=state.tables, states=state.states, responses=StoredResponseRouter(state.response_ids))
+    cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
+    meter = Meter(
+        limiter=state.limiter,
+        usage=state.usage,
+        prices=state.prices,
+        project=settings.project,
+        assumed_completion_tokens=settings.assumed_completion_tokens,
+        metrics=UsageMetrics(state.registry, state.usage),
+    )
+    client = BackendClient(
+        session=state.session,
+        keys=state.keys,
+        silence_s=settings.read_timeout_s,
+        max_answer_bytes=settings.max_answer_bytes,
+    )
+    sender = CallSender(
+        planner=planner,
+        client=client,
+        tables=state.tables,
+        states=state.states,
+        retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
+        limits=SendLimits(
+            deadline_s=settings.answer_deadline_s,
+            queue_timeout_s=settings.queue_timeout_s,
+            max_waiting=settings.max_waiting_per_backend,
+        ),
+        metrics=routing_metrics,
+    )
     return CallPipeline(
-        tables=shared.tables,
-        sender=shared.backends.sender,
-        memory=shared.backends.memory,
-        keeper=ResponseKeeper(shared.response_ids),
-        states=shared.states,
-        ledger=shared.ledger,
-        queue=shared.queue,
         gate=Gate(
-            tables=shared.tables,
-            queue=shared.queue,
-            guard=shared.guard,
-            meter=shared.meter.meter,
+            tables=state.tables,
+            queue=state.queue,
+            guard=state.guard,
+            meter=meter,
             max_in_flight=settings.max_in_flight,
         ),
-        guard=shared.guard,
-        metrics=shared.metrics,
+        guard=state.guard,
+        tables=state.tables,
+        planner=planner,
+        sender=sender,
+        memory=AnswerMemory(cache, routing_metrics),
+        recorder=CallRecorder(
+            metrics=CallMetrics(state.registry, state.tables),
+            ledger=state.ledger,
+            queue=state.queue,
+            traces=None if traces is None else CallTraces(traces),
+        ),
         max_event_bytes=settings.max_answer_bytes,
-        traced=None if traces is None else CallTraces(traces).ended,
     )
 
 
-def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
+def _http_server(settings: LlmProxySettings, state: _State, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
     authenticator = HttpAuthenticator(
-        verifier=shared.verifier,
+        verifier=state.verifier,
         failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
-        metrics=shared.metrics,
+        metrics=state.key_metrics,
         dev_mode=settings.dev_mode,
     )
-    door = Door(
+    stored = StoredResponsesClient(
+        session=state.session,
+        keys=state.keys,
+        max_answer_bytes=settings.max_answer_bytes,
+        deadline_s=settings.answer_deadline_s,
+    )
+    app = HttpApp(
         authenticator=authenticator,
-        attempts=AttemptBook(AttemptChecks(shared.channel)),
+        attempts=AttemptCache(AttemptChecks(state.channel)),
         calls=calls,
-        kept=KeptResponses(ids=shared.response_ids, client=shared.backends.kept, tables=shared.tables),
-        guard=shared.guard,
-        tables=shared.tables,
-        metrics=MetricsPage(
-            registry=shared.metrics.registry, siblings=shared.siblings, worker_index=settings.worker_index
-        ),
-        room=shared.room,
-        max_request_bytes=settings.max_request_bytes,
-        request_timeout_s=settings.request_timeout_s,
+        stored=StoredResponses(ids=state.response_ids, client=stored, tables=state.tables, guard=state.guard),
+        metrics=MetricsPage(registry=state.registry, siblings=state.siblings, worker_index=settings.worker_index),
+        buffer=state.buffer,
+        limits=RequestLimits(max_bytes=settings.max_request_bytes, timeout_s=settings.request_timeout_s),
+        tables=state.tables,
     )
     http = HttpServer(
-        door=door,
-        listener=bind(settings.host, settings.http_port, shared=shared.sockets is not None),
-        private=None if shared.sockets is None else bind_private(shared.sockets.http),
+        door=app,
+        listener=bind(settings.host, settings.http_port, shared=state.sockets is not None),
+        private=None if state.sockets is None else bind_private(state.sockets.http),
         grace_s=settings.drain_grace_s,
         tls=settings.own_tls(),
         write_timeout_s=settings.write_timeout_s,
@@ -264,23 +352,26 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
 
 
 def _rpc_server(
-    settings: LlmProxySettings, shared: _Shared, completions: CompletionServicer, draining: asyncio.Event
+    settings: LlmProxySettings, state: _State, completions: CompletionServicer, draining: asyncio.Event
 ) -> RpcServer:
-    writer = ResourceWriter(channel=shared.channel, project=settings.project, book=shared.book, tables=shared.tables)
+    writer = ResourceWriter(
+        channel=state.channel, project=settings.project, resources=state.resources, tables=state.tables
+    )
     changing = asyncio.Lock()
-    routes = RouteServicer(book=shared.book, tables=shared.tables, writer=writer, changing=changing, draining=draining)
+    routes = RouteServicer(
+        resources=state.resources, tables=state.tables, writer=writer, changing=changing, draining=draining
+    )
     backends = BackendServicer(
-        book=shared.book,
-        tables=shared.tables,
+        resources=state.resources,
+        tables=state.tables,
         writer=writer,
-        states=shared.states,
+        states=state.states,
         changing=changing,
-        instance_id=shared.instance_id,
-        wall_clock=time.time,
-        siblings=shared.siblings,
+        instance_id=state.instance_id,
+        siblings=state.siblings,
     )
     captures = CaptureServicer(
-        ledger=shared.ledger, queue=shared.queue, instance_id=shared.instance_id, siblings=shared.siblings
+        ledger=state.ledger, queue=state.queue, instance_id=state.instance_id, siblings=state.siblings
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -291,43 +382,48 @@ def _rpc_server(
 
     server = build_server(
         settings,
-        verifier=shared.verifier,
+        verifier=state.verifier,
         policy=POLICY,
         service_names=_SERVICES,
         register=register,
         log_error_texts=False,
-        private=None if shared.sockets is None else shared.sockets.rpc,
+        private=None if state.sockets is None else state.sockets.rpc,
     )
-    server.readiness.add("routes", lambda: "" if shared.tables.is_loaded else "none heard from the store yet")
+    server.readiness.add("routes", lambda: "" if state.tables.is_loaded else "not loaded from the store yet")
     return server
 
 
-def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundRole]:
-    watch = RoutingWatch(
-        channel=shared.channel,
-        project=settings.project,
-        tables=shared.tables,
-        book=shared.book,
-        states=shared.states,
-        retry=_STORE_RETRY,
-    )
-    delivery = CaptureDelivery(
-        queue=shared.queue,
-        ledger=shared.ledger,
-        sender=SpanShipper(
-            channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id, prices=shared.meter.prices)
-        ),
-        spool=shared.spool,
-        retry=_STORE_RETRY,
-        metrics=shared.metrics,
-    )
-    attempts = AttemptWatch(guard=shared.guard, checks=AttemptChecks(shared.channel), metrics=shared.metrics)
-    revocations = RevocationFollower(revoked=shared.revoked, fetch=revoked_at_store(shared.channel))
+def _roles(
+    settings: LlmProxySettings, state: _State, spool: DiskSpool | None, metrics: CaptureMetrics
+) -> dict[str, BackgroundRole]:
     return {
-        "route-watch": watch,
-        "capture-delivery": delivery,
-        "revocations": revocations,
-        "attempt-watch": attempts,
-        "usage-exchange": shared.meter.exchange,
-        "health-probe": shared.backends.probe,
+        "route-watch": RoutingWatch(
+            channel=state.channel,
+            project=settings.project,
+            tables=state.tables,
+            resources=state.resources,
+            states=state.states,
+            retry=_STORE_RETRY,
+        ),
+        "capture-delivery": CaptureDelivery(
+            queue=state.queue,
+            ledger=state.ledger,
+            shipper=SpanShipper(
+                channel=state.channel, codec=SpanCodec(instance_id=state.instance_id, prices=state.prices)
+            ),
+            spool=spool,
+            retry=_STORE_RETRY,
+            metrics=metrics,
+        ),
+        "revocations": RevocationFollower(revoked=state.revoked, fetch=revoked_at_store(state.channel)),
+        "attempt-watch": AttemptWatch(
+            guard=state.guard, checks=AttemptChecks(state.channel), metrics=state.key_metrics
+        ),
+        "health-probe": HealthProbe(
+            session=state.session,
+            tables=state.tables,
+            states=state.states,
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+        ),
     }

@@ -55,13 +55,13 @@ class World:
         project = (await self.stubs.projects.GetProject(request)).project
         project.model_limits.CopyFrom(ModelLimits(**limits))
         await self.stubs.projects.UpdateProject(project_service_pb2.UpdateProjectRequest(project=project))
-        await self.exchange()
+        await self.sync()
 
-    async def exchange(self) -> None:
+    async def sync(self) -> None:
         """Lets both proxies tell and hear everything, twice, so that each has heard what the other told."""
         for _ in range(2):
             for proxy in self.proxies:
-                await proxy.parts.roles["usage-exchange"].exchange()  # type: ignore[attr-defined]  # the role is one
+                await proxy.parts.roles["usage-sync"].sync()  # type: ignore[attr-defined]  # the role is one
 
     async def usage(self, **selection: Any) -> dict[str, usage_pb.Usage]:
         """Returns what the store counted, by group."""
@@ -103,7 +103,7 @@ async def test_two_proxies_hold_one_limit_of_requests_together(world: World) -> 
     for _ in range(5):
         for proxy in world.proxies:
             outcomes.append((await proxy.chat(attempt.attempt_key))[0])
-            await world.exchange()
+            await world.sync()
     assert outcomes == [200] * 6 + [429] * 4
     assert len(world.backend.received) == 6
 
@@ -130,11 +130,11 @@ async def test_calls_at_once_are_counted_across_proxies(world: World) -> None:
     world.backend.switches.gate = asyncio.Event()
     running = asyncio.create_task(first.chat(attempt.attempt_key))
     await asyncio.wait_for(world.backend.arrived.acquire(), LIMIT_S)
-    await world.exchange()
+    await world.sync()
     assert (await second.chat(attempt.attempt_key))[0] == 429
     world.backend.switches.gate.set()
     assert (await running)[0] == 200
-    await world.exchange()
+    await world.sync()
     assert (await second.chat(attempt.attempt_key))[0] == 200
 
 
@@ -146,9 +146,9 @@ async def test_a_spent_token_budget_ends_an_attempts_calls_at_every_proxy(world:
     assert (await first.chat(mine.attempt_key))[0] == 200
     assert (await first.chat(mine.attempt_key))[0] == 403
     # The other proxy knows nothing of it until it asks about the attempt: its first call may pass.
-    await world.exchange()
+    await world.sync()
     await second.chat(mine.attempt_key)
-    await world.exchange()
+    await world.sync()
     status, document = await second.chat(mine.attempt_key)
     assert (status, document["error"]["code"]) == (403, "token_budget_spent")
     assert (await second.chat(other.attempt_key))[0] == 200
@@ -178,7 +178,7 @@ async def test_a_backends_limit_is_held_for_all_projects_and_proxies(world: Worl
         for proxy in (first, second):
             status, document = await proxy.chat(attempt.attempt_key)
             outcomes.append(status)
-            await world.exchange()
+            await world.sync()
     assert outcomes == [200, 200, 429, 429]
     assert "requests_per_minute of backends/one is 2" in document["error"]["message"]
     with pytest.raises(Exception, match="tokens_per_minute"):
@@ -192,7 +192,7 @@ async def test_a_replica_whose_limit_is_used_up_is_passed_over_for_another(world
     await proxy.put_route(target("one"), target("two"))
     attempt = await world.attempt()
     assert [(await proxy.chat(attempt.attempt_key))[0] for _ in range(5)] == [200] * 4 + [429]
-    await world.exchange()
+    await world.sync()
     used = await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND)
     assert {name: each.request_count for name, each in used.items() if name} == {"backends/one": 2, "backends/two": 2}
 
@@ -204,8 +204,8 @@ async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: Worl
         await _streamed(proxy, attempt.attempt_key)
     world.backend.switches.refusals.append(400)
     await world.proxies[0].chat(attempt.attempt_key)
-    await world.exchange()
-    await world.exchange()
+    await world.sync()
+    await world.sync()
     rollout = attempt.rollout.name
     counted = usage_pb.Usage(
         request_count=5,
@@ -245,7 +245,7 @@ async def test_a_caller_that_hangs_up_early_does_not_save_its_tokens(world: Worl
     await asyncio.wait_for(world.backend.aborted.acquire(), LIMIT_S)
     async with asyncio.timeout(LIMIT_S):
         while not (counted := await world.usage(rollout=attempt.rollout.name)):
-            await world.exchange()
+            await world.sync()
     assert counted[""].prompt_token_count > 0
     assert counted[""].completion_token_count > 0
     assert counted[""].failure_count == 1

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fulmen.errors import AttemptOver
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_llm_proxy.attempts.caller import Attribution
-from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptTie, Standing, Verdict, _key
+from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptState, AttemptStatus, AttemptTie, _key
 
-LIVE = Standing(verdict=Verdict.LIVE, project=DEFAULT_PROJECT, mode="train")
-ENDED = Standing(verdict=Verdict.ENDED, project=DEFAULT_PROJECT, mode="train")
+LIVE = AttemptStatus(state=AttemptState.LIVE, project=DEFAULT_PROJECT, mode="train")
+ENDED = AttemptStatus(state=AttemptState.ENDED, project=DEFAULT_PROJECT, mode="train")
 STEPS = st.lists(st.tuples(st.sampled_from(["call", "leave", "ask", "end"]), st.integers(1, 4)), max_size=60)
 
 
@@ -54,8 +54,8 @@ def test_a_call_is_let_through_before_the_store_has_spoken_and_refused_after() -
     guard, call = AttemptGuard(clock=Clock()), Call()
     guard.enter(of(1), call)
     guard.require(of(1))
-    assert guard.questions() == [of(1)]
-    assert guard.answered(of(1), ENDED) == 1
+    assert guard.pending_checks() == [of(1)]
+    assert guard.update(of(1), ENDED) == 1
     assert call.interrupted == 1
     for refuse in (guard.require, lambda who: guard.enter(who, Call())):
         with pytest.raises(AttemptOver) as raised:
@@ -68,50 +68,50 @@ def test_what_calls_no_more_is_asked_about_once_and_then_forgotten() -> None:
     guard, call = AttemptGuard(clock=Clock()), Call()
     use = guard.enter(of(1), call)
     use.calls.discard(call)
-    assert guard.questions() == [of(1)]
-    guard.answered(of(1), LIVE)
-    assert guard.questions() == []
+    assert guard.pending_checks() == [of(1)]
+    guard.update(of(1), LIVE)
+    assert guard.pending_checks() == []
     assert not guard._busy.is_set()
-    assert not guard._uses
+    assert not guard._tracked
 
 
 def test_what_could_not_be_asked_is_asked_again() -> None:
     guard, call = AttemptGuard(clock=Clock()), Call()
     guard.enter(of(1), call).calls.discard(call)
-    guard.unanswered(guard.questions())
-    assert guard.questions() == [of(1)]
+    guard.recheck(guard.pending_checks())
+    assert guard.pending_checks() == [of(1)]
 
 
 def test_a_refused_attempt_is_remembered_until_its_key_expires() -> None:
     clock = Clock()
     guard = AttemptGuard(clock=clock)
     guard.enter(of(1, expires_s=50), Call())
-    guard.questions()
-    guard.answered(of(1, expires_s=50), ENDED)
+    guard.pending_checks()
+    guard.update(of(1, expires_s=50), ENDED)
     clock.now_s = 49
-    guard.questions()
+    guard.pending_checks()
     with pytest.raises(AttemptOver):
         guard.require(of(1))
     clock.now_s = 50
-    guard.questions()
-    assert not guard._uses
+    guard.pending_checks()
+    assert not guard._tracked
 
 
 def test_no_more_refused_attempts_are_remembered_than_allowed() -> None:
     guard = AttemptGuard(clock=Clock(), max_refused=3)
     for number in range(1, 10):
         guard.enter(of(number, expires_s=100 + number), Call())
-        guard.questions()
-        guard.answered(of(number, expires_s=100 + number), ENDED)
-    guard.questions()
-    assert sorted(key[1] for key in guard._uses) == [7, 8, 9]
+        guard.pending_checks()
+        guard.update(of(number, expires_s=100 + number), ENDED)
+    guard.pending_checks()
+    assert sorted(key[1] for key in guard._tracked) == [7, 8, 9]
 
 
 def test_a_key_of_another_project_than_its_rollouts_counts_for_nothing() -> None:
     guard = AttemptGuard(clock=Clock())
     guard.enter(of(1), Call())
-    guard.questions()
-    guard.answered(of(1), Standing(verdict=Verdict.LIVE, project="projects/b", mode="train"))
+    guard.pending_checks()
+    guard.update(of(1), AttemptStatus(state=AttemptState.LIVE, project="projects/b", mode="train"))
     with pytest.raises(AttemptOver) as raised:
         guard.require(of(1))
     assert raised.value.metadata["why"] == "not_found"
@@ -136,14 +136,14 @@ def test_whatever_happens_the_ended_are_refused_and_only_callers_are_asked_about
             running.setdefault(number, []).append(call)
             called.add(number)
         elif step == "leave" and running.get(number):
-            guard._uses[_key(of(number))].calls.discard(running[number].pop())
+            guard._tracked[_key(of(number))].calls.discard(running[number].pop())
         elif step == "end":
             ended.add(number)
         elif step == "ask":
-            asked = {one.epoch for one in guard.questions()}
+            asked = {one.epoch for one in guard.pending_checks()}
             assert asked == (called | {n for n, calls in running.items() if calls}) - known
             for one in sorted(asked):
-                guard.answered(of(one), ENDED if one in ended else LIVE)
+                guard.update(of(one), ENDED if one in ended else LIVE)
                 if one in ended:
                     known.add(one)
                     assert all(call.interrupted == 1 for call in running.pop(one, []))
@@ -161,8 +161,8 @@ async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_i
 
     task = asyncio.create_task(call())
     await waiting.wait()
-    guard.questions()
-    guard.answered(of(1), ENDED)
+    guard.pending_checks()
+    guard.update(of(1), ENDED)
     with pytest.raises(AttemptOver):
         await task
     assert task.cancelling() == 0
@@ -179,8 +179,8 @@ async def test_a_held_call_that_somebody_else_cancels_is_cancelled() -> None:
 
     task = asyncio.create_task(call())
     await waiting.wait()
-    guard.questions()
+    guard.pending_checks()
     task.cancel()
-    guard.answered(of(1), ENDED)
+    guard.update(of(1), ENDED)
     with pytest.raises(asyncio.CancelledError):
         await task

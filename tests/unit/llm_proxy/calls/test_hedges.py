@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from fulmen_llm_proxy.backends.call_plan import plan_exchange
+from fulmen_llm_proxy.backends.call_plan import plan_call
 from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
 from fulmen_llm_proxy.calls.sender import give_up
 from fulmen_llm_proxy.routing.backend_state import BackendState
@@ -26,7 +26,7 @@ async def a_try(state: BackendState, ending: asyncio.Event) -> BackendAnswer:
         raise
     return BackendAnswer(
         dispatch=Dispatch(
-            choice=choice, exchange=plan_exchange(request, choice, overrides={}, attributed=False), headers={}
+            choice=choice, plan=plan_call(request, choice, overrides={}, attributed=False), headers={}
         ),
         status=200,
         content_type=b"application/json",

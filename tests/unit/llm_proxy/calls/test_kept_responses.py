@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fulmen_llm_proxy.apis.responses import ResponsesReader
 from fulmen_llm_proxy.apis.sealed_responses import SealedReader, sealed_answer
 from fulmen_llm_proxy.apis.sse import encode_event
-from fulmen_llm_proxy.calls.response_ids import KeptResponse, ResponseIds
+from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponse
 
 IDS = ResponseIds(lambda: (b"a secret of the deployment",))
 
@@ -19,7 +19,7 @@ IDS = ResponseIds(lambda: (b"a secret of the deployment",))
 @given(raw_id=st.text(min_size=1, max_size=80), backend_id=st.from_regex(r"[a-z0-9._-]{1,63}", fullmatch=True))
 def test_an_id_leads_back_to_its_backend_for_its_own_project_alone(raw_id: str, backend_id: str) -> None:
     sealed = IDS.sealed(raw_id, backend_id=backend_id, project="projects/a")
-    assert IDS.opened(sealed, project="projects/a") == KeptResponse(backend_id=backend_id, raw_id=raw_id)
+    assert IDS.opened(sealed, project="projects/a") == StoredResponse(backend_id=backend_id, raw_id=raw_id)
     assert IDS.opened(sealed, project="projects/b") is None
     assert ResponseIds(lambda: (b"another secret",)).opened(sealed, project="projects/a") is None
 

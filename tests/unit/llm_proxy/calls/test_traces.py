@@ -18,7 +18,7 @@ def test_a_call_is_where_its_captured_span_is() -> None:
     for header in ("", OF_AGENT):
         call = finished({"messages": []}, None, place=place_of(header, ATTEMPT))
         captured = span_of(call)
-        CallTraces(kept.traces).ended(call)
+        CallTraces(kept.traces).add(call)
         span = kept.spans[-1]
         assert span.context is not None
         assert f"{span.context.trace_id:032x}" == captured.trace_id.hex()
@@ -31,7 +31,7 @@ def test_nothing_that_was_said_is_told() -> None:
     kept = KeptTraces()
     answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hush-answer"}}]}
     asked = {"messages": [{"role": "user", "content": "hush-question"}]}
-    CallTraces(kept.traces).ended(finished(asked, collected_of(answer)))
+    CallTraces(kept.traces).add(finished(asked, collected_of(answer)))
     [span] = kept.spans
     assert "hush" not in span.to_json()
     assert span.attributes is not None
@@ -41,7 +41,7 @@ def test_nothing_that_was_said_is_told() -> None:
 
 def test_a_call_that_failed_says_how() -> None:
     kept = KeptTraces()
-    CallTraces(kept.traces).ended(
+    CallTraces(kept.traces).add(
         finished({}, None, http_status=503, error_type="backend_unavailable", backend=None, first_byte_s=None)
     )
     [span] = kept.spans
@@ -50,7 +50,7 @@ def test_a_call_that_failed_says_how() -> None:
 
 def test_a_name_that_no_text_can_carry_is_told_as_far_as_it_can_be() -> None:
     kept = KeptTraces()
-    CallTraces(kept.traces).ended(finished({}, None, model="tiny\ud800"))
+    CallTraces(kept.traces).add(finished({}, None, model="tiny\ud800"))
     [span] = kept.spans
     assert span.name == "chat tiny?"
     encode_spans(kept.spans)  # as the exporter does

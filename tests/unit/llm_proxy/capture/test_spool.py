@@ -75,7 +75,7 @@ def test_what_is_read_comes_again_until_it_is_acknowledged_and_then_its_file_is_
     assert drained(spool) == [9]
     assert (spool.is_empty, spool.size_bytes, spool.records, spool.waiting()) == (True, 0, 0, {})
     assert files(tmp_path) == []
-    assert spool.take_losses() == []
+    assert spool.drain_losses() == []
 
 
 @given(
@@ -116,7 +116,7 @@ def test_in_whatever_order_it_is_used_everything_comes_out_once_acknowledged_and
         assert sum(spool.waiting().values()) == spool.records == len(waiting)
         assert spool.size_bytes == sum(path.stat().st_size for path in files(Path(folder)))
         assert drained(spool) == waiting
-        assert spool.take_losses() == []
+        assert spool.drain_losses() == []
 
 
 def _all_on_disk(folder: Path) -> list[int]:
@@ -136,7 +136,7 @@ def test_a_torn_end_is_cut_and_counted_and_the_rest_is_whole(cut: int) -> None:
         os.truncate(file, kept_bytes)
         whole = sum(end <= kept_bytes for end in ends)
         spool = DiskSpool(folder, max_bytes=ROOMY_BYTES)
-        torn = [loss.reason for loss in spool.take_losses()]
+        torn = [loss.reason for loss in spool.drain_losses()]
         spool.append([packed(100)])
         assert drained(spool) == [*range(whole), 100]
         assert torn == ([] if kept_bytes in ends else [TORN])
@@ -159,7 +159,7 @@ def test_a_flipped_bit_costs_one_record_and_never_yields_a_false_one(place: int,
         if restart:
             spool = DiskSpool(folder, max_bytes=ROOMY_BYTES)
         assert drained(spool) == [n for n in range(8) if n != hit]
-        losses = spool.take_losses()
+        losses = spool.drain_losses()
         assert sum(loss.calls for loss in losses) == 1
         assert {loss.reason for loss in losses} <= {DAMAGED, TORN}
         assert restart or losses[0].attempt == "a"
@@ -183,9 +183,9 @@ def test_a_full_spool_drops_the_oldest_that_training_does_not_need_and_then_refu
     for n in range(17):
         spool.append([packed(2 * n, trainable=False, attempt="judge", size_bytes=size)])
         spool.append([packed(2 * n + 1, size_bytes=size)])
-    assert spool.take_losses() == []
+    assert spool.drain_losses() == []
     spool.append([packed(100, size_bytes=size)])
-    losses = spool.take_losses()
+    losses = spool.drain_losses()
     assert {(loss.attempt, loss.reason) for loss in losses} == {("judge", FULL)}
     lost = sum(loss.calls for loss in losses)
     assert 1 <= lost <= 3
@@ -195,7 +195,7 @@ def test_a_full_spool_drops_the_oldest_that_training_does_not_need_and_then_refu
     kept = 40 - len(more)
     # What is left of the trainable goes nowhere; something untrainable that comes now is dropped itself.
     spool.append([packed(300, trainable=False, attempt="judge", size_bytes=size)])
-    lost += sum(loss.calls for loss in spool.take_losses())
+    lost += sum(loss.calls for loss in spool.drain_losses())
     assert lost == 18
     assert spool.size_bytes <= max_bytes
     assert drained(spool) == [*range(1, 34, 2), 100, *range(200, 200 + kept)]
@@ -208,10 +208,10 @@ def test_what_is_being_sent_is_not_dropped(tmp_path: Path) -> None:
     spool.append([packed(1, trainable=False, attempt="b")])
     with pytest.raises(SpoolFull):
         spool.append([packed(2 + n, size_bytes=100_000) for n in range(20)])
-    assert [(loss.attempt, loss.calls) for loss in spool.take_losses()] == [("b", 1)]
+    assert [(loss.attempt, loss.calls) for loss in spool.drain_losses()] == [("b", 1)]
     spool.acknowledge()
     assert 0 not in drained(spool)
-    assert spool.take_losses() == []
+    assert spool.drain_losses() == []
 
 
 def test_a_full_disk_loses_nothing_that_was_written_and_leaves_the_rest_with_the_caller(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_file_that_cannot_be_read_at_start_is_left_aside_and_told(tmp_path: Pa
     file.unlink()
     file.mkdir()
     spool = DiskSpool(tmp_path, max_bytes=ROOMY_BYTES)
-    assert [loss.reason for loss in spool.take_losses()] == [UNREADABLE]
+    assert [loss.reason for loss in spool.drain_losses()] == [UNREADABLE]
     assert spool.is_empty
 
 
@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_read_is_left_aside_and_told(tmp_path: Path) -> No
     with pytest.raises(OSError, match="directory"):
         spool.read()
     spool.give_up_head()
-    assert [(loss.attempt, loss.calls, loss.reason) for loss in spool.take_losses()] == [("a", 2, UNREADABLE)]
+    assert [(loss.attempt, loss.calls, loss.reason) for loss in spool.drain_losses()] == [("a", 2, UNREADABLE)]
     spool.append([packed(2)])
     assert drained(spool) == [2]
     assert [path.suffix for path in tmp_path.iterdir()] == [".unreadable"]

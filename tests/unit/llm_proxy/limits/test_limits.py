@@ -54,9 +54,9 @@ def refusal(limiter: CallLimiter, **call: Any) -> ModelLimitExceeded:
 
 def test_a_project_without_limits_is_not_limited() -> None:
     limiter = limiter_of(requests_per_minute=1)
-    assert not limiter.limits_nobody(P, 0)
-    assert limiter.limits_nobody("projects/other", 0)
-    assert not limiter.limits_nobody("projects/other", 1)
+    assert not limiter.is_unlimited(P, 0)
+    assert limiter.is_unlimited("projects/other", 0)
+    assert not limiter.is_unlimited("projects/other", 1)
 
 
 def test_a_refusal_names_the_limit_its_owner_its_size_and_when_there_is_room() -> None:
@@ -67,7 +67,7 @@ def test_a_refusal_names_the_limit_its_owner_its_size_and_when_there_is_room() -
     admit(limiter)
     refused = refusal(limiter)
     assert refused.metadata == {"limit": "requests_per_minute", "of": P, "size": "2"}
-    assert "requests_per_minute of projects/p is 2" in str(refused)
+    assert "requests_per_minute of projects/p exceeded (2)" in str(refused)
     assert refused.retry_after_s is not None
     clock.now_s += refused.retry_after_s - 0.01
     refusal(limiter)
@@ -140,9 +140,9 @@ def test_what_the_store_knows_of_an_attempt_counts_with_what_it_was_not_told_yet
     limiter = limiter_of(budget=100)
     key = (P, "", "a")
     limiter.settle(admit(limiter), 30)
-    limiter.counted({key: 30}, {key: 70})
+    limiter.apply_stored({key: 30}, {key: 70})
     limiter.settle(admit(limiter), 20)
-    limiter.counted({}, {key: 70})
+    limiter.apply_stored({}, {key: 70})
     hold = admit(limiter)
     limiter.settle(hold, 10)
     with pytest.raises(TokenBudgetExceeded):
@@ -150,7 +150,7 @@ def test_what_the_store_knows_of_an_attempt_counts_with_what_it_was_not_told_yet
     # The store does not know the attempt: what it was told is remembered here.
     unknown = limiter_of(budget=100)
     unknown.settle(admit(unknown), 100)
-    unknown.counted({key: 100}, {})
+    unknown.apply_stored({key: 100}, {})
     with pytest.raises(TokenBudgetExceeded):
         admit(unknown)
 
@@ -159,13 +159,13 @@ def test_what_others_use_counts_until_it_is_a_minute_old() -> None:
     clock = Clock()
     limiter = limiter_of(clock, requests_per_minute=10, concurrent_calls=5)
     slot = int(clock() // SLOT_S)
-    limiter.hear(slot, [Window(key=(P, "", ""), requests=[4, 0, 5], tokens=[], in_flight=4, reserved=0)])
+    limiter.apply_remote(slot, [Window(key=(P, "", ""), requests=[4, 0, 5], tokens=[], in_flight=4, reserved=0)])
     hold = admit(limiter)
     assert refusal(limiter).metadata["limit"] == "concurrent_calls"
     limiter.settle(hold, 0)
     refused = refusal(limiter)
     assert refused.metadata["limit"] == "requests_per_minute"
-    limiter.hear(slot, [])
+    limiter.apply_remote(slot, [])
     clock.now_s += refused.retry_after_s or 0
     for _ in range(5):
         admit(limiter)
@@ -179,7 +179,7 @@ def test_processes_that_tell_one_another_share_a_limit() -> None:
     def exchange() -> None:
         told = [one.windows() for one in both]
         for one, (slot, windows) in zip(both, reversed(told), strict=True):
-            one.hear(slot, windows)
+            one.apply_remote(slot, windows)
 
     admitted = 0
     for _ in range(30):

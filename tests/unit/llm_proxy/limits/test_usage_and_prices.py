@@ -66,12 +66,12 @@ def test_a_batch_is_told_again_as_it_was_until_the_store_has_it() -> None:
     assert book.batch() is first
     assert first is not None
     assert first.counts[KEY].requests == 1
-    book.told()
+    book.acknowledge()
     second = book.batch()
     assert second is not None
     assert second.sequence > first.sequence
     assert not book.is_empty
-    book.told()
+    book.acknowledge()
     assert book.is_empty
 
 
@@ -80,7 +80,7 @@ def test_memory_is_bounded_by_keys_and_no_token_is_lost() -> None:
     for number in range(1000):
         book.count(("projects/p", f"a{number}", "m", "b"), UsageCounts(requests=1, prompt=5))
     assert len(book) == 11
-    assert book.nameless == 990
+    assert book.without_attempt == 990
     batch = book.batch()
     assert batch is not None
     assert sum(counts.prompt for counts in batch.counts.values()) == 5000
@@ -94,7 +94,7 @@ def test_a_long_absence_is_told_in_batches() -> None:
     sizes = []
     while (batch := book.batch()) is not None:
         sizes.append(len(batch.counts))
-        book.told()
+        book.acknowledge()
     assert sizes == [BATCH_KEYS, 5]
 
 
@@ -107,7 +107,7 @@ def test_costs_are_told_in_whole_millionths_and_nothing_of_them_is_lost(costs: l
         if batch is not None:
             assert all(float(counts.cost_micros).is_integer() for counts in batch.counts.values())
             told += sum(counts.cost_micros for counts in batch.counts.values())
-            book.told()
+            book.acknowledge()
     last = book.batch()
     told += sum(counts.cost_micros for counts in last.counts.values()) if last else 0
     total = math.fsum(cost for _, cost, _ in costs)
@@ -118,11 +118,11 @@ def test_the_clock_follows_the_store_and_tells_when_it_was_set_back() -> None:
     mono = 100.0
     clock = StoreClock(wall=lambda: 5000.0, monotonic=lambda: mono)
     assert clock.now() == 5000
-    assert not clock.hear(5000.1, sent=100.0, received=100.0)
+    assert not clock.sync(5000.1, sent=100.0, received=100.0)
     assert clock.now() == 5000
-    assert not clock.hear(6000.0, sent=99.0, received=101.0)
+    assert not clock.sync(6000.0, sent=99.0, received=101.0)
     assert clock.now() == 6000
-    assert clock.hear(4000.0, sent=100.0, received=100.0)
+    assert clock.sync(4000.0, sent=100.0, received=100.0)
     assert clock.now() == 4000
 
 

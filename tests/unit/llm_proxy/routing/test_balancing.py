@@ -97,9 +97,9 @@ def test_a_full_replica_is_passed_over_while_another_has_room(how: Balancing) ->
 @pytest.mark.parametrize("how", ALL)
 def test_a_saturated_engine_is_left_until_all_are(how: Balancing) -> None:
     held, states = replicas(1, 1), new_states()
-    states.of("a").engine_told(16, 0.1)
+    states.of("a").set_engine_load(16, 0.1)
     assert {chosen(held, states, key, how) for key in KEYS[:20]} == {"b"}
-    states.of("b").engine_told(0, 0.99)
+    states.of("b").set_engine_load(0, 0.99)
     assert {chosen(held, states, key, how) for key in KEYS[:20]} == {"a", "b"}
 
 

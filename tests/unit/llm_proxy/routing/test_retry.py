@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from fulmen_llm_proxy.routing.retry import (
     MAX_RETRY_AFTER_S,
     Failed,
+    NextTry,
     Recovery,
     RetryBudget,
     RetryPolicy,
-    Step,
     retry_after_s,
 )
 from tests.support.llm_proxy.places import Clock, break_down, new_states
@@ -30,21 +30,21 @@ def recovery(routes: int = 1, *, deadline_s: float = 30, draw: float = 0.5) -> R
 
 def test_another_replica_follows_at_once_where_the_backend_never_saw_the_call() -> None:
     plan = recovery()
-    assert plan.after(Failed(backend_id="a", replicas="abc", at_once=True), elapsed_s=0) == Step(
+    assert plan.after(Failed(backend_id="a", replicas="abc", at_once=True), elapsed_s=0) == NextTry(
         route=0, avoid=frozenset("a")
     )
-    assert plan.after(Failed(backend_id="c", replicas="abc", at_once=True), elapsed_s=0) == Step(
+    assert plan.after(Failed(backend_id="c", replicas="abc", at_once=True), elapsed_s=0) == NextTry(
         route=0, avoid=frozenset("ac")
     )
     again = plan.after(Failed(backend_id="b", replicas="abc", at_once=True), elapsed_s=0)
-    assert again == Step(route=0, avoid=frozenset("b"), wait_s=pytest.approx(0.1))
+    assert again == NextTry(route=0, avoid=frozenset("b"), wait_s=pytest.approx(0.1))
 
 
 def test_a_refusal_is_followed_by_a_wait_and_its_retry_after_holds_for_its_backend_only() -> None:
     refused = Failed(backend_id="a", replicas="ab", retry_after_s=9)
-    assert recovery().after(refused, elapsed_s=0) == Step(route=0, avoid=frozenset("a"), wait_s=pytest.approx(0.1))
+    assert recovery().after(refused, elapsed_s=0) == NextTry(route=0, avoid=frozenset("a"), wait_s=pytest.approx(0.1))
     alone = Failed(backend_id="a", replicas="a", retry_after_s=9)
-    assert recovery().after(alone, elapsed_s=0) == Step(route=0, avoid=frozenset("a"), wait_s=9)
+    assert recovery().after(alone, elapsed_s=0) == NextTry(route=0, avoid=frozenset("a"), wait_s=9)
     assert recovery(deadline_s=8).after(alone, elapsed_s=0) is None
 
 
@@ -63,7 +63,7 @@ def test_fallbacks_come_in_order_once_every_replica_was_tried_and_then_all_again
 @pytest.mark.parametrize("routes", [1, 2])
 def test_what_cannot_get_better_is_tried_elsewhere_or_nowhere(routes: int) -> None:
     step = recovery(routes).after(Failed(backend_id="a", replicas="a", again=False), elapsed_s=0)
-    assert step == (None if routes == 1 else Step(route=1))
+    assert step == (None if routes == 1 else NextTry(route=1))
 
 
 def test_a_deadline_of_zero_never_tries_again() -> None:

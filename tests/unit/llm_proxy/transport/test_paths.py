@@ -1,4 +1,4 @@
-"""Paths that name an attempt."""
+"""Request paths: OpenAI's and Azure's forms, with and without an attempt."""
 
 from __future__ import annotations
 
@@ -9,30 +9,44 @@ from hypothesis import strategies as st
 from fulmen.errors import AttemptNotFound
 from fulmen.ids import AttemptName, uuid7
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
+from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path
 
 
 @pytest.mark.parametrize("path", [*BY_PATH, "/v1/models", "/v1/models/x", "/openai/deployments/x/chat/completions"])
 def test_the_path_of_an_api_is_the_same_behind_an_attempt(path: str) -> None:
     name = AttemptName(rollout_id=uuid7(), number=3)
-    assert without_attempt(f"/{name}{path}") == path
-    assert attempt_in(f"/{name}{path}") == name
-    assert without_attempt(path) == path
-    assert attempt_in(path) is None
+    plain, behind = parse_path(path), parse_path(f"/{name}{path}")
+    assert (behind.api, behind.deployment) == (plain.api, plain.deployment)
+    assert behind.attempt() == name
+    assert plain.attempt() is None
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/metrics", "/rollouts/x/v1/models", "/rollouts/a/attempts/1", "/"])
 def test_only_apis_stand_behind_an_attempt(path: str) -> None:
     name = AttemptName(rollout_id=uuid7(), number=3)
     behind = f"/{name}{path}"
-    assert without_attempt(behind) == behind
-    assert without_attempt(path) == path
+    assert parse_path(behind).api == behind
+    assert parse_path(path).api == path
+
+
+@pytest.mark.parametrize(
+    ("path", "api", "deployment"),
+    [
+        ("/openai/deployments/m/chat/completions", "/v1/chat/completions", "m"),
+        ("/openai/deployments/m", "/v1/", "m"),
+        ("/openai/v1/responses", "/v1/responses", ""),
+        ("/openai/responses", "/v1/responses", ""),
+        ("/v1/chat/completions", "/v1/chat/completions", ""),
+    ],
+)
+def test_azure_paths_name_the_same_apis(path: str, api: str, deployment: str) -> None:
+    assert parse_path(path) == RequestPath(api, deployment)
 
 
 @given(text=st.text(max_size=80))
 def test_whatever_stands_there_it_is_an_attempt_or_not_found(text: str) -> None:
     try:
-        attempt = attempt_in(f"/rollouts/{text}")
+        attempt = parse_path(f"/rollouts/{text}").attempt()
     except AttemptNotFound:
         return
     assert isinstance(attempt, AttemptName)

@@ -10,14 +10,14 @@ from fulmen_service_kit.tokens import Caller as TokenCaller
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The attempt that a call belongs to, as its attempt key says.
+    """The attempt that a call belongs to.
 
     Attributes:
         attempt: `rollouts/{rollout}/attempts/{n}`.
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
-        expires_s: Unix time after which its key is no longer good.
-        token_budget: how many tokens its calls may use; 0: what the project says.
+        expires_s: Unix time at which its key expires, seconds.
+        token_budget: maximum number of tokens its calls may use; 0 applies the project's budget.
     """
 
     attempt: str
@@ -29,10 +29,10 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who makes a call.
+    """The caller of a model.
 
     Attributes:
-        attribution: the attempt that the call belongs to; None for everybody but an agent.
+        attribution: the attempt that the call belongs to; None if the caller is not an attempt.
     """
 
     project: str
@@ -40,7 +40,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def caller_of(token: TokenCaller) -> Caller:
-    """Returns who calls, and the attempt that the calls belong to; None for everybody but an agent."""
+    """Returns the caller that a token names, with the attempt if it is an attempt key."""
     attribution = None
     if token.attempt is not None:
         attribution = Attribution(

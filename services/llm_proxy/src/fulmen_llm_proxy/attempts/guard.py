@@ -1,8 +1,7 @@
-"""Which attempts may still call models, as the store last said.
+"""Decides which attempts may still call models, by their last known status.
 
-Invariant: an attempt that the store has found over is refused until its key expires; one of which the store has not
-spoken yet is let through. An attempt that makes no calls is forgotten, and nobody is asked about it. One event loop
-owns the guard.
+Invariant: an attempt that has ended is refused until its key expires; an attempt of unknown status is admitted. An
+attempt without recent calls is forgotten and no longer polled. One event loop owns the guard.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fulmen.errors import AttemptOver
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_service_kit.http_wire import CallerGone
 
 MAX_REFUSED: Final = 100_000
-"""Refused attempts that are remembered at most; those whose keys expire first are forgotten first."""
+"""Maximum number of refused attempts kept; those whose keys expire first are dropped first."""
 
 
-class Verdict(StrEnum):
-    """How an attempt stands."""
+class AttemptState(StrEnum):
+    """State of an attempt."""
 
     LIVE = "live"
     ENDED = "ended"
@@ -34,173 +33,165 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the store says of an attempt; project and mode are empty where it is not found."""
+class AttemptStatus:
+    """Status of an attempt in the store; project and mode are empty if it was not found."""
 
-    verdict: Verdict
+    state: AttemptState
     project: str = ""
     mode: str = ""
 
 
-class Interruptible(Protocol):
-    """A call that runs."""
-
-    def interrupt(self) -> None:
-        """Ends the call soon, from outside of it."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
-class Use:
+class TrackedAttempt:
     """An attempt that calls, or is refused.
 
     Attributes:
-        called: whether it called since the store was last asked about it.
-        calls: its calls that run.
+        called: whether it has called since the last poll.
+        calls: its running calls.
     """
 
     attribution: Attribution
-    verdict: Verdict = Verdict.LIVE
+    state: AttemptState = AttemptState.LIVE
     called: bool = True
-    calls: set[Interruptible] = field(default_factory=set)
+    calls: set[AttemptTie] = field(default_factory=set)
 
 
 _Key = tuple[str, int, str]
 
 _WHY: Final = {
-    Verdict.ENDED: "The attempt has ended: its key no longer counts.",
-    Verdict.STALE_EPOCH: "A newer attempt of the rollout runs: the key of this one no longer counts.",
-    Verdict.CANCEL_REQUESTED: "The rollout was cancelled: the attempt is to stop.",
-    Verdict.NOT_FOUND: "There is no such attempt: its key does not count.",
+    AttemptState.ENDED: "The attempt has ended; its key is no longer valid.",
+    AttemptState.STALE_EPOCH: "A newer attempt of the rollout is running; the key of this one is no longer valid.",
+    AttemptState.CANCEL_REQUESTED: "The rollout was cancelled; the attempt should stop.",
+    AttemptState.NOT_FOUND: "Attempt not found; its key is not valid.",
 }
 
 
 def _key(attribution: Attribution) -> _Key:
-    # With the project: what one key says falsely is no harm to another.
+    # Includes the project, so that a false claim in one key cannot harm another.
     return attribution.attempt, attribution.epoch, attribution.project
 
 
-def attempt_over(attempt: str, verdict: Verdict) -> AttemptOver:
-    """Makes the error of an attempt that is not LIVE."""
-    return AttemptOver(_WHY[verdict], attempt=attempt, why=verdict.value)
+def attempt_over(attempt: str, state: AttemptState) -> AttemptOver:
+    """Returns the error of an attempt that is not LIVE."""
+    return AttemptOver(_WHY[state], attempt=attempt, why=state.value)
 
 
 class AttemptGuard:
-    """Refuses the calls of attempts that are over, and ends those that run."""
+    """Refuses the calls of ended attempts, and cancels those that run."""
 
     def __init__(self, *, clock: Callable[[], float], max_refused: int = MAX_REFUSED) -> None:
-        """Creates a guard that knows of no attempt.
+        """Creates a guard without attempts.
 
         Args:
-            clock: Unix time in seconds, by which keys expire.
-            max_refused: refused attempts that are remembered at most.
+            clock: Unix time, seconds.
+            max_refused: maximum number of refused attempts kept.
         """
         self._clock = clock
         self._max_refused = max_refused
-        self._uses: dict[_Key, Use] = {}
-        self._active: dict[_Key, Use] = {}
-        # By expiry, the first to expire first; each of them is in `_uses` too.
+        self._tracked: dict[_Key, TrackedAttempt] = {}
+        self._active: dict[_Key, TrackedAttempt] = {}
+        # A heap by expiry; each entry is also in `_tracked`.
         self._refused: list[tuple[float, _Key]] = []
         self._busy = asyncio.Event()
 
-    def enter(self, attribution: Attribution, call: Interruptible) -> Use:
-        """Lets a call of an attempt begin; to be left when it is over.
+    def enter(self, attribution: Attribution, call: AttemptTie) -> TrackedAttempt:
+        """Registers a call of an attempt; the call removes itself from `calls` at its end.
 
         Raises:
-            AttemptOver: if the attempt is over.
+            AttemptOver: if the attempt has ended.
         """
         key = _key(attribution)
-        use = self._uses.get(key)
-        if use is None:
-            use = self._uses[key] = self._active[key] = Use(attribution)
+        tracked = self._tracked.get(key)
+        if tracked is None:
+            tracked = self._tracked[key] = self._active[key] = TrackedAttempt(attribution)
             self._busy.set()
-        elif use.verdict is not Verdict.LIVE:
-            raise attempt_over(attribution.attempt, use.verdict)
-        use.called = True
-        use.calls.add(call)
-        return use
+        elif tracked.state is not AttemptState.LIVE:
+            raise attempt_over(attribution.attempt, tracked.state)
+        tracked.called = True
+        tracked.calls.add(call)
+        return tracked
 
     def require(self, attribution: Attribution) -> None:
         """Checks that an attempt may call.
 
         Raises:
-            AttemptOver: if it is over.
+            AttemptOver: if it has ended.
         """
-        use = self._uses.get(_key(attribution))
-        if use is not None and use.verdict is not Verdict.LIVE:
-            raise attempt_over(attribution.attempt, use.verdict)
+        tracked = self._tracked.get(_key(attribution))
+        if tracked is not None and tracked.state is not AttemptState.LIVE:
+            raise attempt_over(attribution.attempt, tracked.state)
 
     async def busy(self) -> None:
-        """Returns as soon as there is an attempt to ask about; the caller bounds the wait, or is a role."""
+        """Waits until there is an attempt to poll. The caller sets the deadline."""
         await self._busy.wait()
 
-    def questions(self) -> list[Attribution]:
-        """Returns the attempts that called since the last time, or have calls running; forgets the others."""
+    def pending_checks(self) -> list[Attribution]:
+        """Returns the attempts that have called since the last poll or have running calls; forgets the others."""
         self._forget_refused()
-        asked = []
-        for key, use in list(self._active.items()):
-            if use.called or use.calls:
-                use.called = False
-                asked.append(use.attribution)
+        pending = []
+        for key, tracked in list(self._active.items()):
+            if tracked.called or tracked.calls:
+                tracked.called = False
+                pending.append(tracked.attribution)
             else:
-                del self._active[key], self._uses[key]
+                del self._active[key], self._tracked[key]
         if not self._active:
             self._busy.clear()
-        return asked
+        return pending
 
-    def answered(self, attribution: Attribution, standing: Standing) -> int:
-        """Takes the store's answer to a question; returns how many running calls it ends.
+    def update(self, attribution: Attribution, status: AttemptStatus) -> int:
+        """Applies a polled status; returns the number of running calls that it cancels.
 
-        An attempt whose key names another project than its rollout's counts as not found.
+        An attempt whose key names a project other than its rollout's counts as not found.
         """
         key = _key(attribution)
-        verdict = standing.verdict
-        if verdict is Verdict.LIVE and standing.project != attribution.project:
-            verdict = Verdict.NOT_FOUND
-        use = self._active.get(key)
-        if use is None or verdict is Verdict.LIVE:
+        state = status.state
+        if state is AttemptState.LIVE and status.project != attribution.project:
+            state = AttemptState.NOT_FOUND
+        tracked = self._active.get(key)
+        if tracked is None or state is AttemptState.LIVE:
             return 0
         del self._active[key]
-        use.verdict = verdict
+        tracked.state = state
         heapq.heappush(self._refused, (attribution.expires_s, key))
-        for call in use.calls:
+        for call in tracked.calls:
             call.interrupt()
-        return len(use.calls)
+        return len(tracked.calls)
 
-    def unanswered(self, attributions: Iterable[Attribution]) -> None:
-        """Takes note that the store could not be asked: what was known stays, and it is asked again."""
+    def recheck(self, attributions: Iterable[Attribution]) -> None:
+        """Schedules attempts for the next poll because this one failed."""
         for attribution in attributions:
-            use = self._active.get(_key(attribution))
-            if use is not None:
-                use.called = True
+            tracked = self._active.get(_key(attribution))
+            if tracked is not None:
+                tracked.called = True
 
     def _forget_refused(self) -> None:
         now_s = self._clock()
         while self._refused and (self._refused[0][0] <= now_s or len(self._refused) > self._max_refused):
-            del self._uses[heapq.heappop(self._refused)[1]]
+            del self._tracked[heapq.heappop(self._refused)[1]]
 
 
 class AttemptTie:
-    """Raises AttemptOver in its block as soon as the attempt is found over.
+    """Ties a call to its attempt: raises AttemptOver in its block as soon as the attempt is known to have ended.
 
-    Its protocol is that of `asyncio.timeout`: only a cancellation that is its own becomes an error.
+    Follows the protocol of `asyncio.timeout`: only a cancellation of its own becomes an error.
     """
 
-    __slots__ = ("_before", "_interrupted", "_task", "_use")
+    __slots__ = ("_attempt", "_before", "_interrupted", "_task")
 
     def __init__(self, guard: AttemptGuard, attribution: Attribution) -> None:
-        """Ties the call that runs in this task to its attempt.
+        """Ties the call of the current task.
 
         Raises:
-            AttemptOver: if the attempt is over already.
+            AttemptOver: if the attempt has already ended.
         """
         self._interrupted = False
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._before = 0 if self._task is None else self._task.cancelling()
-        self._use: Use = guard.enter(attribution, self)
+        self._attempt: TrackedAttempt = guard.enter(attribution, self)
 
     def interrupt(self) -> None:
-        """Ends the call."""
+        """Cancels the call."""
         if self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
@@ -211,10 +202,10 @@ class AttemptTie:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._use.calls.discard(self)
+        self._attempt.calls.discard(self)
         if not self._interrupted or self._task is None:
             return
         mine = self._task.uncancel() <= self._before
-        # Over gRPC the watch for the caller's leaving cannot tell whose cancellation it sees, and takes it for its own.
+        # Over gRPC the disconnect watch cannot distinguish this cancellation from the caller's, and reports CallerGone.
         if mine and kind in (asyncio.CancelledError, CallerGone):
-            raise attempt_over(self._use.attribution.attempt, self._use.verdict) from error
+            raise attempt_over(self._attempt.attribution.attempt, self._attempt.state) from error

@@ -1,6 +1,6 @@
-"""Asks the store how attempts stand: all that call lately in one question, a few times a second.
+"""Polls the store for the status of attempts: one batch for all that have called recently, a few times per second.
 
-Invariant: no call waits for the answer. While the store is away, what was last known stays.
+Invariant: no call waits for the answer. While the store is unavailable, the last known status applies.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen.store.v1 import lease_service_pb2_grpc, rollout_pb2
 from fulmen_llm_proxy.attempts.caller import Attribution
-from fulmen_llm_proxy.attempts.guard import AttemptGuard, Standing, Verdict
-from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptState, AttemptStatus
+from fulmen_llm_proxy.metrics.keys import KeyMetrics
 
 INTERVAL_S: Final = 0.25
-LIMIT_S: Final = 3.0
-MAX_ASKED: Final = 1000
+TIMEOUT_S: Final = 3.0
+MAX_BATCH: Final = 1000
 
-# A status of a later release counts as live, as the contract says.
-_VERDICTS: Final = {
-    pb.ATTEMPT_STATUS_ENDED: Verdict.ENDED,
-    pb.ATTEMPT_STATUS_STALE_EPOCH: Verdict.STALE_EPOCH,
-    pb.ATTEMPT_STATUS_CANCEL_REQUESTED: Verdict.CANCEL_REQUESTED,
-    pb.ATTEMPT_STATUS_NOT_FOUND: Verdict.NOT_FOUND,
+# An unknown status (of a later release) counts as live, as the contract requires.
+_STATES: Final = {
+    pb.ATTEMPT_STATUS_ENDED: AttemptState.ENDED,
+    pb.ATTEMPT_STATUS_STALE_EPOCH: AttemptState.STALE_EPOCH,
+    pb.ATTEMPT_STATUS_CANCEL_REQUESTED: AttemptState.CANCEL_REQUESTED,
+    pb.ATTEMPT_STATUS_NOT_FOUND: AttemptState.NOT_FOUND,
 }
 _MODES: Final = {
     rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
@@ -41,23 +41,23 @@ _log = structlog.get_logger(__name__)
 
 
 class AttemptChecks:
-    """Asks the store about attempts."""
+    """Asks the store for the status of attempts."""
 
     def __init__(self, channel: FulmenChannel) -> None:
-        """Takes a channel whose token has the role service."""
+        """Sets the channel, whose token must have the role `service`."""
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
 
-    async def ask(self, attempts: Sequence[tuple[str, int]]) -> list[Standing]:
-        """Returns how attempts, each with its epoch or 0, stand; in order.
+    async def ask(self, attempts: Sequence[tuple[str, int]]) -> list[AttemptStatus]:
+        """Returns the status of attempts, each given with its epoch or 0, in order.
 
         Raises:
             FulmenError: if the store does not answer.
         """
         checks = [pb.AttemptCheck(attempt=attempt, epoch=epoch) for attempt, epoch in attempts]
-        answer = await self._stub.CheckAttempts(pb.CheckAttemptsRequest(attempts=checks), timeout=LIMIT_S)
+        answer = await self._stub.CheckAttempts(pb.CheckAttemptsRequest(attempts=checks), timeout=TIMEOUT_S)
         return [
-            Standing(
-                verdict=_VERDICTS.get(standing.status, Verdict.LIVE),
+            AttemptStatus(
+                state=_STATES.get(standing.status, AttemptState.LIVE),
                 project=standing.project,
                 mode=_MODES.get(standing.mode, ""),
             )
@@ -66,43 +66,47 @@ class AttemptChecks:
 
 
 class AttemptWatch:
-    """Background role: tells the guard how the attempts that call stand."""
+    """Background role: keeps the guard informed about the attempts that call."""
 
     def __init__(
-        self, *, guard: AttemptGuard, checks: AttemptChecks, metrics: Metrics, interval_s: float = INTERVAL_S
+        self, *, guard: AttemptGuard, checks: AttemptChecks, metrics: KeyMetrics, interval_s: float = INTERVAL_S
     ) -> None:
-        """Wires the role; `interval_s` is the pause between two questions."""
+        """Sets the guard and the store's checks.
+
+        Args:
+            interval_s: pause between two polls, seconds.
+        """
         self._guard = guard
         self._checks = checks
         self._metrics = metrics
         self._interval_s = interval_s
-        self._away = False
+        self._store_unavailable = False
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
+        """Polls until cancelled."""
         while True:
             await self._guard.busy()
-            await self.ask_once()
+            await self.poll_once()
             await asyncio.sleep(self._interval_s)
 
-    async def ask_once(self) -> None:
-        """Asks once about every attempt that called lately."""
-        asked = iter(self._guard.questions())
-        while batch := list(islice(asked, MAX_ASKED)):
-            await self._ask(batch)
+    async def poll_once(self) -> None:
+        """Polls once for every attempt that has called recently."""
+        asked = iter(self._guard.pending_checks())
+        while batch := list(islice(asked, MAX_BATCH)):
+            await self._check(batch)
 
-    async def _ask(self, batch: Sequence[Attribution]) -> None:
+    async def _check(self, batch: Sequence[Attribution]) -> None:
         try:
             standings = await self._checks.ask([(one.attempt, one.epoch) for one in batch])
         except FulmenError as error:
-            self._guard.unanswered(batch)
-            if not self._away:
-                _log.warning("attempts_not_checked", reason=error.reason)
-            self._away = True
+            self._guard.recheck(batch)
+            if not self._store_unavailable:
+                _log.warning("attempt_check_failed", reason=error.reason)
+            self._store_unavailable = True
             return
-        self._away = False
+        self._store_unavailable = False
         for attribution, standing in zip(batch, standings, strict=False):
-            ended = self._guard.answered(attribution, standing)
+            ended = self._guard.update(attribution, standing)
             if ended:
                 self._metrics.calls_of_ended_attempts.inc(ended)
-                _log.info("calls_of_attempt_ended", attempt=attribution.attempt, calls=ended)
+                _log.info("calls_of_ended_attempt_cancelled", attempt=attribution.attempt, calls=ended)

@@ -1,4 +1,4 @@
-"""How backends are reached: their addresses, the keys that they are shown, and what callers are told when they fail."""
+"""Addresses and keys of backends, and the errors that callers see when backends fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fulmen_llm_proxy.apis.api import Dialect
 from fulmen_llm_proxy.routing.table import Backend
 
 _OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"})
-"""The APIs at whose Azure-style addresses the deployment's name stands; at others the body names the model."""
+"""APIs whose Azure-style addresses contain the deployment; elsewhere the body names the model."""
 
 _ANSWERED = 200
 _REFUSED, _NO_STATUS = 400, 600
@@ -21,33 +21,33 @@ _JSON = "application/json"
 
 
 class BackendKeys:
-    """The proxy's own keys for backends, by the names that backends call them by."""
+    """The proxy's own keys for backends, by `key_name`."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._keys = keys
 
     def headers(self, backend: Backend) -> dict[str, str]:
-        """Returns the headers that show a backend its key; none for one that wants none.
+        """Returns the headers that carry a backend's key; empty for a backend without one.
 
         Raises:
-            BackendUnavailable: if the proxy does not have that key.
+            BackendUnavailable: if the proxy does not have the key.
         """
         if not backend.key_name:
             return {}
         key = self._keys.get(backend.key_name)
         if key is None:
-            raise unavailable(backend.id, f"needs the key '{backend.key_name}', which the proxy does not have")
+            raise unavailable(backend.id, f"needs key '{backend.key_name}', which is not configured")
         if backend.dialect is Dialect.ANTHROPIC:
             return {"x-api-key": key}
         return {"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"}
 
 
 def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tuple[str, str]] = ()) -> str:
-    """Returns where a backend serves a path, such as `/chat/completions`.
+    """Returns the URL at which a backend serves a path, such as `/chat/completions`.
 
     Args:
-        model: the backend's name of the model; part of some Azure-style addresses.
-        query: names and values, not yet escaped.
+        model: the backend's name of the model; part of some Azure-style URLs.
+        query: names and values, unescaped.
     """
     root = backend.base_url
     if backend.azure:
@@ -57,34 +57,34 @@ def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tup
 
 
 def content_type_of(response: aiohttp.ClientResponse) -> str:
-    """Returns what a response says that it is; JSON if it says nothing that can be passed on."""
+    """Returns the content type of a response; JSON if it has none that can be passed on."""
     content_type = response.headers.get("Content-Type", _JSON)
     return content_type if content_type.isascii() else _JSON
 
 
 def is_encoded(response: aiohttp.ClientResponse) -> bool:
-    """Tells whether a body is compressed although a plain one was asked for: nothing here can read it."""
+    """Returns whether a body is compressed although `identity` was requested; it cannot be read here."""
     return response.headers.get("Content-Encoding", "").lower() not in _PLAIN
 
 
 def require_answer(response: aiohttp.ClientResponse, backend_id: str, *, encoded: bool) -> None:
-    """Checks that a response is an answer or a refusal; a redirection, which is never followed, is neither.
+    """Checks that a response is an answer or an error; redirects are never followed.
 
     Raises:
         BackendUnavailable: if it is neither, or an answer that is `encoded`.
     """
     if response.status == _ANSWERED:
         if encoded:
-            raise unavailable(backend_id, "sent an encoded answer although a plain one was asked for")
+            raise unavailable(backend_id, "sent a compressed answer although `identity` was requested")
     elif not _REFUSED <= response.status < _NO_STATUS:
-        raise unavailable(backend_id, f"answered {response.status}, which is no answer")
+        raise unavailable(backend_id, f"answered with unexpected status {response.status}")
 
 
 async def read_whole(response: aiohttp.ClientResponse, backend_id: str, max_bytes: int) -> bytes:
-    """Reads a body to its end; the caller gives the deadline, and closes the response.
+    """Reads a body to its end; the caller sets the deadline and closes the response.
 
     Raises:
-        BackendUnavailable: if it is over `max_bytes`.
+        BackendUnavailable: if it exceeds `max_bytes`.
     """
     if response.content_length is not None and response.content_length <= max_bytes:
         return await response.read()
@@ -97,6 +97,6 @@ async def read_whole(response: aiohttp.ClientResponse, backend_id: str, max_byte
 
 
 def unavailable(backend_id: str, what: str, error: Exception | None = None) -> BackendUnavailable:
-    """Makes what a caller is told of a backend; of an error the kind, never the text: it may hold addresses."""
+    """Returns the error that a caller sees; names the type of an exception, never its text, which may contain addresses."""
     kind = "" if error is None else f" ({type(error).__name__})"
-    return BackendUnavailable(f"The backend '{backend_id}' {what}{kind}.", backend=f"backends/{backend_id}")
+    return BackendUnavailable(f"Backend '{backend_id}' {what}{kind}.", backend=f"backends/{backend_id}")

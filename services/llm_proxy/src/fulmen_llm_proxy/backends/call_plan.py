@@ -1,4 +1,4 @@
-"""What one try of a call sends to its backend, and how the answer will be read."""
+"""The plan of a call: what one try sends to its backend, and how the answer is read."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from fulmen_llm_proxy.apis.registry import APIS, CAPTURED
 from fulmen_llm_proxy.apis.sse import EventSplitter
 from fulmen_llm_proxy.routing.engines import PROFILES
 from fulmen_llm_proxy.routing.table import Choice
-from fulmen_llm_proxy.translation.registry import TRANSLATORS, way
+from fulmen_llm_proxy.translation.registry import TRANSLATORS, translation_path
 from fulmen_llm_proxy.translation.translator import Translator
 
 _OF_STREAMS = frozenset({"stream", "stream_options"})
-_MAX_EVENT_BYTES = 1 << 31  # of our own translators' events: bounded by the backend's, which are
+_MAX_EVENT_BYTES = 1 << 31  # of translated events; the backend's own are bounded before
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One try, planned on the routing table of one moment.
+class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of one try, made from the routing table of that moment.
 
     Attributes:
-        api: the API that the backend is called by.
-        caller_api: the API that the caller called by.
-        fields: the request's fields as the backend gets them, without what the capture added.
-        captured: token ids and log-probabilities are asked of the backend.
-        stream: the backend is asked for a stream.
-        whole_as_stream: the caller wants a stream, the backend is asked for a whole answer: `reader.event` is given
-            that, and returns the stream.
+        api: API of the request to the backend.
+        caller_api: API of the caller's request.
+        fields: fields of the backend's request, without those added for the capture.
+        captured: whether token ids and log-probabilities are requested.
+        stream: whether the backend is asked for a stream.
+        whole_as_stream: whether the caller wants a stream but the backend is asked for a complete answer;
+            `reader.event` then takes that answer and returns the stream.
     """
 
     api: Api
@@ -56,10 +56,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     reader: AnswerReader
 
     def whole(self, body: bytes) -> bytes:
-        """Returns a whole answer in the caller's API; as a stream, if the caller wants one and the backend has none.
+        """Returns a complete answer in the caller's API; as a stream if `whole_as_stream`.
 
         Raises:
-            BackendUnavailable: if it is no JSON object. What only has other types than its API promises passes.
+            BackendUnavailable: if it is not a JSON object. An object with unexpected types passes.
         """
         reader = self.reader
         passed = reader.event(body) + reader.end() if self.whole_as_stream else reader.whole(body)
@@ -68,7 +68,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         return passed
 
     def refusal(self, status: int, body: bytes) -> bytes:
-        """Returns a backend's refusal as the caller's API words it; as it is if it is JSON and the dialect is the same."""
+        """Returns a backend's error in the caller's dialect; unchanged if it is JSON in the same dialect."""
         if self.api.dialect is self.caller_api.dialect and _is_object(body):
             return body
         return error_document(refusal_of(status, body), self.caller_api.dialect)
@@ -82,32 +82,31 @@ def _is_object(body: bytes) -> bool:
     return True
 
 
-def plan_exchange(
+def plan_call(
     request: CallRequest, choice: Choice, *, overrides: Mapping[str, msgspec.Raw], attributed: bool
-) -> Exchange:
+) -> CallPlan:
     """Plans one try.
 
-    An agent's call on a trainable target goes by an API whose answers carry token ids, if the
-    backend serves one: a translated call that can be trained on is worth more than an untranslated
-    one that cannot.
+    An attempt's call to a trainable target uses an API whose answers carry token ids, if the backend serves one: a
+    translated call that can be trained on is worth more than an untranslated one that cannot.
 
     Args:
-        attributed: the call belongs to an attempt.
+        attributed: whether the call belongs to an attempt.
 
     Raises:
-        Unimplemented: if the backend serves no API that can stand in for the caller's.
-        ArgumentInvalid: if the one that can cannot say what this request says.
+        Unimplemented: if the backend serves no API to which the call can be translated.
+        ArgumentInvalid: if the request cannot be expressed in that API.
     """
     backend, target = choice.backend, choice.target
     wanted = attributed and bool(target.policy) and backend.returns_token_ids
-    steps = way(request.api.name, backend.apis & CAPTURED) if wanted else None
+    steps = translation_path(request.api.name, backend.apis & CAPTURED) if wanted else None
     captured = steps is not None
     if steps is None:
-        steps = way(request.api.name, backend.apis)
+        steps = translation_path(request.api.name, backend.apis)
     if steps is None:
         raise Unimplemented(
-            f"The backend of the model '{request.model}' does not serve {request.api.name}, and what it serves "
-            f"({', '.join(sorted(backend.apis))}) cannot stand in for it.",
+            f"The backend of the model '{request.model}' does not serve {request.api.name}, and there is "
+            f"no translation to any API that it serves ({', '.join(sorted(backend.apis))}).",
         )
     api = APIS[steps[-1]]
     set_by_route = overrides if request.api.generates else {}
@@ -130,7 +129,7 @@ def plan_exchange(
     if whole_as_stream:
         fields = {name: value for name, value in fields.items() if name not in _OF_STREAMS}
     stream = request.stream and not whole_as_stream
-    return Exchange(
+    return CallPlan(
         api=api,
         caller_api=request.api,
         body=api.body(fields, stream=stream, capture=captured),
@@ -143,7 +142,7 @@ def plan_exchange(
 
 
 def _translated(fields: Fields, translators: list[Translator], *, stream: bool) -> Fields:
-    """Takes the request through the translators; what one needs of a stream, it asks of the next."""
+    """Translates the request step by step; each translator requests from the next what it needs of a stream."""
     for position, translator in enumerate(translators):
         if stream and position > 0 and translators[position - 1].asked.stream_usage:
             fields = {**fields, "stream_options": with_usage(fields.get("stream_options"))}
@@ -156,19 +155,19 @@ def _asked_by(translators: list[Translator]) -> Asked:
 
 
 class TranslatedReader:
-    """Reads an answer in the backend's API and hands it on in the caller's."""
+    """Reads an answer in the backend's API and returns it in the caller's."""
 
     __slots__ = ("_reader", "_splitters", "_translators")
 
     def __init__(self, reader: AnswerReader, translators: list[Translator]) -> None:
-        """Takes the translators in the order in which the request went through them."""
+        """Sets the reader of the backend's answer, and the translators in the order in which they translated the request."""
         self._reader = reader
         self._translators = translators[::-1]
         self._splitters = [EventSplitter(_MAX_EVENT_BYTES) for _ in translators]
 
     @property
     def collected(self) -> Collected:
-        """What the backend's answer brought."""
+        """The slices of the backend's answer."""
         return self._reader.collected
 
     def whole(self, body: bytes) -> bytes:
@@ -179,11 +178,11 @@ class TranslatedReader:
         return body
 
     def event(self, event: bytes) -> bytes:
-        """Returns the events of the caller's API in place of this one."""
+        """Returns the events in the caller's API that replace this one."""
         return self._through(0, self._reader.event(event))
 
     def end(self) -> bytes:
-        """Returns the events that close the caller's stream."""
+        """Returns the events that end the caller's stream."""
         out = self._through(0, self._reader.end())
         for index, translator in enumerate(self._translators):
             out += self._through(index + 1, b"".join(translator.end()))

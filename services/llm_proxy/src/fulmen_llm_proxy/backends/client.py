@@ -1,4 +1,4 @@
-"""Calls model backends over HTTP: one try at a time. What a failed try is followed by, `calls.sender` decides."""
+"""Calls model backends over HTTP, one try at a time; retries are decided in `calls.sender`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fulmen_llm_proxy.backends.access import (
     require_answer,
     unavailable,
 )
-from fulmen_llm_proxy.backends.call_plan import Exchange
+from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.backends.headers import Header, of_dialect, to_caller
 from fulmen_llm_proxy.routing.backend_state import BackendState
 from fulmen_llm_proxy.routing.table import Backend, Choice
 
 KEEP_ALIVE_S = 4.0
-"""Below the 5 s after which uvicorn, and with it vLLM, closes an idle connection."""
+"""Less than the 5 s after which uvicorn, and thus vLLM, closes an idle connection."""
 
 _ANTHROPIC_VERSION = "2023-06-01"
 _ANSWERED = 200
@@ -38,32 +38,32 @@ _SERVER_ERROR = 500
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of a call: where it goes, and with what.
+    """One try of a call.
 
     Attributes:
-        exchange: the body, and how the answer will be read.
+        plan: the request body, and the reader of the answer.
     """
 
     choice: Choice
-    exchange: Exchange
+    plan: CallPlan
     headers: Mapping[str, str]
 
     @property
     def backend(self) -> Backend:
-        """Where it goes."""
+        """The backend that is called."""
         return self.choice.backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryFailed:
-    """A try that brought no answer.
+    """A try without an answer.
 
     Attributes:
-        kind: in a word, for figures and `BackendHealth.last_failure_kind`.
-        error: what the caller is told if this is the end of it.
-        dispatch: where it went; None if it went nowhere.
-        at_once: the backend never saw it.
-        again: the same backend may do better later.
+        kind: short name of the failure, for metrics and `BackendHealth.last_failure_kind`.
+        error: the error to report if no further try follows.
+        dispatch: the try; None if it was never sent.
+        at_once: whether the backend never received it, so that another replica may be tried at once.
+        again: whether the same backend may succeed later.
     """
 
     kind: str
@@ -75,9 +75,9 @@ class TryFailed:
 
 @dataclass(slots=True, kw_only=True)
 class BackendAnswer:
-    """The answer of a backend: whole in `body`, or `body` is its first piece and more follows.
+    """The answer of a backend: complete in `body`, or `body` is the first piece of a stream.
 
-    `headers` are those that the caller may see. `close` must be called; before the end of a stream it aborts the
+    `headers` holds only those that callers may see. `close` must be called; before the end of a stream it aborts the
     backend's work.
     """
 
@@ -93,14 +93,14 @@ class BackendAnswer:
 
     @property
     def is_stream(self) -> bool:
-        """True if more than `body` may come."""
+        """Whether more than `body` may follow."""
         return self._response is not None
 
     async def piece(self) -> bytes:
-        """Returns what comes next after `body`; nothing at the end.
+        """Returns the next piece after `body`; empty at the end.
 
         Raises:
-            BackendUnavailable: if the stream breaks off or stays silent for too long.
+            BackendUnavailable: if the stream breaks off or times out.
         """
         if self._response is None:
             return b""
@@ -113,7 +113,7 @@ class BackendAnswer:
             raise unavailable(self.dispatch.backend.id, "broke off its answer", error) from error
 
     def close(self) -> None:
-        """Ends the exchange: gives the connection back, or cuts it if the answer is not over."""
+        """Returns the connection to the pool, or closes it if the answer is not complete."""
         response, self._response = self._response, None
         if response is not None:
             if response.content.at_eof():
@@ -126,7 +126,7 @@ class BackendAnswer:
 
 
 class BackendClient:
-    """Sends calls to backends and counts what becomes of them."""
+    """Sends calls to backends and counts their outcomes."""
 
     def __init__(
         self,
@@ -136,12 +136,12 @@ class BackendClient:
         silence_s: float,
         max_answer_bytes: int,
     ) -> None:
-        """Takes the connections' pool.
+        """Sets the connection pool.
 
         Args:
-            keys: what backends are shown.
-            silence_s: longest wait between two pieces of a stream.
-            max_answer_bytes: largest whole answer.
+            keys: the proxy's own keys for backends.
+            silence_s: read timeout between two pieces of a stream, seconds.
+            max_answer_bytes: largest complete answer, bytes.
         """
         self._session = session
         self._keys = keys
@@ -149,14 +149,14 @@ class BackendClient:
         self._max_answer_bytes = max_answer_bytes
 
     async def ask(self, dispatch: Dispatch, state: BackendState) -> BackendAnswer | TryFailed:
-        """Returns the answer as soon as it is whole, or its first piece is there; takes over a slot of `state`.
+        """Returns the answer once it is complete, or once its first piece has arrived; takes over a slot of `state`.
 
         Raises:
-            BackendUnavailable: if the answer is too large, or the proxy lacks the backend's key: no other try helps.
+            BackendUnavailable: if the answer is too large, or the proxy lacks the backend's key; another try would not help.
         """
         period = state.begin()
         try:
-            answer = await self._exchange(dispatch, state, period)
+            answer = await self._post(dispatch, state, period)
         except (aiohttp.ClientError, TimeoutError) as error:
             state.release()
             return _failed(dispatch, state, period, error)
@@ -172,11 +172,11 @@ class BackendClient:
             state.answered(period)
         return answer
 
-    async def _exchange(self, dispatch: Dispatch, state: BackendState, period: int) -> BackendAnswer:
-        backend, exchange = dispatch.backend, dispatch.exchange
+    async def _post(self, dispatch: Dispatch, state: BackendState, period: int) -> BackendAnswer:
+        backend, plan = dispatch.backend, dispatch.plan
         response = await self._session.post(
-            address(backend, exchange.api.path, model=dispatch.choice.target.model),
-            data=exchange.body,
+            address(backend, plan.api.path, model=dispatch.choice.target.model),
+            data=plan.body,
             headers=self._headers(dispatch),
             allow_redirects=False,
         )
@@ -184,7 +184,7 @@ class BackendClient:
             content_type, encoded = content_type_of(response), is_encoded(response)
             if response.status != _ANSWERED or encoded:
                 require_answer(response, backend.id, encoded=encoded)
-            stream = exchange.stream and response.status == _ANSWERED and content_type.startswith("text/event-stream")
+            stream = plan.stream and response.status == _ANSWERED and content_type.startswith("text/event-stream")
             if stream:
                 body = await response.content.readany()
                 if not body:
@@ -212,10 +212,10 @@ class BackendClient:
         return answer
 
     def _limit_silence(self, response: aiohttp.ClientResponse) -> None:
-        """Puts the limit between two pieces in place of that before the first one."""
+        """Replaces the first-byte timeout with the read timeout of streams."""
         connection = response.connection
         if connection is None or connection.protocol is None:
-            return  # the answer is over
+            return  # the answer is complete
         if connection.protocol.read_timeout != self._silence_s:
             connection.protocol.read_timeout = self._silence_s
             connection.protocol.start_timeout()
@@ -230,22 +230,22 @@ class BackendClient:
 
 
 class PatientHandler(ResponseHandler):
-    """aiohttp's side of a connection, with one timer for a silence where its own sets a new one for every piece.
+    """aiohttp's protocol with one read timer, where the original sets a new one for every piece.
 
-    A stream has a piece for each token, and its timers cost as much as reading it. The bound is the same: a timer
-    that goes off after something came waits for what is left of the silence.
+    A stream has a piece per token, and setting timers would cost as much as reading it. The timeout is the same: a timer
+    that fires after data has arrived waits for the rest of the interval.
     """
 
     _heard_at = 0.0
     _timed_s: float | None = None
 
     def start_timeout(self) -> None:
-        """Begins to wait anew."""
+        """Restarts the timer."""
         self._drop_timeout()
         self._reschedule_timeout()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Goes on reading where that was paused; asked after every piece, it would parse nothing, and ask the socket."""
+        """Resumes reading if it was paused; the original does needless work after every piece."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
@@ -265,14 +265,14 @@ class PatientHandler(ResponseHandler):
 
 
 class _CleanConnector(aiohttp.TCPConnector):
-    """Hands out no connection on which something came after its last answer: it would be taken for the next one."""
+    """Discards connections that received data after their last answer, which would be read as the next one."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         handler: type[ResponseHandler] = PatientHandler
         self._factory = partial(handler, loop=self._loop)
 
-    async def _get(self, *args: Any) -> Connection | None:  # Any: the library's own, handed on as they come
+    async def _get(self, *args: Any) -> Connection | None:  # Any: the library's own arguments, passed through
         while (connection := await super()._get(*args)) is not None:
             if connection.protocol is None or not connection.protocol.should_close:
                 return connection
@@ -281,11 +281,11 @@ class _CleanConnector(aiohttp.TCPConnector):
 
 
 def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
-    """Opens the connections' pool; to be called in the event loop that will use it.
+    """Opens the connection pool; to be called in the event loop that will use it.
 
     Args:
-        connect_timeout_s: most seconds for a new connection.
-        first_byte_timeout_s: most seconds of silence before the first byte of an answer, and within a whole one.
+        connect_timeout_s: connect timeout, seconds.
+        first_byte_timeout_s: read timeout before the first byte of an answer, and within a complete one, seconds.
     """
     return aiohttp.ClientSession(
         connector=_CleanConnector(),
@@ -300,15 +300,15 @@ def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> ai
 def _failed(
     dispatch: Dispatch, state: BackendState, period: int, error: aiohttp.ClientError | TimeoutError
 ) -> TryFailed:
-    """Says what kind of failure an error is, and counts it if it is the backend's."""
+    """Classifies an error, and counts it if the backend caused it."""
     backend_id = dispatch.backend.id
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         state.failed(period, "connect")
         reason = unavailable(backend_id, "cannot be reached", error)
         return TryFailed(kind="connect", error=reason, dispatch=dispatch, at_once=True)
     if isinstance(error, TimeoutError):
-        # A whole answer that takes its time is no failure of the backend; a stream that does not begin is.
-        if dispatch.exchange.stream:
+        # A slow complete answer is no failure of the backend; a stream that does not start is.
+        if dispatch.plan.stream:
             state.failed(period, "timeout")
         else:
             state.breaker.abandoned(period)

@@ -1,7 +1,7 @@
-"""Which HTTP headers pass through the proxy. Both ways these are lists of what may pass: whatever is not named stays here.
+"""Which HTTP headers pass through the proxy: an allowlist in each direction.
 
-A caller's authorization, cookies, `x-forwarded-*` and `host` never reach a backend; a backend's cookies and what tells
-of its insides never reach a caller. A value passes only if it is printable ASCII: no value can begin another header.
+A caller's authorization, cookies, `x-forwarded-*` and `host` never reach a backend; a backend's cookies and internal
+headers never reach a caller. A value passes only if it is printable ASCII, so that no value can start another header.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TO_BACKENDS: Final[Mapping[bytes, str]] = {
         "anthropic-version",
     )
 }
-"""What a caller may tell a backend. Not `openai-organization` and the like: those go with the caller's own account."""
+"""Request headers that pass. `openai-organization` and the like do not: they belong to the caller's own account."""
 
 _OF_DIALECT: Final = {
     "openai-beta": Dialect.OPENAI,
@@ -48,11 +48,11 @@ TO_CALLERS: Final = frozenset(
     }
 )
 LIMITS_TO_CALLERS: Final = (b"x-ratelimit-", b"anthropic-ratelimit-")
-"""How much a backend will still take; the names end in what is limited."""
+"""Prefixes of rate-limit headers, which end in what is limited."""
 
 
 def to_backend(headers: Iterable[Header]) -> dict[str, str]:
-    """Returns what a backend may see of a caller's headers, whose names are in lower case; the first of each name."""
+    """Returns the caller's headers that may reach a backend, the first of each name; names must be in lower case."""
     passed: dict[str, str] = {}
     for name, value in headers:
         known = TO_BACKENDS.get(name)
@@ -62,12 +62,12 @@ def to_backend(headers: Iterable[Header]) -> dict[str, str]:
 
 
 def of_dialect(headers: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
-    """Leaves out the headers that only servers of another dialect understand."""
+    """Returns the headers without those of other dialects."""
     return {name: value for name, value in headers.items() if _OF_DIALECT.get(name, dialect) is dialect}
 
 
 def to_caller(headers: Iterable[Header]) -> list[Header]:
-    """Returns what a caller may see of a backend's headers."""
+    """Returns the backend's headers that may reach a caller."""
     passed = []
     for name, value in headers:
         lowered = name.lower()

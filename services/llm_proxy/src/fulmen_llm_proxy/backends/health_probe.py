@@ -1,7 +1,7 @@
-"""Asks backends how they are: their health, and the load of their engines.
+"""Probes the health of backends and the load of their engines.
 
-Invariant: no call waits for it. What a probe finds goes to the backend's breaker; what an engine says of its load goes
-to its state, and is forgotten as soon as it no longer says so.
+Invariant: no call waits for a probe. Its result feeds the backend's circuit breaker; a reported load is kept in the
+backend's state only until the next probe.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fulmen_llm_proxy.routing.table import Backend
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 
 _MAX_METRICS_BYTES = 8 * 1024 * 1024
-_MOST = 1e9
-"""A larger value is none that an engine can mean."""
+_MAX_VALUE = 1e9
+"""Larger values are ignored as invalid."""
 
-_NOT_THERE = frozenset({401, 403, 404, 405, 501})
-"""Answers that tell of a wrong path, not of a backend's health."""
+_WRONG_PATH = frozenset({401, 403, 404, 405, 501})
+"""Statuses that mean a wrong path, not an unhealthy backend."""
 
 _log = structlog.get_logger(__name__)
 
 
 class HealthProbe:
-    """Background role: probes every backend whose health can be asked."""
+    """Background role: probes every backend that has a health path."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class HealthProbe:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """Wires the role.
+        """Sets what is probed.
 
         Args:
-            interval_s: pause between two rounds.
-            timeout_s: longest wait for one answer.
+            interval_s: pause between two rounds, seconds.
+            timeout_s: timeout of a probe, seconds.
         """
         self._session = session
         self._tables = tables
@@ -52,13 +52,13 @@ class HealthProbe:
         self._wrong_paths: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
-        """Probes until it is cancelled."""
+        """Probes until cancelled."""
         while True:
-            await self.ask_once()
+            await self.probe_once()
             await asyncio.sleep(self._interval_s)
 
-    async def ask_once(self) -> None:
-        """Asks every backend once, all at the same time."""
+    async def probe_once(self) -> None:
+        """Probes all backends once, concurrently."""
         async with asyncio.TaskGroup() as group:
             for backend in self._tables.current.backends.values():
                 path = backend.health_path or PROFILES[backend.engine].health_path
@@ -75,16 +75,16 @@ class HealthProbe:
             _forget_load(state)
             state.breaker.probe_failed()
             return
-        if status in _NOT_THERE:
+        if status in _WRONG_PATH:
             self._note_wrong_path(backend, path, status)
             state.breaker.probed = False
         elif status < 300:
             state.breaker.probe_succeeded()
         else:
             state.breaker.probe_failed()
-        await self._ask_load(backend, state)
+        await self._probe_load(backend, state)
 
-    async def _ask_load(self, backend: Backend, state: BackendState) -> None:
+    async def _probe_load(self, backend: Backend, state: BackendState) -> None:
         profile = PROFILES[backend.engine]
         if profile.load is None:
             _forget_load(state)
@@ -94,7 +94,7 @@ class HealthProbe:
         except (aiohttp.ClientError, TimeoutError):
             status, text = 0, b""
         waiting, cache_use = read_load(text, profile.load) if status == 200 else (UNKNOWN, float(UNKNOWN))
-        state.engine_told(waiting, cache_use)
+        state.set_engine_load(waiting, cache_use)
 
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
         url = root_of(backend.base_url) + path
@@ -114,11 +114,11 @@ class HealthProbe:
 
 
 def _forget_load(state: BackendState) -> None:
-    state.engine_told(UNKNOWN, UNKNOWN)
+    state.set_engine_load(UNKNOWN, UNKNOWN)
 
 
 def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:
-    """Reads the requests that wait (of all series together) and the cache in use (on average); UNKNOWN if not said."""
+    """Reads the number of waiting requests (summed over series) and the cache use (averaged); UNKNOWN if not reported."""
     waiting, cache = _samples(text, metrics.waiting), _samples(text, metrics.cache_use)
     return (
         int(sum(waiting)) if waiting else UNKNOWN,
@@ -127,7 +127,7 @@ def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:
 
 
 def _samples(text: bytes, name: str) -> list[float]:
-    """Returns the values of one metric in the text format of Prometheus."""
+    """Returns the values of a metric from a page in Prometheus text format."""
     found, values, start = name.encode(), [], 0
     while (start := text.find(found, start)) >= 0:
         end = text.find(b"\n", start)
@@ -141,6 +141,6 @@ def _samples(text: bytes, name: str) -> list[float]:
             value = float(fields[0])
         except (ValueError, IndexError):
             continue
-        if 0 <= value <= _MOST:  # NaN is not
+        if 0 <= value <= _MAX_VALUE:  # excludes NaN
             values.append(value)
     return values

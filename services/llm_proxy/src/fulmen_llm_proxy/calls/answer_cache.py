@@ -1,8 +1,9 @@
-"""Answers kept in memory for requests that come again, on routes whose owner asked for it.
+"""In-memory cache of answers, for routes with `cached` set.
 
-Invariant: an answer is found only by a request that its backend could not tell from the first one. The key holds the
-caller's project, the API, the variant with its backends, the headers that backends read, whether events are asked for, and every field of the request as the backend gets it but those in `IGNORED_FIELDS`, whatever their order.
-What is kept are the backend's own bytes: they are read anew for each caller.
+Invariant: a request hits only if its backend could not distinguish it from the first one. The key covers the caller's
+project, the API, the variant with its backends, the forwarded headers, whether a stream is requested, and every field
+of the backend's request except `IGNORED_FIELDS`, in any order. The cache stores the backend's own bytes, which are read
+again for each caller.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ import msgspec
 
 from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.backends.call_plan import Exchange
+from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.routing.table import Choice
 
 IGNORED_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-"""They say who asks, or how a provider is to keep its own caches; no token depends on them."""
+"""Fields that name the user or control the provider's caches; no token depends on them."""
 
 STATEFUL_FIELDS = frozenset({"conversation", "background"})
-"""What answers these depends on more than the request: they are never kept."""
+"""Fields whose answer depends on more than the request; such answers are never cached."""
 
 _IGNORED_HEADERS = frozenset({"traceparent", "tracestate", "idempotency-key", "x-client-request-id"})
 _OVERHEAD_BYTES = 512
 _LARGEST_SHARE = 8
-"""No answer may take more than one in so many of the bytes."""
+"""An answer may take at most 1/8 of the cache."""
 
 _sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedAnswer:
-    """The bytes of one answer of status 200, whole or all events of a stream."""
+    """The bytes of an answer with status 200: the body, or all events of a stream."""
 
     content_type: bytes
     body: bytes
     expires_s: float
 
 
-def cache_key(project: str, choice: Choice, exchange: Exchange, headers: Mapping[str, str]) -> bytes | None:
-    """Returns the key of a request; None if its answer cannot be kept."""
-    fields = exchange.fields
+def cache_key(project: str, choice: Choice, plan: CallPlan, headers: Mapping[str, str]) -> bytes | None:
+    """Returns the cache key of a request; None if its answer cannot be cached."""
+    fields = plan.fields
     if not STATEFUL_FIELDS.isdisjoint(fields):
         return None
     counted = {name: raw for name, raw in fields.items() if name not in IGNORED_FIELDS}
-    told = {name.lower(): value for name, value in headers.items() if name.lower() not in _IGNORED_HEADERS}
+    sent = {name.lower(): value for name, value in headers.items() if name.lower() not in _IGNORED_HEADERS}
     try:
         values = {name: msgspec.json.decode(raw) for name, raw in counted.items()}
     except UNREADABLE:
@@ -56,13 +57,13 @@ def cache_key(project: str, choice: Choice, exchange: Exchange, headers: Mapping
     document = _sorted_json(
         [
             project,
-            exchange.api.name,
-            exchange.stream,
+            plan.api.name,
+            plan.stream,
             choice.target.model,
             choice.target.policy_version,
-            # Which backends serve the variant, not which one of them was chosen.
+            # All backends of the variant, not the one that was chosen.
             sorted(backend.base_url for backend in choice.variant.backends),
-            told,
+            sent,
             values,
         ]
     )
@@ -70,15 +71,15 @@ def cache_key(project: str, choice: Choice, exchange: Exchange, headers: Mapping
 
 
 class AnswerCache:
-    """Keeps answers, the least used going first; used by one event loop."""
+    """An LRU cache of answers; owned by one event loop."""
 
     def __init__(self, *, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
         """Creates an empty cache.
 
         Args:
-            max_bytes: most memory, about; 0 keeps nothing.
-            ttl_s: how long an answer is good.
-            clock: seconds, monotonic.
+            max_bytes: approximate memory limit; 0 disables the cache.
+            ttl_s: lifetime of an entry, seconds.
+            clock: monotonic clock, seconds.
         """
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -90,7 +91,7 @@ class AnswerCache:
         return len(self._kept)
 
     def find(self, key: bytes) -> CachedAnswer | None:
-        """Returns an answer that is still good."""
+        """Returns an unexpired answer, or None."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -101,7 +102,7 @@ class AnswerCache:
         return found
 
     def keep(self, key: bytes, content_type: bytes, body: bytes) -> None:
-        """Keeps an answer, in place of an older one, unless it is too large."""
+        """Stores an answer, replacing an older one, unless it is too large."""
         size = _size(body)
         if size > self._max_bytes // _LARGEST_SHARE:
             return
@@ -112,7 +113,7 @@ class AnswerCache:
             self._drop(next(iter(self._kept)))
 
     def recording(self, key: bytes, content_type: bytes) -> Recording:
-        """Returns where the bytes of an answer go while they are passed on."""
+        """Returns a recording that collects an answer while it is passed on."""
         return Recording(self, key, content_type, self._max_bytes // _LARGEST_SHARE)
 
     def _drop(self, key: bytes) -> None:
@@ -122,7 +123,7 @@ class AnswerCache:
 
 
 class Recording:
-    """Takes an answer's bytes piece by piece; gives up when they become too many."""
+    """Collects an answer piece by piece; gives up if it becomes too large."""
 
     __slots__ = ("_cache", "_content_type", "_key", "_left_bytes", "_pieces")
 
@@ -134,7 +135,7 @@ class Recording:
         self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> None:
-        """Takes the next piece."""
+        """Appends a piece."""
         self._left_bytes -= len(piece)
         if self._left_bytes < 0:
             self._pieces = []
@@ -142,7 +143,7 @@ class Recording:
             self._pieces.append(piece)
 
     def end(self, collected: Collected) -> None:
-        """Keeps the answer if it was whole."""
+        """Stores the answer if it is complete."""
         if self._left_bytes >= 0 and collected.complete and not collected.malformed and not collected.error:
             self._cache.keep(self._key, self._content_type, b"".join(self._pieces))
 

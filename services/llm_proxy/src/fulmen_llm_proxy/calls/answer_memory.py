@@ -1,12 +1,11 @@
-"""Answers calls of cached routes from memory, and remembers what backends answered."""
+"""Answers calls of cached routes from memory, and stores what backends answer."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache, Recording, cache_key
+from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.table import Route
 
 _HEADER = b"x-fulmen-cache"
@@ -15,24 +14,23 @@ _TRAIN = "train"
 
 
 class AnswerMemory:
-    """The answer cache as the pipeline sees it."""
+    """The answer cache as the pipeline uses it."""
 
-    def __init__(self, cache: AnswerCache, looked_up: Callable[[str], None]) -> None:
-        """Takes the cache, and what counts lookups: `hit` or `miss`."""
+    def __init__(self, cache: AnswerCache, metrics: RoutingMetrics) -> None:
         self._cache = cache
-        self._looked_up = looked_up
+        self._metrics = metrics
 
     def serves(self, route: Route | None, caller: Caller) -> bool:
-        """Tells whether calls of a caller on a route may be answered from memory: never those of training."""
+        """Returns whether the caller's calls on a route may be answered from memory; training calls never are."""
         if route is None or not route.cached:
             return False
         return caller.attribution is None or caller.attribution.mode != _TRAIN
 
     def find(self, dispatch: Dispatch, caller: Caller) -> BackendAnswer | None:
-        """Returns the answer that this try got before."""
+        """Returns the cached answer to this request, or None."""
         key = _key(dispatch, caller)
         found = None if key is None else self._cache.find(key)
-        self._looked_up("miss" if found is None else "hit")
+        self._metrics.looked_up("miss" if found is None else "hit")
         if found is None:
             return None
         return BackendAnswer(
@@ -45,7 +43,7 @@ class AnswerMemory:
         )
 
     def recording(self, answer: BackendAnswer, caller: Caller) -> Recording | None:
-        """Returns where the answer's bytes go to be remembered; None for one that is not to be."""
+        """Returns a recording to collect the answer's bytes in; None if it is not to be cached."""
         answer.headers = (*answer.headers, _MISS)
         if answer.status != 200 or not answer.dispatch.choice.route.cached:
             return None
@@ -54,4 +52,4 @@ class AnswerMemory:
 
 
 def _key(dispatch: Dispatch, caller: Caller) -> bytes | None:
-    return cache_key(caller.project, dispatch.choice, dispatch.exchange, dispatch.headers)
+    return cache_key(caller.project, dispatch.choice, dispatch.plan, dispatch.headers)

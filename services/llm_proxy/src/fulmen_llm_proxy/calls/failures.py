@@ -1,4 +1,4 @@
-"""Errors as HTTP statuses, with the one who failed: the backend or the proxy."""
+"""Maps errors to HTTP statuses and headers, and says whether the backend or the proxy failed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 from fulmen.errors import BackendUnavailable, Code, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.apis.errors import CallError
-from fulmen_llm_proxy.calls.sink import Header
+from fulmen_llm_proxy.calls.answer_writer import Header
 
 SOURCE_HEADER = b"x-fulmen-error-source"
 RETRY_AFTER_S = 1
-"""What a refusal for want of room tells the caller to wait, unless it knows better."""
+"""Default `Retry-After` of a refusal for lack of capacity, seconds."""
 
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -27,17 +27,17 @@ _STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
 }
 BODY_UNREAD = frozenset({408, 413})
-"""Statuses of requests whose body is not read to its end: their connection cannot be used again."""
+"""Statuses of requests whose body is not read to its end, so that their connection cannot be reused."""
 _BACKEND_FAILED = 502
 _TOO_MANY = 429
 _NOT_SERVED = 501
 
 
 class Refused(Exception):
-    """A refusal that only HTTP knows: a path, a method, a limit.
+    """A refusal that exists in HTTP only: an unknown path, a method, a limit.
 
     Attributes:
-        retry_after_s: seconds after which the same call may be let in; None: not told.
+        retry_after_s: seconds after which the same call may be admitted; None if unknown.
     """
 
     def __init__(self, status: int, code: str, message: str, *, retry_after_s: float | None = None) -> None:
@@ -58,25 +58,25 @@ def status_of(error: FulmenError | Refused) -> int:
 
 
 def code_of(error: FulmenError | Refused) -> str:
-    """Returns what a program reads of an error."""
+    """Returns the machine-readable code of an error."""
     return error.code if isinstance(error, Refused) else error.reason.lower()
 
 
 def is_infrastructure(status: int) -> bool:
-    """Tells whether a call that ended with this status failed for a reason that is not the agent's.
+    """Returns whether a call with this status failed for a reason other than the agent's request.
 
-    An API that the backend does not have (501) is no passing fault: another try would end the same.
+    501 (an API that the backend does not serve) does not count: a retry would fail in the same way.
     """
     return (status >= 500 and status != _NOT_SERVED) or status == 429
 
 
 def is_throttled(status: int) -> bool:
-    """Tells whether a call that ended with this status found no room, so that fewer at once would do better."""
+    """Returns whether the status means lack of capacity, so that fewer concurrent calls would help."""
     return status in (429, 503)
 
 
 def call_error(error: FulmenError | Refused) -> CallError:
-    """Returns the error, ready to be worded in a dialect."""
+    """Returns the error in the form that dialects render."""
     source = "backend" if isinstance(error, BackendUnavailable) else "proxy"
     vendor_code = error.metadata.get("vendor_code", "") if isinstance(error, FulmenError) else ""
     return CallError(
@@ -85,13 +85,13 @@ def call_error(error: FulmenError | Refused) -> CallError:
 
 
 def headers_of(error: FulmenError | Refused) -> list[Header]:
-    """Returns the headers that go with an error: who failed, when to come back, whether the connection ends."""
-    told = call_error(error)
-    extra: list[Header] = [(SOURCE_HEADER, told.source.encode())]
-    if told.status in (429, 503):
+    """Returns the headers of an error: its source, when to retry, whether the connection closes."""
+    reported = call_error(error)
+    extra: list[Header] = [(SOURCE_HEADER, reported.source.encode())]
+    if reported.status in (429, 503):
         extra.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S))))
-    if told.status == _NOT_SERVED:
-        extra.append((b"x-should-retry", b"false"))  # the vendors' clients send a 5xx again unless told not to
-    if told.status in BODY_UNREAD:
+    if reported.status == _NOT_SERVED:
+        extra.append((b"x-should-retry", b"false"))  # vendors' clients retry every 5xx otherwise
+    if reported.status in BODY_UNREAD:
         extra.append((b"connection", b"close"))
     return extra

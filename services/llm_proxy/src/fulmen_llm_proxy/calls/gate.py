@@ -1,4 +1,4 @@
-"""What a call must pass before it runs, and what it gives back when it is over."""
+"""Admits calls, and releases what they hold when they end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fulmen_llm_proxy.routing.table_holder import TableHolder
 
 @dataclass(slots=True)
 class Permit:
-    """A call that was let in; to be closed exactly once, however the call ends."""
+    """The admission of a call; to be closed exactly once, however the call ends."""
 
     gate: Gate
     caller: Caller
@@ -29,10 +29,10 @@ class Permit:
     at_backends: dict[str, Reservation] | None = None
 
     def enter(self, backend: Backend) -> None:
-        """Lets tries of the call go to a backend, where it counts once, however often it is tried or waits there.
+        """Admits the call to a backend, where it counts once, however many tries it makes there.
 
         Raises:
-            ModelLimitExceeded: if a limit of the backend leaves no room.
+            ModelLimitExceeded: if a limit of the backend is exhausted.
         """
         if not (backend.requests_per_minute or backend.tokens_per_minute):
             return
@@ -44,13 +44,13 @@ class Permit:
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
     ) -> TokenCounts:
-        """Gives the call's place back, counts what it used, and returns that.
+        """Releases the call's slot, counts its usage, and returns the usage.
 
         Args:
-            counts: its tokens, as the backend says; None if it does not.
-            collected: what the answer brought; None if none came.
-            target: where it went; None if nowhere.
-            failed: it was not answered, or with an error.
+            counts: token counts reported by the backend; None if it reported none.
+            collected: slices of the answer; None without an answer.
+            target: target of the latest try; None if there was none.
+            failed: whether the call ended without an answer or with an error.
         """
         self.gate.in_flight -= 1
         return self.gate.meter.close(
@@ -66,12 +66,16 @@ class Permit:
 
 
 class Gate:
-    """Lets calls in while there is room for them."""
+    """Admits calls while there is capacity."""
 
     def __init__(
         self, *, tables: TableHolder, queue: CaptureQueue, guard: AttemptGuard, meter: Meter, max_in_flight: int
     ) -> None:
-        """Takes the bound of calls in flight in this process; beyond it calls are refused with 429."""
+        """Sets the checks.
+
+        Args:
+            max_in_flight: maximum number of calls in flight in this process; further calls get 429.
+        """
         self._tables = tables
         self._queue = queue
         self._guard = guard
@@ -80,22 +84,22 @@ class Gate:
         self.in_flight = 0
 
     def admit(self, caller: Caller, request: CallRequest) -> Permit:
-        """Lets a call in.
+        """Admits a call.
 
         Raises:
-            AttemptOver: if the caller's attempt is over.
-            ModelLimitExceeded: if a limit of its project or attempt leaves no room.
-            TokenBudgetExceeded: if its attempt has used its budget.
-            Refused: if the process has as many calls as it may.
-            Unavailable: while routes are not known yet, or captures have no room; the caller should come back.
+            AttemptOver: if the caller's attempt has ended.
+            ModelLimitExceeded: if a limit of its project or attempt is exhausted.
+            TokenBudgetExceeded: if its attempt has used up its token budget.
+            Refused: if the process has reached its maximum of calls in flight.
+            Unavailable: until the routes are loaded, or while the capture buffer is full; retryable.
         """
         if caller.attribution is not None:
             self._guard.require(caller.attribution)
         self._tables.require_loaded()
         if self.in_flight >= self._max_in_flight:
-            raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")
+            raise Refused(429, "too_many_calls", "The proxy has reached its maximum of calls in flight.")
         if caller.attribution is not None and self._queue.is_full:
-            raise Unavailable("The store is away and the proxy holds as many captures as it may.")
+            raise Unavailable("The capture buffer is full and the store is unavailable.")
         reservation = self.meter.admit(caller, request)
         self.in_flight += 1
         return Permit(self, caller, request, reservation)

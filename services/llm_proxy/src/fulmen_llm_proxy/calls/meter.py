@@ -1,8 +1,8 @@
-"""Limits before a call, usage and its cost after it."""
+"""Enforces limits before a call, and counts its usage and cost afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.apis.api import CallRequest
@@ -13,6 +13,7 @@ from fulmen_llm_proxy.limits.estimates import tokens_to_reserve, used
 from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, Reservation
 from fulmen_llm_proxy.limits.prices import PriceTable
 from fulmen_llm_proxy.limits.usage_book import UsageBook, UsageCounts
+from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.routing.table import Backend, Target
 
 _MAX_MODEL = 128
@@ -20,7 +21,7 @@ _UNNAMED_MODEL = "unknown"
 
 
 class Meter:
-    """Holds the limits of calls and counts what they used; one per process."""
+    """Enforces the limits of calls and counts their usage; one per process."""
 
     def __init__(
         self,
@@ -30,35 +31,31 @@ class Meter:
         prices: PriceTable,
         project: str,
         assumed_completion_tokens: int,
-        refused: Callable[[str, str], None],
+        metrics: UsageMetrics,
     ) -> None:
-        """Takes what counts.
+        """Sets the limits and the accounts.
 
         Args:
-            limiter: holds the limits.
-            usage: gets what calls used.
-            prices: what tokens cost.
-            project: whose backends these are.
-            assumed_completion_tokens: what a call reserves that does not say how much it may sample.
-            refused: told of each refusal the limit and the kind of thing that it is of.
+            project: owner of the backends.
+            assumed_completion_tokens: completion tokens reserved for a call that sets no maximum.
         """
         self._limiter = limiter
         self._usage = usage
         self._prices = prices
         self._project = project
         self._assumed = assumed_completion_tokens
-        self._refused = refused
+        self._metrics = metrics
 
     def admit(self, caller: Caller, request: CallRequest) -> Reservation | None:
-        """Lets a call in; None if nothing limits it.
+        """Admits a call; returns None if no limit applies to it.
 
         Raises:
-            ModelLimitExceeded: if a limit of its project or attempt leaves no room.
-            TokenBudgetExceeded: if its attempt has used its budget.
+            ModelLimitExceeded: if a limit of its project or attempt is exhausted.
+            TokenBudgetExceeded: if its attempt has used up its token budget.
         """
         attribution = caller.attribution
         budget = 0 if attribution is None else attribution.token_budget
-        if self._limiter.limits_nobody(caller.project, budget):
+        if self._limiter.is_unlimited(caller.project, budget):
             return None
         try:
             return self._limiter.admit(
@@ -69,17 +66,17 @@ class Meter:
             )
         except ModelLimitExceeded as error:
             kind = "attempt" if attribution is not None and error.metadata["of"] == attribution.attempt else "project"
-            self._refused(error.metadata["limit"], kind)
+            self._metrics.refused(error.metadata["limit"], kind)
             raise
         except TokenBudgetExceeded:
-            self._refused("attempt_token_budget", "attempt")
+            self._metrics.refused("attempt_token_budget", "attempt")
             raise
 
     def enter(self, backend: Backend, request: CallRequest) -> Reservation:
-        """Lets a call go to a backend that has limits.
+        """Admits a call to a backend that has limits.
 
         Raises:
-            ModelLimitExceeded: if a limit of the backend leaves no room.
+            ModelLimitExceeded: if a limit of the backend is exhausted.
         """
         limits = CallLimits(
             requests_per_minute=backend.requests_per_minute, tokens_per_minute=backend.tokens_per_minute
@@ -88,7 +85,7 @@ class Meter:
         try:
             return self._limiter.enter(self._project, backend=f"backends/{backend.id}", limits=limits, tokens=tokens)
         except ModelLimitExceeded as error:
-            self._refused(error.metadata["limit"], "backend")
+            self._metrics.refused(error.metadata["limit"], "backend")
             raise
 
     def close(
@@ -103,9 +100,10 @@ class Meter:
         target: Target | None,
         failed: bool,
     ) -> TokenCounts:
-        """Counts what a call used, and gives back what it held, also at backends that others of its tries went to.
+        """Counts a call's usage and settles its reservations, including those at backends of its other tries.
 
-        Returns what it used: as the backend says, or estimated.
+        Returns:
+            The usage as the backend reports it, otherwise an estimate.
         """
         known = used(request, counts, collected)
         prompt, completion = known.prompt or 0, known.completion or 0
@@ -123,7 +121,7 @@ class Meter:
             (
                 caller.project,
                 "" if attribution is None else attribution.attempt,
-                # Of a call that reached no route the name is whatever the caller made up.
+                # A call that matched no route may name any model.
                 request.model[:_MAX_MODEL] if target is not None else _UNNAMED_MODEL,
                 backend,
             ),

@@ -1,4 +1,4 @@
-"""A call while the pipeline runs it."""
+"""The state of a call while the pipeline runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from fulmen_llm_proxy.apis.api import CallRequest
 from fulmen_llm_proxy.apis.usage import TokenCounts
 from fulmen_llm_proxy.attempts.caller import Caller
-from fulmen_llm_proxy.backends.call_plan import Exchange
+from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.calls.answer_cache import Recording
 from fulmen_llm_proxy.calls.gate import Permit
 from fulmen_llm_proxy.capture.span_place import SpanPlace
@@ -23,13 +23,13 @@ MAX_AGENT_NAME: Final = 100
 
 
 class CallHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What came with a call beside its body.
+    """The metadata of a request.
 
     Attributes:
-        trace_parent: the W3C `traceparent` header, as it came; may be empty.
-        agent_name: the agent or role that calls, as it says; may be empty.
-        resend_count: how often the caller's client had sent the same request before, as it says.
-        pass_on: headers that the backend should get.
+        trace_parent: the W3C `traceparent` header as received; may be empty.
+        agent_name: name or role of the calling agent, as the caller states it; may be empty.
+        resend_count: how many times the caller's client has sent this request before, as the client states it.
+        pass_on: headers to forward to the backend.
     """
 
     trace_parent: str = ""
@@ -40,17 +40,18 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningCall:
-    """A call while it runs; counts as failed by the proxy itself until it is known to be otherwise.
+    """A call in progress; counts as a failure of the proxy itself until its outcome is known.
 
     Attributes:
-        place: where its span is in the trace; None for a call that is not recorded.
-        headers: what the backend gets of the caller's headers.
-        models: the routes that it may take, its own first; empty until that is asked.
-        remembered: its answer came from memory.
-        recording: takes its answer, to be remembered.
-        choice: where its last try went.
-        answered: a backend answered it with 200.
-        answering: the caller has the first byte.
+        place: position of its span in the trace; None for a call that is not recorded.
+        headers: headers to forward to the backend.
+        models: the models whose routes may serve it, its own first; empty until the fallbacks are needed.
+        from_cache: whether the answer came from the answer cache.
+        recording: collects the answer for the cache; None if it is not to be cached.
+        choice: the target of its latest try.
+        plan: the plan of its latest try.
+        answered: whether a backend answered with 200.
+        answering: whether the caller has received the first byte.
     """
 
     request: CallRequest
@@ -64,10 +65,10 @@ class RunningCall:
     place: SpanPlace | None
     headers: Mapping[str, str]
     models: tuple[str, ...] = ()
-    remembered: bool = False
+    from_cache: bool = False
     recording: Recording | None = None
     choice: Choice | None = None
-    exchange: Exchange | None = None
+    plan: CallPlan | None = None
     answered: bool = False
     status: int = 500
     error_type: str = "internal"

@@ -1,62 +1,43 @@
-"""Gets a call answered: the tries that follow one another, and the waits between them.
+"""Sends calls to backends: tries, retries, fallbacks, hedges, and the waits between them.
 
-Invariant: nothing here runs after the first byte of an answer; what the caller has seen is never sent again. A call
-that is answered at its first try pays for one timer and nothing else of this.
+Invariant: nothing here runs after the first byte of an answer, so a request whose answer the caller has started to see
+is never sent again. A call that is answered at its first try pays for one timer only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.backends.client import BackendAnswer, BackendClient, Dispatch, TryFailed
-from fulmen_llm_proxy.backends.hold import BackendHold
+from fulmen_llm_proxy.calls.planner import CallPlanner
+from fulmen_llm_proxy.calls.running_call import RunningCall
+from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
-from fulmen_llm_proxy.routing.retry import Failed, Recovery, RetryPolicy, Step, retry_after_s
-from fulmen_llm_proxy.routing.table import Choice
+from fulmen_llm_proxy.routing.retry import Failed, NextTry, Recovery, RetryPolicy, retry_after_s
+from fulmen_llm_proxy.routing.table import Backend
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 
-_AGAIN = frozenset({429, 502, 503, 504})
-FIRST = Step(route=0)
+_RETRYABLE = frozenset({429, 502, 503, 504})
+FIRST_TRY = NextTry(route=0)
 _BREAKER = "breaker"
 _QUEUE_RETRY_AFTER_S = 2.0
-
-Plan = Callable[[Step], Dispatch]
-"""Says where a try goes; asked anew for each, and after each wait, so that a try after a swap goes to the new place."""
-
-Routes = Callable[[Choice | None], int]
-"""Says how many routes a call may take, its own and fallbacks, given what its own route chose."""
 
 _Outcome = BackendAnswer | TryFailed
 
 
-class SendFigures(Protocol):
-    """Counts what happens beside the ordinary."""
-
-    def retried(self, cause: str) -> None:
-        """Counts a further try, by what was wrong with the one before."""
-
-    def fell_back(self, cause: str) -> None:
-        """Counts a try on a fallback route."""
-
-    def hedged(self, outcome: str) -> None:
-        """Counts a hedge, `won` by the second backend or `lost`."""
-
-    def queue_refused(self) -> None:
-        """Counts a call that found no place in a backend's queue, or waited too long in it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLimits:
-    """How long calls wait, unless their route says otherwise.
+    """Timeouts of calls, unless their route sets others.
 
     Attributes:
-        deadline_s: for the whole answer, or the first event.
-        queue_timeout_s: for a place at a backend.
-        max_waiting: calls that may wait for a place at one backend.
+        deadline_s: seconds until the complete answer, or the first event of a stream.
+        queue_timeout_s: longest wait for a free slot of a backend, seconds.
+        max_waiting: maximum number of calls that wait for a slot of one backend.
     """
 
     deadline_s: float
@@ -65,110 +46,116 @@ class SendLimits:
 
 
 class CallSender:
-    """Sends calls, again if need be."""
+    """Sends calls, and retries them if necessary."""
 
     def __init__(
         self,
         *,
+        planner: CallPlanner,
         client: BackendClient,
+        tables: TableHolder,
         states: BackendStates,
-        hold: BackendHold,
         retry: RetryPolicy,
         limits: SendLimits,
-        figures: SendFigures,
+        metrics: RoutingMetrics,
     ) -> None:
-        """Takes what tries go through."""
+        self._planner = planner
         self._client = client
+        self._tables = tables
         self._states = states
-        self._hold = hold
         self._retry = retry
         self._limits = limits
-        self._figures = figures
+        self._metrics = metrics
 
-    async def send(self, plan: Plan, routes: Routes) -> BackendAnswer:
-        """Returns the first good answer, or the last outcome when there is none in time.
+    async def send(self, call: RunningCall) -> BackendAnswer:
+        """Returns the first good answer, or the last outcome if none arrives in time.
 
-        A connection that fails is followed by another replica at once, an answer 429, 502, 503 or 504 and an answer
-        that breaks off by a wait; then come the fallbacks; and all of it again until the retries' deadline.
+        After a failed connection another replica is tried at once; after status 429, 502, 503 or 504 or a broken
+        answer, after a back-off. Then the fallback routes are tried, and all of it again until the retry deadline.
 
         Raises:
             BackendUnavailable: if the last try got no answer.
-            DeadlineExceeded: if the call's deadline is over.
-            ModelLimitExceeded: if there was no place at the backend.
+            DeadlineExceeded: if the call's deadline has passed.
+            ModelLimitExceeded: if the backend had no free slot.
         """
-        first = self._planned(plan, FIRST)
+        first = self._plan(call, FIRST_TRY)
         deadline_s = self._limits.deadline_s
         if isinstance(first, Dispatch):
             deadline_s = first.choice.route.deadline_s or deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._answer(plan, routes, first)
+                return await self._answer(call, first)
         except TimeoutError:
-            raise DeadlineExceeded(f"There was no answer within {deadline_s:g} s.") from None
+            raise DeadlineExceeded(f"No answer within {deadline_s:g} s.") from None
 
-    async def _answer(self, plan: Plan, routes: Routes, first: Dispatch | TryFailed) -> BackendAnswer:
+    async def _answer(self, call: RunningCall, first: Dispatch | TryFailed) -> BackendAnswer:
         outcome: _Outcome
         if isinstance(first, TryFailed):
             outcome = first
-        elif first.choice.route.fallbacks and self._is_out_of_order(first) and routes(first.choice) > 1:
-            error = BackendUnavailable(f"The backend '{first.backend.id}' is out of order.")
+        elif (
+            first.choice.route.fallbacks
+            and self._is_out_of_order(first)
+            and self._planner.count_routes(call, first.choice) > 1
+        ):
+            error = BackendUnavailable(f"The circuit breaker of backend '{first.backend.id}' is open.")
             outcome = TryFailed(kind=_BREAKER, error=error, dispatch=first)
         else:
-            outcome = await self._try(plan, FIRST, first)
-        if isinstance(outcome, BackendAnswer) and outcome.status not in _AGAIN:
+            outcome = await self._try(call, FIRST_TRY, first)
+        if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
             return outcome
-        outcome = await self._recover(plan, routes, outcome)
+        outcome = await self._recover(call, outcome)
         if isinstance(outcome, TryFailed):
             raise outcome.error
         return outcome
 
     def _is_out_of_order(self, dispatch: Dispatch) -> bool:
-        """Tells whether its breaker would not let the call through, and others may be tried first."""
+        """Whether the backend's breaker rejects the call and retries are enabled."""
         return self._retry.deadline_s > 0 and not self._states.of(dispatch.backend.id).breaker.admits
 
-    def _planned(self, plan: Plan, step: Step) -> Dispatch | TryFailed:
+    def _plan(self, call: RunningCall, next_try: NextTry) -> Dispatch | TryFailed:
         """Plans a try.
 
         Raises:
             FulmenError: see `_unplanned`.
         """
         try:
-            return plan(step)
+            return self._planner.plan(call, next_try)
         except FulmenError as error:
-            return _unplanned(error, step)
+            return _unplanned(error, next_try)
 
-    async def _recover(self, plan: Plan, routes: Routes, outcome: _Outcome) -> _Outcome:
+    async def _recover(self, call: RunningCall, outcome: _Outcome) -> _Outcome:
         choice = None if outcome.dispatch is None else outcome.dispatch.choice
-        recovery = Recovery(routes=routes(choice), policy=self._retry, random=random.random)
+        routes = self._planner.count_routes(call, choice)
+        recovery = Recovery(routes=routes, policy=self._retry, random=random.random)
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
             failed, cause = self._failed(outcome), _cause(outcome)
-            step = recovery.after(failed, elapsed_s=loop.time() - started)
-            if step is None:
+            next_try = recovery.after(failed, elapsed_s=loop.time() - started)
+            if next_try is None:
                 return outcome
             if isinstance(outcome, BackendAnswer):
                 outcome.close()
-            if step.wait_s:
-                await asyncio.sleep(step.wait_s)
+            if next_try.wait_s:
+                await asyncio.sleep(next_try.wait_s)
                 if not failed.at_once and not await self._within_budget(failed, recovery, started):
                     return outcome
-            if step.route:
-                self._figures.fell_back(cause)
+            if next_try.route:
+                self._metrics.fell_back(cause)
             else:
-                self._figures.retried(cause)
-            planned = self._planned(plan, step)
-            outcome = planned if isinstance(planned, TryFailed) else await self._try(plan, step, planned)
-            if isinstance(outcome, BackendAnswer) and outcome.status not in _AGAIN:
+                self._metrics.retried(cause)
+            planned = self._plan(call, next_try)
+            outcome = planned if isinstance(planned, TryFailed) else await self._try(call, next_try, planned)
+            if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
                 return outcome
 
     def _failed(self, outcome: _Outcome) -> Failed:
         dispatch = outcome.dispatch
         if dispatch is None:
             return Failed(backend_id="", replicas=(), again=False)
-        # Where the breaker spoke, none of the replicas is worth a try before the fallbacks.
-        spoken_for = isinstance(outcome, TryFailed) and outcome.kind == _BREAKER
-        replicas = [] if spoken_for else [replica.backend_id for replica in dispatch.choice.variant.replicas]
+        # If the breaker rejected the try, the fallbacks come before the other replicas.
+        rejected = isinstance(outcome, TryFailed) and outcome.kind == _BREAKER
+        replicas = [] if rejected else [replica.backend_id for replica in dispatch.choice.variant.replicas]
         if isinstance(outcome, TryFailed):
             return Failed(
                 backend_id=dispatch.backend.id, replicas=replicas, at_once=outcome.at_once, again=outcome.again
@@ -177,7 +164,7 @@ class CallSender:
         return Failed(backend_id=dispatch.backend.id, replicas=replicas, retry_after_s=wait_s)
 
     async def _within_budget(self, failed: Failed, recovery: Recovery, started: float) -> bool:
-        """Waits until the failing backend's budget has room for one more try; False if that takes too long."""
+        """Waits until the retry budget of the failing backend allows another try; False if the deadline comes first."""
         if not failed.backend_id:
             return True
         state = self._states.of(failed.backend_id)
@@ -193,92 +180,120 @@ class CallSender:
             state.budget.waiting -= 1
         return True
 
-    async def _try(self, plan: Plan, step: Step, dispatch: Dispatch) -> _Outcome:
+    async def _try(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch) -> _Outcome:
         hedge_delay_s = dispatch.choice.route.hedge_delay_s
         if hedge_delay_s is None or len(dispatch.choice.variant.replicas) == 1:
-            return await self._ask(plan, step, dispatch)
-        return await self._hedge(plan, step, dispatch, hedge_delay_s)
+            return await self._ask(call, next_try, dispatch)
+        return await self._hedge(call, next_try, dispatch, hedge_delay_s)
 
-    async def _ask(self, plan: Plan, step: Step, dispatch: Dispatch) -> _Outcome:
+    async def _ask(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch) -> _Outcome:
         backend = dispatch.backend
         state = self._states.of(backend.id)
-        if self._hold.in_force(backend) or not state.try_acquire(backend.max_in_flight):
+        if self._is_held(backend) or not state.try_acquire(backend.max_in_flight):
             try:
-                admitted = await self._admit(plan, step, dispatch)
-            except FulmenError as error:  # of a plan that was made anew
-                return _unplanned(error, step)
+                admitted = await self._acquire(call, next_try, dispatch)
+            except FulmenError as error:  # raised by planning again
+                return _unplanned(error, next_try)
             if isinstance(admitted, TryFailed):
                 return admitted
             dispatch, state = admitted
         return await self._client.ask(dispatch, state)
 
-    async def _admit(self, plan: Plan, step: Step, dispatch: Dispatch) -> tuple[Dispatch, BackendState] | TryFailed:
-        """Returns a plan for which a slot of its backend is taken; waits for it, and for the end of a hold."""
+    async def _acquire(
+        self, call: RunningCall, next_try: NextTry, dispatch: Dispatch
+    ) -> tuple[Dispatch, BackendState] | TryFailed:
+        """Waits for a slot of the backend, and for the end of a hold; returns the plan that the slot was acquired for."""
         while True:
-            if self._hold.in_force(dispatch.backend):
-                dispatch = await self._hold.over(lambda: plan(step))
+            if self._is_held(dispatch.backend):
+                dispatch = await self._hold_over(call, next_try)
             backend = dispatch.backend
             state = self._states.of(backend.id)
             try:
                 async with asyncio.timeout(self._limits.queue_timeout_s):
                     waited = await state.acquire(backend.max_in_flight, max_waiting=self._limits.max_waiting)
             except (TimeoutError, QueueFull):
-                self._figures.queue_refused()
+                self._metrics.queue_refused()
                 error = ModelLimitExceeded(
-                    f"The backend '{backend.id}' has as many calls as it may, and others wait.",
+                    f"Backend '{backend.id}' has no free slot.",
                     backend=f"backends/{backend.id}",
                     retry_after_s=_QUEUE_RETRY_AFTER_S,
                 )
                 return TryFailed(kind="queue", error=error, dispatch=dispatch, again=False)
             if not waited:
                 return dispatch, state
+            # The routing table may have changed during the wait.
             try:
-                dispatch = plan(step)
+                dispatch = self._planner.plan(call, next_try)
             except BaseException:
                 state.release()
                 raise
-            if dispatch.backend.id == backend.id and not self._hold.in_force(dispatch.backend):
+            if dispatch.backend.id == backend.id and not self._is_held(dispatch.backend):
                 return dispatch, state
             state.release()
 
-    async def _hedge(self, plan: Plan, step: Step, dispatch: Dispatch, delay_s: float) -> _Outcome:
-        """Asks a second replica if the first is slow; the first good answer counts, the other try is cancelled."""
-        first = asyncio.create_task(self._ask(plan, step, dispatch), name="hedge-first")
+    def _is_held(self, backend: Backend) -> bool:
+        return backend.hold_until_s > 0 and backend.hold_until_s > self._states.wall_clock()
+
+    async def _hold_over(self, call: RunningCall, next_try: NextTry) -> Dispatch:
+        """Waits for the end of the hold; returns a plan made afterwards, whose backend is not held.
+
+        A hold is part of the backend in the routing table, so every replica of the proxy observes it. It ends when the
+        table says so, or when it expires. The plan then follows whatever has changed: another policy version, another
+        backend.
+        """
+        while True:
+            dispatch = self._planner.plan(call, next_try)
+            left_s = dispatch.backend.hold_until_s - self._states.wall_clock()
+            if left_s <= 0:
+                return dispatch
+            state = self._states.of(dispatch.backend.id)
+            state.held += 1
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._tables.next_change()
+            except TimeoutError:
+                continue
+            finally:
+                state.held -= 1
+
+    async def _hedge(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch, delay_s: float) -> _Outcome:
+        """Tries a second replica if the first is slow; returns the first good answer and cancels the other try."""
+        first = asyncio.create_task(self._ask(call, next_try, dispatch), name="hedge-first")
         tries = [first]
         try:
             done, _ = await asyncio.wait(tries, timeout=delay_s)
             if not done:
-                second = self._second(plan, step, dispatch)
+                second = self._second(call, next_try, dispatch)
                 if second is not None:
                     tries.append(asyncio.create_task(second, name="hedge-second"))
             winner = await _first_good(tries)
             if len(tries) > 1:
-                self._figures.hedged("lost" if winner is first else "won")
+                self._metrics.hedged("lost" if winner is first else "won")
             tries.remove(winner)
             return winner.result()
         finally:
             give_up(tries)
 
-    def _second(self, plan: Plan, step: Step, dispatch: Dispatch) -> Coroutine[Any, Any, _Outcome] | None:
-        """Returns a try at another replica; None if there is none that is well and has budget for it."""
-        planned = self._planned(plan, Step(route=step.route, avoid=step.avoid | {dispatch.backend.id}))
+    def _second(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch) -> Coroutine[Any, Any, _Outcome] | None:
+        """Returns a try at another replica; None if no healthy replica has retry budget left."""
+        planned = self._plan(call, NextTry(route=next_try.route, avoid=next_try.avoid | {dispatch.backend.id}))
         if isinstance(planned, TryFailed) or planned.backend.id == dispatch.backend.id:
             return None
         state = self._states.of(planned.backend.id)
         if not state.breaker.admits or not state.budget.take(state.requests):
             return None
-        return self._ask(plan, step, planned)
+        return self._ask(call, next_try, planned)
 
 
-def _unplanned(error: FulmenError, step: Step) -> TryFailed:
-    """Returns what a route without a backend is: a try that failed.
+def _unplanned(error: FulmenError, next_try: NextTry) -> TryFailed:
+    """Returns the failed try of a route that has no backend for the call.
 
     Raises:
-        FulmenError: the error itself, where it is the call's: any other one of the first route.
+        FulmenError: the error itself, if it concerns the call rather than the route: any other error of the first try.
     """
     if isinstance(error, BackendUnavailable):
         return TryFailed(kind="no_backend", error=error, again=False)
-    if step is FIRST:
+    if next_try is FIRST_TRY:
         raise error
     return TryFailed(kind="not_planned", error=error, again=False)
 
@@ -288,22 +303,22 @@ def _cause(outcome: _Outcome) -> str:
 
 
 async def _first_good(tries: list[asyncio.Task[_Outcome]]) -> asyncio.Task[_Outcome]:
-    """Returns the first try with a good answer; if there is none, the last to end."""
+    """Returns the first try with a good answer; the last one to end if none has one."""
     pending = set(tries)
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             outcome = None if task.exception() else task.result()
-            if isinstance(outcome, BackendAnswer) and outcome.status not in _AGAIN:
+            if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
                 return task
         if not pending:
             return done.pop()
 
 
 def give_up(tries: Iterable[asyncio.Task[_Outcome]]) -> None:
-    """Cancels tries, and closes what they brought or may still bring.
+    """Cancels tries, and closes the answers that they have or may still get.
 
-    Waits for none of them: whoever is cancelled in such a wait would lose the answer that it holds already.
+    Does not wait for them: a cancellation during such a wait would lose the answer already obtained.
     """
     for task in tries:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Model calls in the operator's traces: when, where and how each ended; what was said is in the store alone."""
+"""Exports finished calls to the operator's traces: timing, target and outcome, never their content."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from fulmen_service_kit.own_traces import OwnTraces
 
 
 class CallTraces:
-    """Adds each call at its place: where its captured span has it, too, and below which the backend puts its own."""
+    """Adds each call under the ids of its captured span, which are also the parent of the backend's spans."""
 
     def __init__(self, traces: OwnTraces) -> None:
-        """Takes where spans go."""
         self._traces = traces
 
-    def ended(self, call: FinishedCall) -> None:
-        """Adds a call that is over."""
+    def add(self, call: FinishedCall) -> None:
+        """Adds a finished call."""
         name, model = parse_attempt_name(call.attribution.attempt), clean(call.model)
         attributes: dict[str, str | int | float] = {
             names.ROLLOUT: rollout_name(name.rollout_id),

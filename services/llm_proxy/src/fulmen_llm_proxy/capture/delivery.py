@@ -1,14 +1,13 @@
-"""Takes captures to the store, by way of the disk while the store is away.
+"""Delivers captures to the store, through the disk while the store is unavailable.
 
-As long as the store answers promptly, calls go from the queue straight to it. When it does not, what
-was being sent is written to the spool first and everything newer behind it, while the spool's oldest
-are sent again and again; when the spool is empty, calls go straight to the store as before. So one
-order holds throughout, and little stays in memory that a kill could take.
+While the store answers promptly, calls go from the queue straight to it. When it does not, the batch in flight is
+written to the spool first and all newer calls after it, while the oldest calls of the spool are sent repeatedly. Once
+the spool is empty, calls go straight to the store again. Calls thus keep their order, and little is in memory that a
+kill could lose.
 
-Invariant: a call leaves the queue's account only when the store has acknowledged it or refused it
-for good, or when it is on disk; it leaves the attempt's account only in the first two cases, or when
-it is lost and counted as unusable. A disk that fails is told once and tried again; meanwhile calls
-wait in memory, whose bound refuses new ones.
+Invariant: a call leaves the queue only when the store has acknowledged or permanently refused it, or when it is on
+disk; it leaves the attempt's ledger only in the first two cases, or when it is lost and counted as unusable. A disk
+failure is logged once and retried; meanwhile calls wait in memory, and a full queue refuses new ones.
 """
 
 from __future__ import annotations
@@ -19,27 +18,28 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from fulmen.errors import FulmenError
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
-from fulmen_llm_proxy.capture.packed import MAX_BATCH_BYTES, PackedCalls, Spool, SpoolFull
+from fulmen_llm_proxy.capture.packed import MAX_BATCH_BYTES, PackedCalls, SpoolFull
 from fulmen_llm_proxy.capture.queue import CaptureQueue
-from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.capture.shipper import SpanShipper
+from fulmen_llm_proxy.capture.spool import DiskSpool
+from fulmen_llm_proxy.metrics.captures import CaptureMetrics
 from fulmen_llm_proxy.routing.retry import RetryPolicy
 
 _MAX_CALLS = 256
 _LINGER_S = 0.1
-"""How long calls are gathered before they go unless somebody waits for them: a request of many costs little more than
-a request of one, which would cost as much as the capture of its call."""
+"""How long calls are collected into a batch unless a flush waits: a request with many costs little more than one."""
 _PATIENCE_S = 1.0
-"""How long the store may take for one request before the disk takes over."""
+"""Time the store may take for a request before calls go to the disk, seconds."""
 _DISK_RETRY_S = 2.0
 _SYNC_AFTER_S = 1.0
-"""After how long without new calls what was written is made to survive a loss of power."""
+"""Idle time after which the spool is synced to disk, seconds."""
 _READ_TRIES = 3
 REJECTED = "store_rejected"
 
@@ -47,106 +47,86 @@ _Result = TypeVar("_Result")
 _log = structlog.get_logger(__name__)
 
 
-class Sender(Protocol):
-    """The way to the store."""
-
-    def pack(self, calls: list[FinishedCall]) -> list[PackedCalls]:
-        """Packs calls into chunks with their final ids."""
-        ...
-
-    async def send(self, packed: list[PackedCalls]) -> Mapping[str, str]:
-        """Sends chunks once; returns why the store refused some for good, by chunk id.
-
-        Raises:
-            FulmenError: if the store did not acknowledge them.
-        """
-        ...
-
-    def close(self) -> None:
-        """Drops the connection's stream."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """Calls out of the queue; `left` is what is neither acknowledged nor on disk."""
+    """Calls taken from the queue; `left` is what is neither acknowledged nor on disk."""
 
     calls: list[FinishedCall]
     left: list[PackedCalls]
 
 
 class CaptureDelivery:
-    """The background role between the queue and the store."""
+    """Background role: delivers the queue to the store."""
 
     def __init__(
         self,
         *,
         queue: CaptureQueue,
         ledger: AttemptLedger,
-        sender: Sender,
-        spool: Spool | None,
+        shipper: SpanShipper,
+        spool: DiskSpool | None,
         retry: RetryPolicy,
-        metrics: Metrics,
+        metrics: CaptureMetrics,
     ) -> None:
         self._queue = queue
         self._ledger = ledger
-        self._sender = sender
+        self._shipper = shipper
         self._spool = spool
         self._retry = retry
         self._metrics = metrics
         self._held: _Batch | None = None
         self._idle = True
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._disk_failing = False
-        metrics.capture_bytes.set_function(lambda: queue.size_bytes)
+        metrics.queue_bytes.set_function(lambda: queue.size_bytes)
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
 
     async def run(self) -> None:
-        """Delivers until it is cancelled; what waits by then goes to the spool, or is lost without one."""
+        """Delivers until cancelled; what is left then goes to the spool, or is lost without one."""
         try:
             if self._spool is None:
                 await self._run_in_memory()
             else:
                 await self._run_with(self._spool)
         finally:
-            self._sender.close()
-            await self._keep_the_rest()
+            self._shipper.close()
+            await self._write_rest()
             self._disk.shutdown(wait=True)
 
     async def _run_in_memory(self) -> None:
         while True:
-            await self._gathered()
-            batch = self._take()
+            await self._wait()
+            batch = self._next_batch()
             await self._send_until_acknowledged(batch.left)
             self._release(batch)
 
-    async def _run_with(self, spool: Spool) -> None:
+    async def _run_with(self, spool: DiskSpool) -> None:
         delays = self._retry.delays(random.random)
         if not spool.is_empty:
             await self._catch_up(spool)
         while True:
             batch = self._held
             if batch is None:
-                await self._gathered()
-                batch = self._take()
+                await self._wait()
+                batch = self._next_batch()
             if await self._sent_promptly(batch):
                 self._release(batch)
                 delays = self._retry.delays(random.random)
-            elif await self._kept(spool, batch):
+            elif await self._write(spool, batch):
                 await self._catch_up(spool)
             else:
                 await asyncio.sleep(next(delays))
 
-    async def _gathered(self) -> None:
+    async def _wait(self) -> None:
         await self._queue.filled()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 await self._queue.due()
 
-    def _take(self) -> _Batch:
+    def _next_batch(self) -> _Batch:
         calls = self._queue.take(max_calls=_MAX_CALLS, max_bytes=MAX_BATCH_BYTES)
-        self._held = _Batch(calls=calls, left=self._sender.pack(calls))
+        self._held = _Batch(calls=calls, left=self._shipper.pack(calls))
         return self._held
 
     def _release(self, batch: _Batch) -> None:
@@ -154,8 +134,8 @@ class CaptureDelivery:
         self._queue.release(batch.calls)
 
     async def _sent_promptly(self, batch: _Batch) -> bool:
-        """Sends once; gives up when the store takes long or the queue fills up meanwhile."""
-        sending = asyncio.create_task(self._sender.send(batch.left), name="send-captures")
+        """Sends once; gives up if the store is slow or the queue fills up meanwhile."""
+        sending = asyncio.create_task(self._shipper.send(batch.left), name="send-captures")
         crowded = asyncio.create_task(self._queue.crowded(), name="queue-crowded")
         try:
             await asyncio.wait({sending, crowded}, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +143,7 @@ class CaptureDelivery:
                 return False
             self._account(batch.left, await sending)
         except FulmenError as error:
-            _log.warning("store_is_away", reason=error.reason)
+            _log.warning("store_unavailable", reason=error.reason)
             return False
         finally:
             crowded.cancel()
@@ -174,7 +154,7 @@ class CaptureDelivery:
         delays = self._retry.delays(random.random)
         while packed:
             try:
-                rejected = await self._sender.send(packed)
+                rejected = await self._shipper.send(packed)
             except FulmenError as error:
                 delay_s = next(delays)
                 _log.warning("captures_wait_for_store", reason=error.reason, retry_in_s=round(delay_s, 3))
@@ -200,8 +180,8 @@ class CaptureDelivery:
                 completion_tokens=one.completion_tokens,
             )
 
-    async def _kept(self, spool: Spool, batch: _Batch) -> bool:
-        """Writes a batch to the disk; False if it has no room for it, or fails."""
+    async def _write(self, spool: DiskSpool, batch: _Batch) -> bool:
+        """Writes a batch to disk; False if the spool is full or the disk fails."""
         waiting = sum(one.calls for one in batch.left)
         try:
             await self._on_disk(spool, lambda: spool.append(batch.left))
@@ -215,35 +195,35 @@ class CaptureDelivery:
         self._release(batch)
         return True
 
-    async def _catch_up(self, spool: Spool) -> None:
-        """Sends what is on disk, oldest first, while new calls are written behind it; returns when all is sent."""
-        _log.info("spool_takes_over")
+    async def _catch_up(self, spool: DiskSpool) -> None:
+        """Sends what is on disk, oldest first, while new calls are appended; returns when everything is sent."""
+        _log.info("spooling_started")
         async with asyncio.TaskGroup() as group:
             intake = group.create_task(self._intake(spool), name="spool-intake")
             while not (spool.is_empty and self._idle):
                 if spool.is_empty:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
                 elif packed := await self._head(spool):
                     await self._send_until_acknowledged(packed)
-                    await self._disk_step(spool, spool.acknowledge)
+                    await self._disk_operation(spool, spool.acknowledge)
                     self._room.set()
             intake.cancel()
-        _log.info("spool_is_empty")
+        _log.info("spooling_ended")
 
-    async def _intake(self, spool: Spool) -> None:
+    async def _intake(self, spool: DiskSpool) -> None:
         while True:
             self._idle = True
-            self._news.set()
+            self._changed.set()
             batch = self._held
             if batch is None:
-                await self._gathered_or_synced(spool)
-                batch = self._take()
+                await self._wait_or_sync(spool)
+                batch = self._next_batch()
             self._idle = False
-            while not await self._kept(spool, batch):
-                # While it waits here, it may be ended: what it holds is then sent from memory.
+            while not await self._write(spool, batch):
+                # While waiting it may be cancelled; its batch is then sent from memory.
                 self._idle = True
-                self._news.set()
+                self._changed.set()
                 self._room.clear()
                 try:
                     async with asyncio.timeout(_DISK_RETRY_S):
@@ -252,18 +232,18 @@ class CaptureDelivery:
                     pass
                 self._idle = False
 
-    async def _gathered_or_synced(self, spool: Spool) -> None:
+    async def _wait_or_sync(self, spool: DiskSpool) -> None:
         while spool.is_dirty:
             try:
                 async with asyncio.timeout(_SYNC_AFTER_S):
-                    await self._gathered()
+                    await self._wait()
                     return
             except TimeoutError:
-                await self._disk_step(spool, spool.sync)
-        await self._gathered()
+                await self._disk_operation(spool, spool.sync)
+        await self._wait()
 
-    async def _head(self, spool: Spool) -> list[PackedCalls]:
-        """Returns the oldest on disk; a file that cannot be read in several tries is left aside."""
+    async def _head(self, spool: DiskSpool) -> list[PackedCalls]:
+        """Returns the oldest calls on disk; sets a file aside that cannot be read after several tries."""
         for _ in range(_READ_TRIES):
             try:
                 packed = await self._on_disk(spool, spool.read)
@@ -272,28 +252,28 @@ class CaptureDelivery:
                 await asyncio.sleep(_DISK_RETRY_S)
             else:
                 if not packed:
-                    await self._disk_step(spool, spool.acknowledge)
+                    await self._disk_operation(spool, spool.acknowledge)
                 return packed
-        await self._disk_step(spool, spool.give_up_head)
+        await self._disk_operation(spool, spool.give_up_head)
         return []
 
-    async def _disk_step(self, spool: Spool, step: Callable[[], None]) -> None:
+    async def _disk_operation(self, spool: DiskSpool, operation: Callable[[], None]) -> None:
         try:
-            await self._on_disk(spool, step)
+            await self._on_disk(spool, operation)
         except OSError as error:
             self._disk_error(error)
             await asyncio.sleep(_DISK_RETRY_S)
 
-    async def _on_disk(self, spool: Spool, step: Callable[[], _Result]) -> _Result:
-        """Runs a step in the disk's thread, then tells what was lost in it."""
+    async def _on_disk(self, spool: DiskSpool, operation: Callable[[], _Result]) -> _Result:
+        """Runs an operation in the disk thread, then reports what it lost."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._disk, step)
+            return await asyncio.get_running_loop().run_in_executor(self._disk, operation)
         finally:
-            self.tell_losses(spool)
+            self.report_losses(spool)
 
-    def tell_losses(self, spool: Spool) -> None:
-        """Puts what the spool lost on the attempts' accounts."""
-        for loss in spool.take_losses():
+    def report_losses(self, spool: DiskSpool) -> None:
+        """Counts the spool's losses in metrics and in the attempts' ledger."""
+        for loss in spool.drain_losses():
             _log.error("captures_lost", reason=loss.reason, attempt=loss.attempt, calls=loss.calls)
             self._metrics.dropped(loss.reason, loss.calls)
             if loss.attempt:
@@ -308,14 +288,14 @@ class CaptureDelivery:
     def _disk_works(self) -> None:
         if self._disk_failing:
             self._disk_failing = False
-            _log.info("spool_disk_works_again")
+            _log.info("spool_disk_recovered")
 
-    async def _keep_the_rest(self) -> None:
-        """Writes what is still in memory to the disk, at the end."""
+    async def _write_rest(self) -> None:
+        """Writes what is still in memory to disk at shutdown."""
         lost = 0
         while self._held is not None or self._queue.has_calls:
-            batch = self._held or self._take()
-            if self._spool is None or not await self._kept(self._spool, batch):
+            batch = self._held or self._next_batch()
+            if self._spool is None or not await self._write(self._spool, batch):
                 lost += len(batch.calls)
                 self._release(batch)
         if lost:
@@ -324,6 +304,6 @@ class CaptureDelivery:
 
 
 async def _end(task: asyncio.Task[Mapping[str, str]]) -> None:
-    """Cancels a task and waits for its end; its outcome is known or of no use by then."""
+    """Cancels a task and waits for its end; its outcome is known or irrelevant by then."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One model call: who made it, where it went, how it ended."""
+"""A finished model call, as it is handed to the capture."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fulmen_llm_proxy.routing.table import Backend, Target
 
 
 class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is over, as its handler leaves it for the capture.
+    """A finished call.
 
     Attributes:
-        api: the API that the backend was called by.
-        fields: the request's fields as the backend got them, without what the capture added.
-        collected: what the answer brought; None when no answer came.
-        captured: token ids were asked of the backend.
-        http_status: what the agent was answered with; 0 when it went away before.
-        error_type: what ended the call early; empty when it ended well.
-        start_ns: wall clock at its begin, nanoseconds since 1970.
-        end_ns: wall clock at its end.
-        first_byte_s: seconds from its begin to the first byte for the agent; None without one.
-        resend_count: how often the caller's client had sent the same request before, as it says.
-        place: where its span is in the trace.
-        size_bytes: memory that the call holds while it waits, about.
+        api: API of the request to the backend.
+        fields: fields of the backend's request, without those added for the capture.
+        collected: slices of the answer; None without an answer.
+        captured: whether token ids were requested.
+        http_status: status of the answer to the agent; 0 if it had disconnected.
+        error_type: type of the error; empty on success.
+        start_ns: start time, nanoseconds since 1970.
+        end_ns: end time, nanoseconds since 1970.
+        first_byte_s: time from the start to the first byte for the agent, seconds; None without one.
+        resend_count: how many times the caller's client had sent this request before, as the client states it.
+        place: position of its span in the trace.
+        size_bytes: approximate memory of the call while it waits.
     """
 
     attribution: Attribution

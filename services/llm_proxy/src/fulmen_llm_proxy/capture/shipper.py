@@ -42,7 +42,7 @@ class SpanShipper:
         for part in _requests(packed):
             try:
                 chunks = [span_pb2.SpanChunk.FromString(one.chunk) for one in part]
-                answer = await self._exchange(span_service_pb2.AppendSpansRequest(chunks=chunks))
+                answer = await self._append(span_service_pb2.AppendSpansRequest(chunks=chunks))
             except (ArgumentInvalid, MessageTooLarge) as error:
                 # Sending it again would end the same way, and hold up everything behind it.
                 self.close()
@@ -61,7 +61,7 @@ class SpanShipper:
         if stream is not None:
             stream.cancel()
 
-    async def _exchange(self, request: span_service_pb2.AppendSpansRequest) -> span_service_pb2.AppendSpansResponse:
+    async def _append(self, request: span_service_pb2.AppendSpansRequest) -> span_service_pb2.AppendSpansResponse:
         if self._stream is None:
             self._stream = self._stub.AppendSpans()
         try:

@@ -170,7 +170,7 @@ class DiskSpool:
         self._read, self._reached = [], {}
         self._remove(segment, UNREADABLE)
 
-    def take_losses(self) -> list[Loss]:
+    def drain_losses(self) -> list[Loss]:
         """Returns what was lost since it was asked last."""
         # The disk's thread may add to them meanwhile.
         losses = []

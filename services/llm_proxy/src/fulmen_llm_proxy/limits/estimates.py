@@ -1,4 +1,4 @@
-"""How many tokens a call will use, or used, where nobody says."""
+"""Estimates of the tokens that a call will use or has used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.apis.usage import MAX_TOKENS, TokenCounts
 
 BYTES_PER_TOKEN: Final = 4
-"""Of JSON with English text, about; the tokenizers of models differ by less than what is in the text."""
+"""Rough ratio for JSON with English text; tokenizers differ less than texts do."""
 
 _NOTHING: Final = TokenCounts(prompt=0, completion=0)
 
 
 def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
-    """Returns how many tokens a call reserves: its prompt, by its bytes, and what it may sample at most.
+    """Returns the tokens that a call reserves: its prompt, estimated from its size, and its maximum completion.
 
     Args:
-        assumed_completion: what a call may sample that does not say it.
+        assumed_completion: completion tokens of a call that sets no maximum.
     """
     if not request.api.is_metered:
         return 0
@@ -27,16 +27,16 @@ def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
 
 
 def used(request: CallRequest, counts: TokenCounts | None, collected: Collected | None) -> TokenCounts:
-    """Returns what a call used: as the backend says; estimated where it began to answer and does not say.
+    """Returns a call's usage as the backend reports it; an estimate if an answer started without a report.
 
-    A caller that hangs up before the usage comes has its tokens counted all the same.
+    The tokens of a caller that disconnects before the usage arrives are thus counted, too.
     """
     if not request.api.is_metered or collected is None:
         return _NOTHING
     if counts is not None and counts.prompt is not None:
         return counts
     pieces = collected.payloads
-    # An event of a stream has about one token.
+    # A stream's event has about one token.
     completion = len(pieces) if collected.streamed else sum(map(len, pieces)) // BYTES_PER_TOKEN
     return TokenCounts(prompt=_prompt(request), completion=completion)
 

@@ -1,12 +1,12 @@
-"""Limits of model calls: requests and tokens per minute, calls at once, tokens of an attempt in all.
+"""Rate limits of model calls: requests and tokens per minute, concurrent calls, and token budgets of attempts.
 
-A call reserves tokens when it begins: its prompt, estimated, and what it may sample at most. What it used is known at
-its end and takes the place of the reservation. Tokens count in the slot in which the call began; what a call uses beyond
-its reservation counts when that is known.
+A call reserves tokens when it starts: its estimated prompt and its maximum completion. Its actual usage replaces the
+reservation when it ends. Tokens count in the slot in which the call started; usage beyond the reservation counts when
+it becomes known.
 
-Invariants: with one process no minute holds more calls than the limit, nor more tokens than the limit and what its calls
-used beyond their reservations; every reservation comes back exactly once. With several, each adds to its own counts what
-the others said last, about a second ago. One event loop owns all of it.
+Invariants: with one process, no minute holds more calls than the limit, nor more tokens than the limit plus what calls
+used beyond their reservations; every reservation is released exactly once. With several processes, each adds the last
+reported counts of the others, about a second old. One event loop owns the limiter.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.limits.sliding_count import SLOT_S, SLOTS, SlidingCount, free_at_s
 
 KEEP_SLOTS: Final = 1200
-"""For how long an account is kept after its last call: an hour. What attempts used, the store knows for longer."""
+"""Slots for which counts are kept after the last call: an hour. The store keeps the usage of attempts for longer."""
 
 MAX_STATES: Final = 100_000
-"""Accounts that are kept at most; those that were not used for longest go first, unless calls run on them."""
+"""Maximum number of states kept; the least recently used are dropped first, unless calls hold them."""
 
 BUSY_RETRY_S: Final = 1.0
-"""What a call is told to wait when it is not known when another one will end."""
+"""`Retry-After` if the end of other calls cannot be predicted, seconds."""
 
 LimitKey = tuple[str, str, str]
-"""Names of project, backend and attempt; the last two are empty where the limit is not theirs."""
+"""Names of project, backend and attempt; the last two are empty for limits of the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """Limits per time and at once; 0 is none."""
+    """Rate and concurrency limits; 0 means unlimited."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -48,7 +48,7 @@ NO_LIMITS: Final = CallLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectLimits:
-    """What a project says of all its calls together, and of those of each attempt; a budget of 0 is none."""
+    """Limits of a project: for all its calls together, and for each attempt; a budget of 0 means unlimited."""
 
     project: CallLimits = NO_LIMITS
     attempt: CallLimits = NO_LIMITS
@@ -60,15 +60,16 @@ class ProjectLimits:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LimitState:
-    """What is known of one limit.
+    """The counts of one limit.
 
     Attributes:
-        in_flight: calls that run here.
-        reserved: tokens that these have reserved.
-        other_requests: what the other processes said last, as `other_tokens`, `others_in_flight`, `others_reserved`.
-        stored_tokens: of an attempt: what all processes used, as the store said last.
-        untold_tokens: of an attempt: what was used here and is not among `stored_tokens`.
-        touched: the slot of the last call's begin or end.
+        in_flight: running calls of this process.
+        reserved: tokens reserved by them.
+        remote_requests: last reported count of the other processes; likewise `remote_tokens`, `remote_in_flight`,
+            `remote_reserved`.
+        stored_tokens: for an attempt, usage of all processes as last reported by the store.
+        unreported_tokens: for an attempt, usage of this process that is not in `stored_tokens`.
+        touched: slot of the latest start or end of a call.
     """
 
     key: LimitKey
@@ -76,18 +77,18 @@ class LimitState:
     tokens: SlidingCount = field(default_factory=SlidingCount)
     in_flight: int = 0
     reserved: int = 0
-    other_requests: SlidingCount = field(default_factory=SlidingCount)
-    other_tokens: SlidingCount = field(default_factory=SlidingCount)
-    others_in_flight: int = 0
-    others_reserved: int = 0
+    remote_requests: SlidingCount = field(default_factory=SlidingCount)
+    remote_tokens: SlidingCount = field(default_factory=SlidingCount)
+    remote_in_flight: int = 0
+    remote_reserved: int = 0
     stored_tokens: int = 0
-    untold_tokens: int = 0
+    unreported_tokens: int = 0
     touched: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One limit as processes tell one another: counts by slot, newest first."""
+    """The counts of a limit as processes exchange them: by slot, newest first."""
 
     key: LimitKey
     requests: Sequence[int]
@@ -98,11 +99,11 @@ class Window:
 
 @dataclass(slots=True)
 class Reservation:
-    """What one call has taken of some limits until it ends.
+    """What a running call holds of its limits.
 
     Attributes:
-        slot: when it began.
-        tokens: what it has reserved of each.
+        slot: slot in which it started.
+        tokens: tokens reserved of each limit.
     """
 
     states: list[LimitState]
@@ -111,38 +112,38 @@ class Reservation:
 
 
 class CallLimiter:
-    """Lets calls in while the limits leave room for them."""
+    """Admits calls within the limits."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
-        """Takes the clock that all processes share, in seconds since 1970; it never goes back."""
+        """Sets the clock shared by all processes, seconds since 1970; it never moves back."""
         self._clock = clock
         self._projects: Mapping[str, ProjectLimits] = {}
-        # In order of the last use, oldest first.
+        # Least recently used first.
         self._states: dict[LimitKey, LimitState] = {}
-        # Those with calls.
+        # States with running calls.
         self._busy: dict[LimitKey, LimitState] = {}
-        self._heard: set[LimitKey] = set()
+        self._remote_keys: set[LimitKey] = set()
 
     def set_projects(self, limits: Mapping[str, ProjectLimits]) -> None:
-        """Takes the limits of all projects that have some."""
+        """Replaces the limits of all projects that have some."""
         self._projects = limits
 
-    def limits_nobody(self, project: str, budget: int) -> bool:
-        """Tells whether a call of this project, whose key names this budget, needs not be admitted."""
+    def is_unlimited(self, project: str, budget: int) -> bool:
+        """Returns whether no limit applies to a call of this project whose key carries this budget."""
         return not budget and project not in self._projects
 
     def admit(self, project: str, *, attempt: str, budget: int, tokens: int) -> Reservation:
-        """Lets a call in, or not.
+        """Admits a call.
 
         Args:
-            project: the caller's.
-            attempt: that of the caller; empty if it is none.
-            budget: how many tokens the attempt may use, as its key says; 0: as the project says.
-            tokens: how many the call reserves.
+            project: project of the caller.
+            attempt: attempt of the caller; empty if it is not an attempt.
+            budget: token budget in the attempt's key; 0 applies the project's.
+            tokens: tokens to reserve.
 
         Raises:
-            ModelLimitExceeded: if a limit leaves no room; says which, and when there will be some.
-            TokenBudgetExceeded: if the attempt has used its budget.
+            ModelLimitExceeded: if a limit is exhausted; names it, and when to retry.
+            TokenBudgetSpent: if the attempt has used up its token budget.
         """
         limits = self._projects.get(project, _UNLIMITED)
         now_s = self._clock()
@@ -161,10 +162,10 @@ class CallLimiter:
         return self._reserve(states, slot, reserved)
 
     def enter(self, project: str, *, backend: str, limits: CallLimits, tokens: int) -> Reservation:
-        """Lets a call go to a backend, or not.
+        """Admits a call to a backend.
 
         Raises:
-            ModelLimitExceeded: if the backend's limit leaves no room.
+            ModelLimitExceeded: if the backend's limit is exhausted.
         """
         now_s = self._clock()
         slot = int(now_s // SLOT_S)
@@ -172,7 +173,7 @@ class CallLimiter:
         return self._reserve([state], slot, [_check(state, limits, tokens, backend, slot, now_s)])
 
     def settle(self, reservation: Reservation, used: int) -> None:
-        """Takes back what a call has reserved, and counts what it used."""
+        """Releases a reservation and counts the actual usage."""
         slot = int(self._clock() // SLOT_S)
         for state, reserved in zip(reservation.states, reservation.tokens, strict=True):
             state.in_flight -= 1
@@ -185,18 +186,18 @@ class CallLimiter:
             elif used > reserved:
                 state.tokens.add(slot, used - reserved)
             if state.key[2]:
-                state.untold_tokens += used
+                state.unreported_tokens += used
 
     def windows(self) -> tuple[int, list[Window]]:
-        """Returns the present slot, and what the other processes should know: limits with calls within the last minute."""
+        """Returns the current slot, and the windows to report: limits used within the last minute."""
         slot = int(self._clock() // SLOT_S)
         self._forget(slot)
-        told = dict(self._busy)
+        reported = dict(self._busy)
         for key in reversed(self._states):
             state = self._states[key]
             if slot - state.touched > SLOTS:
                 break
-            told[key] = state
+            reported[key] = state
         return slot, [
             Window(
                 key=state.key,
@@ -205,45 +206,45 @@ class CallLimiter:
                 in_flight=state.in_flight,
                 reserved=state.reserved,
             )
-            for state in told.values()
+            for state in reported.values()
         ]
 
-    def hear(self, slot: int, others: Sequence[Window]) -> None:
-        """Takes what the other processes said; of a limit of which nothing is said nothing runs there."""
-        heard = set()
+    def apply_remote(self, slot: int, others: Sequence[Window]) -> None:
+        """Applies the windows of the other processes; a limit without a window has no calls there."""
+        received = set()
         for window in others:
-            # It may be that of a project or backend of which there was no call here.
+            # The limit may be unused in this process.
             state = self._state(window.key, slot)
-            heard.add(window.key)
-            state.other_requests.replace(slot, window.requests)
-            state.other_tokens.replace(slot, window.tokens)
-            state.others_in_flight, state.others_reserved = window.in_flight, window.reserved
-        for key in self._heard - heard:
+            received.add(window.key)
+            state.remote_requests.replace(slot, window.requests)
+            state.remote_tokens.replace(slot, window.tokens)
+            state.remote_in_flight, state.remote_reserved = window.in_flight, window.reserved
+        for key in self._remote_keys - received:
             silent = self._states.get(key)
             if silent is not None:
-                silent.others_in_flight = silent.others_reserved = 0
-        self._heard = heard
+                silent.remote_in_flight = silent.remote_reserved = 0
+        self._remote_keys = received
 
     def forget_minute(self) -> None:
-        """Forgets what was counted by time: the clock was set back. What runs, and what attempts used, stays."""
+        """Resets the counts by time after the clock moved back; running calls and usage of attempts remain."""
         for state in self._states.values():
             state.requests, state.tokens = SlidingCount(), SlidingCount()
-            state.other_requests, state.other_tokens = SlidingCount(), SlidingCount()
+            state.remote_requests, state.remote_tokens = SlidingCount(), SlidingCount()
             state.touched = int(self._clock() // SLOT_S)
 
-    def counted(self, told: Mapping[LimitKey, int], stored: Mapping[LimitKey, int]) -> None:
-        """Takes note that the store has counted tokens of attempts.
+    def apply_stored(self, reported: Mapping[LimitKey, int], stored: Mapping[LimitKey, int]) -> None:
+        """Applies the store's token counts of attempts.
 
         Args:
-            told: what was told of each attempt.
-            stored: what all processes used; the store does not say it of attempts that it does not know.
+            reported: tokens that this process reported, by limit.
+            stored: usage of all processes, by limit; missing for attempts unknown to the store.
         """
-        for key, tokens in told.items():
+        for key, tokens in reported.items():
             state = self._states.get(key)
             if state is not None:
-                # What was used before the attempt had a limit was never held here.
-                mine = min(tokens, state.untold_tokens)
-                state.untold_tokens -= mine
+                # Usage from before the attempt had a limit was not counted here.
+                mine = min(tokens, state.unreported_tokens)
+                state.unreported_tokens -= mine
                 state.stored_tokens += mine
         for key, tokens in stored.items():
             state = self._states.get(key)
@@ -257,7 +258,7 @@ class CallLimiter:
         return state
 
     def _reserve(self, states: list[LimitState], slot: int, tokens: list[int]) -> Reservation:
-        """Takes what was checked; nothing was taken before, so that a refusal has nothing to give back."""
+        """Reserves what was checked. Nothing is reserved before, so a refusal has nothing to release."""
         for state, reserved in zip(states, tokens, strict=True):
             state.requests.add(slot, 1)
             state.tokens.add(slot, reserved)
@@ -273,7 +274,7 @@ class CallLimiter:
         self._states[state.key] = state
 
     def _forget(self, slot: int) -> None:
-        """Forgets what nobody used for long, and so many more of the oldest as there are too many."""
+        """Drops states that have been unused for long, and the oldest ones beyond the maximum number."""
         spare = len(self._states) - MAX_STATES
         while self._states:
             key, state = next(iter(self._states.items()))
@@ -281,8 +282,8 @@ class CallLimiter:
                 return
             del self._states[key]
             spare -= 1
-            if state.in_flight or state.untold_tokens:
-                # It is in use: to the end of the line, so that it does not hold up the others.
+            if state.in_flight or state.unreported_tokens:
+                # In use: moves to the end, so that it does not block the others.
                 self._touch(state, slot)
 
 
@@ -290,44 +291,44 @@ _UNLIMITED: Final = ProjectLimits()
 
 
 def _check(state: LimitState, limits: CallLimits, tokens: int, of: str, slot: int, now_s: float) -> int:
-    """Checks whether there is room for a call; returns what it reserves: no more than the limit, or it would never run."""
-    most = limits.concurrent_calls
-    if most and state.in_flight + state.others_in_flight >= most:
-        raise _exceeded("concurrent_calls", of, most, BUSY_RETRY_S)
-    most = limits.requests_per_minute
-    if most:
-        excess = state.requests.total(slot) + state.other_requests.total(slot) + 1 - most
+    """Checks the limits for a call; returns the tokens to reserve, at most the limit, so that any call can run."""
+    maximum = limits.concurrent_calls
+    if maximum and state.in_flight + state.remote_in_flight >= maximum:
+        raise _exceeded("concurrent_calls", of, maximum, BUSY_RETRY_S)
+    maximum = limits.requests_per_minute
+    if maximum:
+        excess = state.requests.total(slot) + state.remote_requests.total(slot) + 1 - maximum
         if excess > 0:
-            wait_s = free_at_s((state.requests, state.other_requests), excess) - now_s
-            raise _exceeded("requests_per_minute", of, most, wait_s)
-    most = limits.tokens_per_minute
-    if most:
-        tokens = min(tokens, most)
-        excess = state.tokens.total(slot) + state.other_tokens.total(slot) + tokens - most
+            wait_s = free_at_s((state.requests, state.remote_requests), excess) - now_s
+            raise _exceeded("requests_per_minute", of, maximum, wait_s)
+    maximum = limits.tokens_per_minute
+    if maximum:
+        tokens = min(tokens, maximum)
+        excess = state.tokens.total(slot) + state.remote_tokens.total(slot) + tokens - maximum
         if excess > 0:
-            wait_s = free_at_s((state.tokens, state.other_tokens), excess) - now_s
-            raise _exceeded("tokens_per_minute", of, most, wait_s)
+            wait_s = free_at_s((state.tokens, state.remote_tokens), excess) - now_s
+            raise _exceeded("tokens_per_minute", of, maximum, wait_s)
     return tokens
 
 
 def _check_budget(state: LimitState, budget: int, attempt: str) -> None:
-    used = state.stored_tokens + state.untold_tokens
+    used = state.stored_tokens + state.unreported_tokens
     if used >= budget:
         raise TokenBudgetExceeded(
-            f"The attempt has used its budget of {budget} tokens: {used}.",
+            f"Token budget of {budget} exhausted: the attempt has used {used} tokens.",
             attempt=attempt,
             budget=budget,
             used=used,
         )
-    if used + state.reserved + state.others_reserved >= budget:
-        # Calls that run may use up the budget, or less than they reserved.
+    if used + state.reserved + state.remote_reserved >= budget:
+        # Running calls may use up the budget, or less than they have reserved.
         raise _exceeded("attempt_token_budget", attempt, budget, BUSY_RETRY_S)
 
 
 def _exceeded(limit: str, of: str, size: int, wait_s: float) -> ModelLimitExceeded:
     wait_s = max(wait_s, 0.0)
     return ModelLimitExceeded(
-        f"The limit {limit} of {of} is {size} and used up; try again in {wait_s:.0f} s.",
+        f"Limit {limit} of {of} exceeded ({size}); retry in {wait_s:.0f} s.",
         retry_after_s=wait_s,
         limit=limit,
         of=of,

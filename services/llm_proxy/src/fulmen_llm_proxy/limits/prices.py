@@ -1,7 +1,4 @@
-"""What tokens cost.
-
-Prices are in US dollars per million tokens, which is the same number in millionths of a dollar per token.
-"""
+"""Prices of tokens, in US dollars per million tokens, which equals micro-dollars per token."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from typing import Final
 from fulmen_llm_proxy.apis.usage import TokenCounts
 
 MAX_KNOWN: Final = 10_000
-"""Models whose price is remembered at most."""
+"""Maximum number of models whose price is cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Of one model, in dollars per million tokens.
+    """Prices of one model, in dollars per million tokens.
 
     Attributes:
-        cached_input: of prompt tokens that the backend read from its cache.
-        cache_write: of prompt tokens that it wrote to its cache.
+        cached_input: prompt tokens read from the backend's cache.
+        cache_write: prompt tokens written to the backend's cache.
     """
 
     input: float
@@ -31,7 +28,7 @@ class Price:
     output: float
 
     def cost_micros(self, counts: TokenCounts) -> float:
-        """Returns what a call costs, in millionths of a dollar."""
+        """Returns the cost of a call, micro-dollars."""
         prompt = counts.prompt or 0
         cached = min(counts.cached, prompt)
         written = min(counts.cache_written, prompt - cached)
@@ -47,10 +44,10 @@ class PriceTable:
     """Prices by pattern."""
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
-        """Takes prices by pattern: of a model's name, or of `{backend}/{model}`.
+        """Sets prices by pattern of a model's name, or of `{backend}/{model}`.
 
-        `*` and `?` stand for any characters and for one. Of several patterns the one without them counts, then the
-        longest. A model is known by the name that its backend has for it.
+        `*` matches any characters, `?` a single one. A pattern without wildcards takes precedence, then the longest.
+        Models are matched by the backend's name for them.
         """
         self._exact = {pattern: price for pattern, price in prices.items() if not _is_open(pattern)}
         open_patterns = [pattern for pattern in prices if _is_open(pattern)]
@@ -61,7 +58,7 @@ class PriceTable:
         self.is_empty = not prices
 
     def of(self, backend_id: str, model: str) -> Price | None:
-        """Returns a model's price at a backend; None if it has none."""
+        """Returns the price of a model at a backend, or None."""
         key = (backend_id, model)
         try:
             return self._known[key]
@@ -72,7 +69,7 @@ class PriceTable:
             return price
 
     def cost_micros(self, backend_id: str, model: str, counts: TokenCounts) -> float:
-        """Returns what a call costs, in millionths of a dollar; 0 without a price."""
+        """Returns the cost of a call, micro-dollars; 0 without a price."""
         if self.is_empty:
             return 0.0
         price = self.of(backend_id, model)

@@ -1,7 +1,7 @@
-"""A count over the last minute, in slots of a few seconds.
+"""A sliding-window count of the last minute, in slots of a few seconds.
 
-Invariant: the sum is that of the present slot and the whole slots before it that reach back at least a minute. What is
-held below a limit by it is below that limit in every minute, wherever the minute begins.
+Invariant: the total covers the current slot and the full slots before it, which span at least a minute. A count kept
+below a limit is therefore below it in every minute, wherever the minute starts.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 SLOT_S: Final = 3.0
 SLOTS: Final = 21
-"""The present slot, and the twenty before it, which are a minute."""
+"""The current slot and the twenty before it, which span a minute."""
 
 
 class SlidingCount:
-    """Counts by slot; times are slot numbers, which never go back."""
+    """Counts by slot number; slot numbers never decrease."""
 
     __slots__ = ("_slots", "_total")
 
     def __init__(self) -> None:
-        # Slot and count, oldest first; only slots in which something was counted.
+        # Pairs of slot and count, oldest first, without empty slots.
         self._slots: deque[list[int]] = deque()
         self._total = 0
 
     def total(self, slot: int) -> int:
-        """Returns the sum at a slot, and forgets what lies too far back."""
+        """Returns the total at a slot, and drops older slots."""
         slots = self._slots
         oldest = slot - SLOTS + 1
         while slots and slots[0][0] < oldest:
@@ -34,7 +34,7 @@ class SlidingCount:
         return self._total
 
     def add(self, slot: int, count: int) -> None:
-        """Counts in the present slot."""
+        """Adds to the current slot."""
         slots = self._slots
         if slots and slots[-1][0] >= slot:
             slots[-1][1] += count
@@ -43,7 +43,7 @@ class SlidingCount:
         self._total += count
 
     def correct(self, slot: int, count: int) -> None:
-        """Changes what was counted in a slot, if it is not forgotten yet."""
+        """Adjusts the count of an earlier slot if it is still in the window."""
         for known in reversed(self._slots):
             if known[0] <= slot:
                 if known[0] == slot:
@@ -52,13 +52,13 @@ class SlidingCount:
                 return
 
     def replace(self, slot: int, counts: Sequence[int]) -> None:
-        """Takes counts by slot, newest first, the first of them of this slot."""
+        """Replaces all counts; `counts` are by slot, newest first, starting with this slot."""
         newest_first = ([slot - age, count] for age, count in enumerate(counts[:SLOTS]) if count)
         self._slots = deque(reversed(list(newest_first)))
         self._total = sum(count for _, count in self._slots)
 
     def recent(self, slot: int) -> list[int]:
-        """Returns the counts by slot, newest first, without the empty ones at the end."""
+        """Returns the counts by slot, newest first, without trailing empty slots."""
         self.total(slot)
         if not self._slots:
             return []
@@ -68,12 +68,12 @@ class SlidingCount:
         return counts
 
     def entries(self) -> Iterable[tuple[int, int]]:
-        """Returns slots and counts, oldest first."""
+        """Returns pairs of slot and count, oldest first."""
         return ((known, count) for known, count in self._slots)
 
 
 def free_at_s(counts: Iterable[SlidingCount], excess: int) -> float:
-    """Returns when so much of several counts together will have been forgotten, in seconds since 1970."""
+    """Returns when `excess` of the combined counts will have left the window, seconds since 1970."""
     entries = sorted(entry for one in counts for entry in one.entries())
     for slot, count in entries:
         excess -= count

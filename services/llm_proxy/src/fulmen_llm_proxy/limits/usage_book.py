@@ -1,8 +1,8 @@
-"""What calls used since the store was last told.
+"""Usage of calls that has not been reported to the store.
 
-Invariants: what was counted is told exactly once, however often the store is away; memory is bounded by the number of
-different projects, attempts, models and backends, and not by time: beyond the bound attempts are counted without their
-name, so that no token and no dollar is lost. One event loop owns the book.
+Invariants: usage is reported exactly once, however often the store is unavailable. Memory is bounded by the number of
+distinct projects, attempts, models and backends, not by time; beyond that, usage is counted without its attempt, so
+that no tokens and no cost are lost. One event loop owns the book.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 MAX_KEYS: Final = 100_000
 BATCH_KEYS: Final = 5_000
-"""The store's limit of one exchange."""
+"""The store's limit per request."""
 
 UsageKey = tuple[str, str, str, str]
 """Names of project, attempt, model and backend; attempt and backend may be empty."""
@@ -23,7 +23,7 @@ UsageKey = tuple[str, str, str, str]
 
 @dataclass(slots=True)
 class UsageCounts:
-    """Calls and tokens; the cost in millionths of a dollar, with what lies behind the point."""
+    """Calls, tokens and cost; the cost in micro-dollars, including fractions."""
 
     requests: int = 0
     failures: int = 0
@@ -44,32 +44,36 @@ class UsageCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageBatch:
-    """What is told at once; it never changes, and is told under the same sequence until the store has it."""
+    """An immutable batch, sent under the same sequence number until the store acknowledges it."""
 
     sequence: int
     counts: Mapping[UsageKey, UsageCounts]
 
 
 class UsageBook:
-    """Counts usage by key."""
+    """Counts usage by project, attempt, model and backend."""
 
     def __init__(self, *, max_keys: int = MAX_KEYS) -> None:
-        """Takes how many different keys are counted before attempts lose their name."""
+        """Creates an empty book.
+
+        Args:
+            max_keys: number of distinct keys beyond which usage is counted without its attempt.
+        """
         self._max_keys = max_keys
         self._counts: dict[UsageKey, UsageCounts] = {}
         self._batch: UsageBatch | None = None
         self._rests: dict[tuple[str, str, str], float] = {}
         self._sequence = 0
         self.total = UsageCounts()
-        """Everything that was ever counted."""
-        self.nameless = 0
-        """Calls of attempts that were counted without its name."""
+        """Total usage since the process started."""
+        self.without_attempt = 0
+        """Number of calls counted without their attempt."""
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def count(self, key: UsageKey, counts: UsageCounts) -> None:
-        """Counts what a call used; keeps the counts."""
+        """Adds a call's usage; takes ownership of `counts`."""
         self.total.add(counts)
         self._count(key, counts)
 
@@ -79,25 +83,25 @@ class UsageBook:
             known.add(counts)
             return
         if len(self._counts) >= self._max_keys and key[1]:
-            self.nameless += counts.requests
+            self.without_attempt += counts.requests
             self._count((key[0], "", key[2], key[3]), counts)
             return
         self._counts[key] = counts
 
     def batch(self) -> UsageBatch | None:
-        """Returns what is to be told now: the last batch again until it was `told`; None if there is nothing."""
+        """Returns the batch to report: the same one until `acknowledge`; None if there is nothing to report."""
         if self._batch is None and self._counts:
             self._sequence += 1
             keys = list(islice(self._counts, BATCH_KEYS))
             self._batch = UsageBatch(sequence=self._sequence, counts={key: self._take(key) for key in keys})
         return self._batch
 
-    def told(self) -> None:
-        """Forgets the batch: the store has it."""
+    def acknowledge(self) -> None:
+        """Drops the batch, which the store now has."""
         self._batch = None
 
     def _take(self, key: UsageKey) -> UsageCounts:
-        """Takes counts out, their cost in whole millionths; what lies behind the point goes with the next ones."""
+        """Removes counts with their cost in whole micro-dollars; carries the fraction over to the next ones."""
         counts = self._counts.pop(key)
         if counts.cost_micros:
             place = (key[0], key[2], key[3])
@@ -108,5 +112,5 @@ class UsageBook:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the store has been told everything."""
+        """Whether all usage has been reported."""
         return not self._counts and self._batch is None

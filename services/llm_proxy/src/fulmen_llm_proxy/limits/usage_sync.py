@@ -1,7 +1,7 @@
-"""Tells the store what calls used and how far limits are used up, and hears the same of the other processes.
+"""Reports usage and the state of limits to the store, and receives those of the other processes.
 
-Invariant: usage is told exactly once. A batch that may or may not have arrived is told again as it was, under the same
-sequence; meanwhile everything else is counted into the next one.
+Invariant: usage is reported exactly once. A batch that may or may not have arrived is sent again unchanged under the same
+sequence number; meanwhile all other usage is counted into the next batch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from fulmen_llm_proxy.limits.usage_book import UsageBatch, UsageBook
 INTERVAL_S: Final = 1.0
 DEADLINE_S: Final = 5.0
 MAX_WINDOWS: Final = 10_000
-"""The store's limit of one exchange; of more, the ones that were used last are told."""
+"""The store's limit per request; the most recently used windows are sent first."""
 
 _log = structlog.get_logger(__name__)
 
 
 class UsageSync:
-    """Exchanges once a second: a background role.
+    """Background role: synchronises with the store once per second.
 
-    While the store is away usage is kept and each process holds the limits by itself, by what it heard last.
+    While the store is unavailable, usage is kept, and each process enforces the limits with the last known counts of
+    the others.
     """
 
     def __init__(
@@ -44,47 +45,52 @@ class UsageSync:
         clock: StoreClock,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        """Wires the role; `instance_id` is this process's, which no other one has or will have."""
+        """Sets what is synchronised.
+
+        Args:
+            instance_id: unique id of this process, never reused.
+            interval_s: pause between two requests, seconds.
+        """
         self._stub = usage_service_pb2_grpc.UsageServiceStub(channel)
         self._instance_id = instance_id
         self._usage = usage
         self._limiter = limiter
         self._clock = clock
         self._interval_s = interval_s
-        self._turn = asyncio.Lock()
-        self._is_away = False
+        self._lock = asyncio.Lock()
+        self._store_unavailable = False
 
     async def run(self) -> None:
-        """Exchanges until it is cancelled."""
+        """Synchronises until cancelled."""
         while True:
             try:
-                await self.exchange()
+                await self.sync()
             except FulmenError as error:
-                if not self._is_away:
-                    _log.warning("usage_waits_for_store", reason=error.reason)
-                self._is_away = True
+                if not self._store_unavailable:
+                    _log.warning("usage_sync_failed", reason=error.reason)
+                self._store_unavailable = True
             else:
-                self._is_away = False
+                self._store_unavailable = False
             await asyncio.sleep(self._interval_s)
 
-    async def told(self) -> None:
-        """Returns when the store has all usage, or does not take any; the caller gives the deadline."""
+    async def flush(self) -> None:
+        """Waits until the store has all usage, or does not accept any. The caller sets the deadline."""
         while not self._usage.is_empty:
             try:
-                await self.exchange()
+                await self.sync()
             except Unimplemented:
-                # A store of the release before.
+                # A store of an earlier release.
                 return
             except FulmenError:
                 await asyncio.sleep(self._interval_s)
 
-    async def exchange(self) -> None:
-        """Exchanges once.
+    async def sync(self) -> None:
+        """Synchronises once.
 
         Raises:
-            FulmenError: if the store did not answer; the next exchange tells the same again.
+            FulmenError: if the store did not answer; the next request repeats the batch.
         """
-        async with self._turn:
+        async with self._lock:
             batch = self._usage.batch()
             slot, windows = self._limiter.windows()
             request = _request(self._instance_id, batch, slot, windows[:MAX_WINDOWS])
@@ -92,16 +98,16 @@ class UsageSync:
             try:
                 answer = await self._stub.SyncUsage(request, timeout=DEADLINE_S)
             except ArgumentInvalid as error:
-                # Telling it again would end the same way, and hold up everything behind it.
+                # A retry would fail in the same way, and block everything behind it.
                 _log.error("usage_refused", entries=len(request.usage), reason=str(error))
-                self._usage.told()
+                self._usage.acknowledge()
                 return
-            self._usage.told()
+            self._usage.acknowledge()
             if answer.rejected_count:
                 _log.warning("usage_of_unknown_projects", entries=answer.rejected_count)
-            self._hear(answer, batch, windows, sent)
+            self._apply(answer, batch, windows, sent)
 
-    def _hear(
+    def _apply(
         self,
         answer: usage_service_pb2.SyncUsageResponse,
         batch: UsageBatch | None,
@@ -109,18 +115,18 @@ class UsageSync:
         sent: float,
     ) -> None:
         store_s = answer.store_time.ToNanoseconds() / 1e9
-        if self._clock.hear(store_s, sent=sent, received=time.monotonic()):
+        if self._clock.sync(store_s, sent=sent, received=time.monotonic()):
             self._limiter.forget_minute()
         limits = {each.project: project_limits(each.limits) for each in answer.limits}
         self._limiter.set_projects({project: each for project, each in limits.items() if each})
-        self._limiter.hear(int(store_s // SLOT_S), [_window(each) for each in answer.others])
+        self._limiter.apply_remote(int(store_s // SLOT_S), [_window(each) for each in answer.others])
         keys = {window.key[2]: window.key for window in windows if window.key[2]}
         stored = {keys[each.attempt]: each.token_count for each in answer.attempts if each.attempt in keys}
-        self._limiter.counted(_told(batch), stored)
+        self._limiter.apply_stored(_reported(batch), stored)
 
 
 def project_limits(message: model_limits_pb2.ModelLimits) -> ProjectLimits:
-    """Reads the limits of a project."""
+    """Decodes the limits of a project."""
     return ProjectLimits(
         project=_limits(message.project),
         attempt=_limits(message.attempt),
@@ -136,13 +142,13 @@ def _limits(message: model_limits_pb2.CallLimits) -> CallLimits:
     )
 
 
-def _told(batch: UsageBatch | None) -> dict[LimitKey, int]:
-    told: dict[LimitKey, int] = {}
+def _reported(batch: UsageBatch | None) -> dict[LimitKey, int]:
+    reported: dict[LimitKey, int] = {}
     for (project, attempt, _, _), counts in ({} if batch is None else batch.counts).items():
         if attempt:
             key = (project, "", attempt)
-            told[key] = told.get(key, 0) + counts.prompt + counts.completion
-    return told
+            reported[key] = reported.get(key, 0) + counts.prompt + counts.completion
+    return reported
 
 
 def _request(
@@ -195,14 +201,17 @@ def _window(message: usage_service_pb2.LimitWindow) -> Window:
 
 
 TOLERANCE_S: Final = 0.25
-"""Differences below are taken for the way between store and proxy."""
+"""Smaller differences are attributed to network latency."""
 
 
 class StoreClock:
-    """Goes on by the monotonic clock from what the store said last; until then from the machine's own time."""
+    """The store's clock as known to this process, so that all processes start minutes at the same time.
+
+    Advances by the monotonic clock from the store's last time; before that, from the system time.
+    """
 
     def __init__(self, *, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
-        """Takes seconds since 1970, and monotonic seconds."""
+        """Sets the system clock (seconds since 1970) and the monotonic clock (seconds)."""
         self._monotonic = monotonic
         self._ahead_s = wall() - monotonic()
 
@@ -210,8 +219,8 @@ class StoreClock:
         """Returns seconds since 1970."""
         return self._monotonic() + self._ahead_s
 
-    def hear(self, store_s: float, *, sent: float, received: float) -> bool:
-        """Takes what the store said between two moments of the monotonic clock; tells whether this one was set back."""
+    def sync(self, store_s: float, *, sent: float, received: float) -> bool:
+        """Adjusts to a time that the store reported between two monotonic times; returns whether the clock moved back."""
         ahead_s = store_s - (sent + received) / 2
         step_s = ahead_s - self._ahead_s
         if abs(step_s) <= TOLERANCE_S + (received - sent) / 2:

@@ -1,10 +1,10 @@
-"""Figures of model calls, for Prometheus, counted in plain numbers and read when Prometheus asks.
+"""Metrics of model calls, counted in plain numbers and converted when Prometheus scrapes.
 
-A call costs one look-up and a few additions here; the client library's own counters take a lock for
-each. Everything runs in the event loop's thread, scrapes included.
+A call costs one lookup and a few additions; the client library's counters would take a lock each. Everything runs in
+the event loop's thread, scrapes included.
 
-Invariant: labels come from the routing table, from the APIs and from the proxy's own words, never
-from what a caller wrote; figures of what has left the routing table go with it.
+Invariant: label values come from the routing table, the APIs and the proxy itself, never from a caller's input.
+Metrics of routes and backends that have left the routing table are removed with them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 _PLACE = ("model", "backend")
 _KINDS = ("prompt", "cached", "completion")
 _NOWHERE = ("", "")
-"""Of calls that were never sent anywhere."""
+"""Labels of calls that were never sent to a backend."""
 
 
 class _Distribution:
-    """Counts of values by bound; the last count is of those beyond every bound."""
+    """Histogram counts by bound; the last count is that of values above every bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -50,8 +50,8 @@ class _Distribution:
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
-class _Figures:
-    """Of one model at one backend."""
+class _Counts:
+    """The counts of one model at one backend."""
 
     __slots__ = ("cached", "call_s", "completion", "ended", "first_token_s", "gap_s", "prompt")
 
@@ -68,25 +68,21 @@ class _Figures:
 class CallMetrics(Collector):
     """Counts calls; one object per process."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Registers itself."""
+    def __init__(self, registry: CollectorRegistry, tables: TableHolder) -> None:
+        """Registers the collector and follows the routing tables, which name the models and policies to report."""
         self.in_flight = 0
-        self._figures: dict[tuple[str, str], _Figures] = {}
+        self._counts: dict[tuple[str, str], _Counts] = {}
         self._errors: dict[tuple[str, str], int] = {}
-        self._tables: TableHolder | None = None
-        registry.register(self)
-
-    def read_routes(self, tables: TableHolder) -> None:
-        """Takes the routing tables, which say which models and policies there are."""
         self._tables = tables
         tables.follow(self._forget)
+        registry.register(self)
 
     def failed(self, cause: str, status: int) -> None:
-        """Counts an error of a call, or of a request that became none.
+        """Counts an error of a call, or of a request that did not become one.
 
         Args:
-            cause: one of the proxy's own words, such as a reason of the catalogue.
-            status: what the caller was answered with; 0 if it was gone.
+            cause: code of the error, such as a reason of the error catalogue.
+            status: status of the answer; 0 if the caller had disconnected.
         """
         error = (cause, _side_of(cause, status))
         self._errors[error] = self._errors.get(error, 0) + 1
@@ -102,46 +98,46 @@ class CallMetrics(Collector):
         streamed: bool,
         used: TokenCounts,
     ) -> None:
-        """Counts a call that is over and what it used; a stream's mean gap between tokens is observed once, here."""
+        """Counts a finished call and its usage; the mean gap between a stream's tokens is observed here, once per call."""
         place = _NOWHERE if choice is None else (choice.route.model, choice.backend.id)
-        figures = self._figures.get(place)
-        if figures is None:
-            figures = self._figures[place] = _Figures()
+        counts = self._counts.get(place)
+        if counts is None:
+            counts = self._counts[place] = _Counts()
         outcome = (api, status)
-        figures.ended[outcome] = figures.ended.get(outcome, 0) + 1
-        figures.call_s.add(elapsed_s)
+        counts.ended[outcome] = counts.ended.get(outcome, 0) + 1
+        counts.call_s.add(elapsed_s)
         completion = used.completion or 0
-        figures.prompt += used.prompt or 0
-        figures.cached += used.cached
-        figures.completion += completion
+        counts.prompt += used.prompt or 0
+        counts.cached += used.cached
+        counts.completion += completion
         if first_token_s is not None:
-            figures.first_token_s.add(first_token_s)
+            counts.first_token_s.add(first_token_s)
             if streamed and completion > 1:
-                figures.gap_s.add((elapsed_s - first_token_s) / (completion - 1))
+                counts.gap_s.add((elapsed_s - first_token_s) / (completion - 1))
 
     def collect(self) -> Iterator[Metric]:
-        """Returns everything that was counted."""
+        """Yields all metrics."""
         yield GaugeMetricFamily(
-            "fulmen_llm_proxy_calls_in_flight", "Model calls that run now.", value=float(self.in_flight)
+            "fulmen_llm_proxy_calls_in_flight", "Model calls in flight.", value=float(self.in_flight)
         )
         calls = CounterMetricFamily(
-            "fulmen_llm_proxy_calls", "Model calls that ended.", labels=[*_PLACE, "api", "status"]
+            "fulmen_llm_proxy_calls", "Model calls finished.", labels=[*_PLACE, "api", "status"]
         )
         tokens = CounterMetricFamily(
             "fulmen_llm_proxy_tokens",
-            "Tokens of calls, as backends say or else estimated; cached ones are among those of prompts.",
+            "Tokens of calls, reported by backends or estimated; `prompt` includes `cached`.",
             labels=[*_PLACE, "kind"],
         )
-        for place, figures in self._figures.items():
-            for (api, status), count in figures.ended.items():
+        for place, counts in self._counts.items():
+            for (api, status), count in counts.ended.items():
                 calls.add_metric([*place, api, str(status)], count)
             for kind in _KINDS:
-                tokens.add_metric([*place, kind], getattr(figures, kind))
+                tokens.add_metric([*place, kind], getattr(counts, kind))
         yield calls
         yield tokens
         yield from self._distributions()
         errors = CounterMetricFamily(
-            "fulmen_llm_proxy_errors", "Errors, by cause and by whose they are.", labels=["cause", "side"]
+            "fulmen_llm_proxy_errors", "Errors by cause and responsible side.", labels=["cause", "side"]
         )
         for (cause, side), count in self._errors.items():
             errors.add_metric([cause, side], count)
@@ -149,38 +145,37 @@ class CallMetrics(Collector):
         yield self._policy_versions()
 
     def describe(self) -> Iterable[Metric]:
-        """Returns nothing: names are checked by nobody at registration, and nothing is counted yet."""
+        """Returns nothing: there is nothing to collect at registration."""
         return ()
 
     def _distributions(self) -> Iterator[Metric]:
         found = {
             "call_s": HistogramMetricFamily(
-                "fulmen_llm_proxy_call_seconds", "From the request to the end of the answer.", labels=_PLACE
+                "fulmen_llm_proxy_call_seconds", "Time from the request to the end of the answer.", labels=_PLACE
             ),
             "first_token_s": HistogramMetricFamily(
                 "fulmen_llm_proxy_first_token_seconds",
-                "From the request to the first byte of the answer; of a stream: its first event.",
+                "Time from the request to the first byte of the answer, or the first event of a stream.",
                 labels=_PLACE,
             ),
             "gap_s": HistogramMetricFamily(
                 "fulmen_llm_proxy_inter_token_seconds", "Mean time between the tokens of a stream.", labels=_PLACE
             ),
         }
-        for place, figures in self._figures.items():
+        for place, counts in self._counts.items():
             for name, family in found.items():
-                distribution: _Distribution = getattr(figures, name)
+                distribution: _Distribution = getattr(counts, name)
                 family.add_metric(place, distribution.buckets(), distribution.total)
         yield from found.values()
 
     def _policy_versions(self) -> Metric:
         family = GaugeMetricFamily(
             "fulmen_llm_proxy_policy_version",
-            "Newest version of a policy that a route serves.",
+            "Latest policy version that a route serves.",
             labels=["policy", "model"],
         )
         newest: dict[tuple[str, str], int] = {}
-        routes = self._tables.current.routes if self._tables is not None else {}
-        for route in routes.values():
+        for route in self._tables.current.routes.values():
             for target in route.targets:
                 if target.policy and (target.weight > 0 or len(route.targets) == 1):
                     key = (target.policy, route.model)
@@ -190,10 +185,10 @@ class CallMetrics(Collector):
         return family
 
     def _forget(self, table: RoutingTable) -> None:
-        for model, backend_id in list(self._figures):
+        for model, backend_id in list(self._counts):
             gone = model not in table.routes or backend_id not in table.backends
             if gone and (model, backend_id) != _NOWHERE:
-                del self._figures[model, backend_id]
+                del self._counts[model, backend_id]
 
 
 def _side_of(cause: str, status: int) -> str:

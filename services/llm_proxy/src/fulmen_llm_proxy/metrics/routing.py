@@ -1,4 +1,4 @@
-"""Figures of backends, tries and the answer cache, for Prometheus."""
+"""Metrics of backends, retries and the answer cache."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from fulmen_llm_proxy.routing.breaker import BreakerState
 
 
 class RoutingMetrics(Collector):
-    """Counts what is out of the ordinary; reads the backends' states when it is asked."""
+    """Counts retries, fallbacks, hedges and cache lookups; reads the states of backends when scraped."""
 
     def __init__(self, registry: CollectorRegistry, states: BackendStates) -> None:
-        """Takes the states of this process."""
         self._states = states
         self._retries = Counter(
             "fulmen_llm_proxy_retries",
-            "Further tries of calls, by what was wrong with the one before.",
+            "Retries of calls, by the failure of the try before.",
             ["cause"],
             registry=registry,
         )
         self._fallbacks = Counter(
             "fulmen_llm_proxy_fallbacks",
-            "Tries on a fallback route, by what was wrong with the one before.",
+            "Tries on a fallback route, by the failure of the try before.",
             ["cause"],
             registry=registry,
         )
         self._hedges = Counter(
             "fulmen_llm_proxy_hedges",
-            "Calls for which a second backend was asked: `won` if that one answered first.",
+            "Calls hedged with a second backend; `won` if it answered first.",
             ["outcome"],
             registry=registry,
         )
         self._queue_refusals = Counter(
             "fulmen_llm_proxy_backend_queue_refusals",
-            "Tries that found no place in a backend's queue, or waited too long in it.",
+            "Tries refused because a backend's queue was full or the wait in it too long.",
             registry=registry,
         )
         self._cache = Counter(
@@ -47,7 +46,7 @@ class RoutingMetrics(Collector):
         registry.register(self)
 
     def retried(self, cause: str) -> None:
-        """Counts a further try."""
+        """Counts a retry, by the failure of the try before."""
         self._retries.labels(cause).inc()
 
     def fell_back(self, cause: str) -> None:
@@ -55,35 +54,35 @@ class RoutingMetrics(Collector):
         self._fallbacks.labels(cause).inc()
 
     def hedged(self, outcome: str) -> None:
-        """Counts a hedge."""
+        """Counts a hedge: `won` if the second backend answered first, otherwise `lost`."""
         self._hedges.labels(outcome).inc()
 
     def queue_refused(self) -> None:
-        """Counts a try without a place."""
+        """Counts a try for which the backend had no free slot in time."""
         self._queue_refusals.inc()
 
     def looked_up(self, outcome: str) -> None:
-        """Counts a lookup, `hit` or `miss`."""
+        """Counts a cache lookup, `hit` or `miss`."""
         self._cache.labels(outcome).inc()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Returns the backends' states."""
+        """Yields the states of the backends."""
         breaker = GaugeMetricFamily(
             "fulmen_llm_proxy_backend_breaker",
-            "1 for the state that a backend's circuit breaker is in.",
+            "State of a backend's circuit breaker: 1 for the current state.",
             labels=["backend", "state"],
         )
         in_flight = GaugeMetricFamily(
-            "fulmen_llm_proxy_backend_in_flight", "Calls under way at a backend.", labels=["backend"]
+            "fulmen_llm_proxy_backend_in_flight", "Calls in flight at a backend.", labels=["backend"]
         )
         waiting = GaugeMetricFamily(
             "fulmen_llm_proxy_backend_waiting",
-            "Calls that wait for a place at a backend, or for the end of its hold.",
+            "Calls waiting for a slot of a backend or for the end of its hold.",
             labels=["backend"],
         )
         engine = GaugeMetricFamily(
             "fulmen_llm_proxy_engine_waiting",
-            "Requests that wait within a backend's engine, as it says itself.",
+            "Requests waiting inside a backend's engine, as the engine reports.",
             labels=["backend"],
         )
         for backend_id, state in self._states.items():

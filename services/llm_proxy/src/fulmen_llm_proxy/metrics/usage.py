@@ -1,4 +1,4 @@
-"""Figures of limits and usage, for Prometheus."""
+"""Metrics of limits, usage and cost."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ _MICROS = 1e6
 
 
 class UsageMetrics(Collector):
-    """Reads the book when it is asked, so that calls pay nothing for it."""
+    """Reads the usage book when scraped, at no cost for calls."""
 
     def __init__(self, registry: CollectorRegistry, usage: UsageBook) -> None:
-        """Takes the book of this process."""
         self._usage = usage
         self._refusals = Counter(
             "fulmen_llm_proxy_limit_refusals",
-            "Calls that a limit refused, by the limit and the kind of thing that it is of.",
+            "Calls refused by a limit, by limit and by what it applies to.",
             ["limit", "of"],
             registry=registry,
         )
         registry.register(self)
 
     def refused(self, limit: str, of: str) -> None:
-        """Counts a refusal."""
+        """Counts a refusal by a limit of a project, attempt or backend."""
         self._refusals.labels(limit, of).inc()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Returns the cost since the process started, and what could not be counted by attempt."""
+        """Yields the cost since the process started, and the calls counted without their attempt."""
         yield CounterMetricFamily(
             "fulmen_llm_proxy_cost_dollars",
-            "Cost of model calls by the price table.",
+            "Cost of model calls by the price table, US dollars.",
             value=self._usage.total.cost_micros / _MICROS,
         )
         yield CounterMetricFamily(
             "fulmen_llm_proxy_usage_without_attempt",
-            "Calls of attempts that were counted for their project only, since too many attempts waited for the store.",
-            value=self._usage.nameless,
+            "Calls counted for their project only, because the usage of too many attempts was unreported.",
+            value=self._usage.without_attempt,
         )

@@ -1,4 +1,4 @@
-"""How each backend does, as this process sees it: slots in use, failures, its engine's own load."""
+"""The state of each backend as this process sees it: slots in use, failures, load of its engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SATURATED_CACHE = 0.95
 
 
 class QueueFull(Exception):
-    """As many calls wait for the backend as may."""
+    """The queue of a backend is full."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,14 +24,14 @@ class BackendState:
     """Counts of one backend; `acquire` and `release` bound the calls in flight.
 
     Attributes:
-        in_flight: calls under way.
-        load: calls under way or waiting for a slot.
-        held: calls that wait for the end of a hold.
-        last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
-        last_failure_kind: what it was; empty: never.
-        engine_waiting: requests that wait within the engine itself; UNKNOWN if it does not say.
+        in_flight: calls in flight.
+        load: calls in flight or waiting for a slot.
+        held: calls waiting for the end of a hold.
+        last_failure_s: time of the last failure, seconds since 1970; None if never.
+        last_failure_kind: kind of the last failure; empty if never.
+        engine_waiting: requests waiting inside the engine; UNKNOWN if not reported.
         engine_cache_usage: share of its key-value cache in use; UNKNOWN if it does not say.
-        is_saturated: its engine says that another call would only wait there, or take others' cache.
+        is_saturated: whether another call would only wait in the engine, or evict the cache of others.
     """
 
     wall_clock: Callable[[], float]
@@ -51,16 +51,16 @@ class BackendState:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a slot, or for the end of a hold."""
+        """Number of calls waiting for a slot or for the end of a hold."""
         return len(self._waiting) + self.held
 
-    def engine_told(self, waiting: int, cache_use: float) -> None:
-        """Takes what the engine says of its load; UNKNOWN for what it does not say."""
+    def set_engine_load(self, waiting: int, cache_use: float) -> None:
+        """Sets the load that the engine reports; UNKNOWN for what it does not report."""
         self.engine_waiting, self.engine_cache_usage = waiting, cache_use
         self.is_saturated = waiting >= _SATURATED_WAITING or cache_use >= _SATURATED_CACHE
 
     def try_acquire(self, limit: int) -> bool:
-        """Takes a slot if one of `limit` is free and nobody waits for it."""
+        """Acquires a slot if one of `limit` is free and no call waits for it."""
         if self.in_flight < limit and not self._waiting:
             self.in_flight += 1
             self.load += 1
@@ -68,13 +68,13 @@ class BackendState:
         return False
 
     async def acquire(self, limit: int, *, max_waiting: int) -> bool:
-        """Takes a slot; waits in turn while `limit` slots are in use. The caller gives the deadline.
+        """Acquires a slot; waits in FIFO order while `limit` slots are in use. The caller sets the deadline.
 
         Returns:
-            True if it had to wait.
+            Whether it had to wait.
 
         Raises:
-            QueueFull: if `max_waiting` calls wait already.
+            QueueFull: if `max_waiting` calls are already waiting.
         """
         if self.try_acquire(limit):
             return False
@@ -87,7 +87,7 @@ class BackendState:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # the slot was handed over just before
+                self.release()  # the slot was just handed over
             else:
                 self._waiting.remove(turn)
                 self.load -= 1
@@ -95,7 +95,7 @@ class BackendState:
         return True
 
     def release(self) -> None:
-        """Gives a slot back, to the call that has waited longest."""
+        """Releases a slot to the call that has waited longest."""
         self.load -= 1
         while self._waiting:
             turn = self._waiting.popleft()
@@ -110,12 +110,12 @@ class BackendState:
         return self.breaker.begin()
 
     def answered(self, period: int) -> None:
-        """Counts an answer that speaks for the backend."""
+        """Counts an answer that shows the backend is healthy."""
         if self.breaker.succeeded(period):
             self.budget.release()
 
     def failed(self, period: int, kind: str) -> None:
-        """Counts a failure that is the backend's."""
+        """Counts a failure caused by the backend."""
         self.failures += 1
         self.last_failure_s = self.wall_clock()
         self.last_failure_kind = kind
@@ -126,12 +126,12 @@ class BackendStates:
     """The states of all backends that were called, by backend id."""
 
     def __init__(self, *, recheck_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """Creates an empty set.
+        """Creates an empty collection.
 
         Args:
-            recheck_s: seconds after which a backend whose breaker opened is tried again, if its health is not asked.
-            clock: seconds, monotonic.
-            wall_clock: seconds since 1970.
+            recheck_s: seconds after which a backend with an open breaker is tried again, if its health is not probed.
+            clock: monotonic clock, seconds.
+            wall_clock: system clock, seconds since 1970.
         """
         self._recheck_s = recheck_s
         self._clock = clock
@@ -139,7 +139,7 @@ class BackendStates:
         self._states: dict[str, BackendState] = {}
 
     def of(self, backend_id: str) -> BackendState:
-        """Returns the state of a backend, new on first use."""
+        """Returns the state of a backend; creates it on first use."""
         state = self._states.get(backend_id)
         if state is None:
             state = self._states[backend_id] = BackendState(
@@ -150,15 +150,15 @@ class BackendStates:
         return state
 
     def is_healthy(self, backend_id: str) -> bool:
-        """Tells whether its breaker lets calls through."""
+        """Returns whether the backend's breaker is not open."""
         return self.of(backend_id).breaker.state is not BreakerState.OPEN
 
     def items(self) -> Iterator[tuple[str, BackendState]]:
-        """Yields all states with their backends' ids."""
+        """Yields backend ids and states."""
         return iter(list(self._states.items()))
 
     def keep_only(self, backend_ids: Iterable[str]) -> None:
-        """Forgets backends that are gone and have no call in flight."""
+        """Drops the states of removed backends that have no calls."""
         kept = set(backend_ids)
         for backend_id, state in list(self._states.items()):
             if backend_id not in kept and state.load == 0:

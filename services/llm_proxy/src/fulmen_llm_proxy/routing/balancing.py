@@ -1,8 +1,8 @@
-"""Which replica of a variant gets a call.
+"""Chooses the replica of a variant for a call.
 
-Sticky balancing is rendezvous hashing with bounded loads: every replica draws a score from the call's key, the best
-score wins among the replicas that carry less than 1.25 times their share of the calls under way. So a key stays where
-its prefix is cached, a replica that joins or leaves moves its own keys only, and no replica is much busier than the
+Sticky balancing is rendezvous hashing with bounded loads: every replica gets a score from the call's key, and the best
+score wins among the replicas that have less than 1.25 times their share of the calls in flight. A key thus stays where
+its prefix is cached, a replica that joins or leaves moves only its own keys, and no replica is much busier than the
 others.
 
 Sources: V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018); C. Schindelhauer,
@@ -35,27 +35,24 @@ _MIX_FIRST = 0x9E3779B97F4A7C15
 _MIX_SECOND = 0xD6E8FEB86659FD93
 
 
+_SYSTEM_FIELDS = ("system", "instructions")
+_PROMPT_FIELDS = ("messages", "input", "prompt")
+_ROLE = re.compile(rb'"role"')
+_MESSAGES = 2
+"""Messages that count as the beginning of a conversation, which the rollouts of a group share."""
+
+_TEXT_BYTES = 512
+"""Length of the beginning of a prompt without messages."""
+
+_MAX_BYTES = 2048
+
+
 class Balancing(StrEnum):
-    """How a replica is chosen; see `fulmen.llm_proxy.v1.Balancing`."""
+    """Load-balancing policy; see `fulmen.llm_proxy.v1.Balancing`."""
 
     STICKY = "sticky"
     PREFIX_CACHE = "prefix_cache"
     LEAST_OUTSTANDING = "least_outstanding"
-
-
-class Affinity(Protocol):
-    """What binds a call to a place; both are asked for only if there is a choice.
-
-    Attributes:
-        attempt: 64 bits, equal for all calls of one attempt.
-        prefix: 64 bits, equal for all calls whose prompts begin alike.
-    """
-
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def prefix(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +60,10 @@ class Replica:
     """One backend of a variant.
 
     Attributes:
-        index: its place in the variant.
-        weight: its share, relative to the other replicas.
+        index: position in the variant.
+        weight: share of the calls, relative to the other replicas.
         seed: `seed_of` its id.
-        hold_until_s: until when it is held, seconds since 1970.
+        hold_until_s: end of its hold, seconds since 1970.
     """
 
     index: int
@@ -78,7 +75,7 @@ class Replica:
 
 
 class Weighted(Protocol):
-    """Something that draws a score."""
+    """A candidate of rendezvous hashing."""
 
     @property
     def weight(self) -> int: ...
@@ -91,38 +88,89 @@ W = TypeVar("W", bound=Weighted)
 
 
 def seed_of(name: str) -> int:
-    """Returns 64 bits that stand for a name."""
+    """Returns a 64-bit hash of a name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def key_of(data: bytes) -> int:
-    """Returns 64 bits that stand for a call's key."""
+    """Returns a 64-bit hash of a call's key."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
+class CallAffinity:
+    """The keys by which a call is bound to the place where its prompt is cached; computed on first use."""
+
+    __slots__ = ("_attempt", "_attempt_key", "_fields", "_prefix_key")
+
+    def __init__(self, attempt: str | None, fields: Fields) -> None:
+        """Sets the attempt's name, None without an attempt, and the fields of the request."""
+        self._attempt = attempt
+        self._fields = fields
+        self._attempt_key: int | None = None
+        self._prefix_key: int | None = None
+
+    @property
+    def attempt(self) -> int:
+        """64 bits, equal for all calls of an attempt; random without an attempt."""
+        if self._attempt_key is None:
+            self._attempt_key = random.getrandbits(64) if self._attempt is None else key_of(self._attempt.encode())
+        return self._attempt_key
+
+    @property
+    def prefix(self) -> int:
+        """64 bits, equal for all calls whose prompts share their beginning."""
+        if self._prefix_key is None:
+            self._prefix_key = key_of(prompt_beginning(self._fields))
+        return self._prefix_key
+
+
+def prompt_beginning(fields: Fields) -> bytes:
+    """Returns the beginning of a prompt: its system text and first messages, as raw JSON.
+
+    It stays the same while a conversation continues. Nothing is decoded: a message ends where the `"role"` of the next
+    one starts, which no string within a message can contain unescaped.
+    """
+    parts = [bytes(fields[name]) for name in _SYSTEM_FIELDS if name in fields]
+    parts += [_first_messages(fields[name]) for name in _PROMPT_FIELDS if name in fields]
+    beginning = b"\0".join(parts)
+    if len(beginning) > _MAX_BYTES:
+        half = _MAX_BYTES // 2
+        return b"%d\0%b%b" % (len(beginning), beginning[:half], beginning[-half:])
+    return beginning
+
+
+def _first_messages(prompt: msgspec.Raw) -> bytes:
+    roles = [found.start() for found in islice(_ROLE.finditer(prompt), _MESSAGES + 1)]
+    if not roles:
+        return bytes(memoryview(prompt)[:_TEXT_BYTES])
+    # Ends with the last complete message, without the end of the list.
+    beginning = bytes(memoryview(prompt)[: roles[-1]] if len(roles) > _MESSAGES else prompt)
+    return beginning[: beginning.rfind(b"}") + 1]
+
+
 def draw(seed: int, key: int) -> int:
-    """Returns 64 even bits for a pair: the finaliser of splitmix64, cut short; its high bits are the best."""
+    """Returns 64 uniformly distributed bits for a pair: a shortened splitmix64 finaliser, best in its high bits."""
     mixed = (seed ^ key) * _MIX_FIRST & _MASK
     return (mixed ^ mixed >> 32) * _MIX_SECOND & _MASK
 
 
 def rendezvous(choices: Sequence[W], key: int) -> W:
-    """Returns the choice with the best score: weighted rendezvous hashing."""
+    """Returns the choice with the best score (weighted rendezvous hashing)."""
     best = choices[0]
     if len(choices) == 1:
         return best
-    weight, most = best.weight, -1
+    weight, highest = best.weight, -1
     for choice in choices:
         if choice.weight != weight:
             return max(choices, key=lambda one: _score(one.weight, draw(one.seed, key)))
         drawn = draw(choice.seed, key)
-        if drawn > most:
-            best, most = choice, drawn
+        if drawn > highest:
+            best, highest = choice, drawn
     return best
 
 
 def _score(weight: int, drawn: int) -> float:
-    # Half a step up keeps the draw strictly above 0; it may round up to 1.
+    # Adding one half keeps the draw above 0; it may round up to 1.
     share = (drawn + 0.5) / _HASH_SPACE
     return weight / -math.log(share) if share < 1.0 else math.inf
 
@@ -134,27 +182,27 @@ def pick(
     replicas: Sequence[Replica],
     *,
     states: BackendStates,
-    affinity: Affinity,
+    affinity: CallAffinity,
     balancing: Balancing,
     avoid: Collection[str] = (),
 ) -> Replica:
     """Chooses a replica.
 
-    Passed over, as long as others are left: replicas to avoid, held ones, those whose breaker lets no call through, and
-    those whose engine is saturated. If more than half of the breakers are open, all are ignored: it is then likelier
-    that the breakers, or the network on this side, are wrong than that so many backends are.
+    Skips, while others are left, the replicas to avoid, those that are held, those whose breaker is open, and those
+    whose engine is saturated. If more than half of the breakers are open, breakers are ignored: the local network is
+    then a likelier cause than so many failing backends.
     """
     if len(replicas) == 1:
         return replicas[0]
     candidates = []
-    well = not avoid
+    healthy = not avoid
     for replica in replicas:
         state = states.of(replica.backend_id)
         if replica.hold_until_s or state.is_saturated or not state.breaker.admits:
-            well = False
+            healthy = False
         candidates.append((replica, state))
-    if not well:
-        candidates = _well(candidates, states.wall_clock, avoid)
+    if not healthy:
+        candidates = _healthy(candidates, states.wall_clock, avoid)
         if len(candidates) == 1:
             return candidates[0][0]
     if balancing is Balancing.LEAST_OUTSTANDING:
@@ -163,7 +211,7 @@ def pick(
     return rendezvous(within_bound(candidates), key)
 
 
-def _well(candidates: list[_Candidate], wall_clock: Callable[[], float], avoid: Collection[str]) -> list[_Candidate]:
+def _healthy(candidates: list[_Candidate], wall_clock: Callable[[], float], avoid: Collection[str]) -> list[_Candidate]:
     everyone = candidates
     if avoid:
         candidates = [one for one in candidates if one[0].backend_id not in avoid] or candidates
@@ -182,10 +230,10 @@ def _panic(candidates: list[_Candidate]) -> bool:
 
 
 def within_bound(candidates: Sequence[_Candidate]) -> list[Replica]:
-    """Returns the replicas that may take one more call; never none.
+    """Returns the replicas that may take one more call; never empty.
 
-    A replica's bound is 1.25 times its share, by weight, of the calls under way, this one included. Those with a free
-    slot come before those where the call would wait.
+    A replica's bound is 1.25 times its share, by weight, of the calls in flight, this one included. Replicas with a
+    free slot take precedence over those where the call would wait.
     """
     total, weights = 1, 0
     for replica, state in candidates:
@@ -203,68 +251,5 @@ def within_bound(candidates: Sequence[_Candidate]) -> list[Replica]:
 
 def _least_outstanding(candidates: Sequence[_Candidate], key: int) -> Replica:
     loads = [(state.load + 1) / replica.weight for replica, state in candidates]
-    least = min(loads)
-    return rendezvous([one[0] for one, load in zip(candidates, loads, strict=True) if load == least], key)
-
-
-_SYSTEM_FIELDS = ("system", "instructions")
-_PROMPT_FIELDS = ("messages", "input", "prompt")
-_ROLE = re.compile(rb'"role"')
-_MESSAGES = 2
-"""So many messages make the beginning of a conversation: what the siblings of a rollout group share."""
-
-_TEXT_BYTES = 512
-"""Of a prompt that is no conversation."""
-
-_MOST_BYTES = 2048
-
-
-class CallAffinity:
-    """The keys of one call."""
-
-    __slots__ = ("_attempt", "_attempt_key", "_fields", "_prefix_key")
-
-    def __init__(self, attempt: str | None, fields: Fields) -> None:
-        """Takes the attempt's name, None for a call of nobody's, and the request's fields."""
-        self._attempt = attempt
-        self._fields = fields
-        self._attempt_key: int | None = None
-        self._prefix_key: int | None = None
-
-    @property
-    def attempt(self) -> int:
-        """Equal for all calls of one attempt; at random for a call of nobody's."""
-        if self._attempt_key is None:
-            self._attempt_key = random.getrandbits(64) if self._attempt is None else key_of(self._attempt.encode())
-        return self._attempt_key
-
-    @property
-    def prefix(self) -> int:
-        """Equal for all calls whose prompts begin alike."""
-        if self._prefix_key is None:
-            self._prefix_key = key_of(prompt_beginning(self._fields))
-        return self._prefix_key
-
-
-def prompt_beginning(fields: Fields) -> bytes:
-    """Returns what stands for the beginning of a prompt: its system text and its first messages, as they came.
-
-    A conversation that goes on keeps its beginning, whatever is said later. Nothing is decoded: a message ends where the
-    next one's `"role"` begins, which no string within a message can contain unescaped.
-    """
-    parts = [bytes(fields[name]) for name in _SYSTEM_FIELDS if name in fields]
-    parts += [_first_messages(fields[name]) for name in _PROMPT_FIELDS if name in fields]
-    beginning = b"\0".join(parts)
-    if len(beginning) > _MOST_BYTES:
-        half = _MOST_BYTES // 2
-        return b"%d\0%b%b" % (len(beginning), beginning[:half], beginning[-half:])
-    return beginning
-
-
-def _first_messages(prompt: msgspec.Raw) -> bytes:
-    roles = [found.start() for found in islice(_ROLE.finditer(prompt), _MESSAGES + 1)]
-    if not roles:
-        return bytes(memoryview(prompt)[:_TEXT_BYTES])
-    # Up to the end of the message before the next one, or of the last one, without what closes the list.
-    beginning = bytes(memoryview(prompt)[: roles[-1]] if len(roles) > _MESSAGES else prompt)
-    return beginning[: beginning.rfind(b"}") + 1]
+    lowest = min(loads)
+    return rendezvous([one[0] for one, load in zip(candidates, loads, strict=True) if load == lowest], key)

@@ -1,15 +1,15 @@
-"""Whether calls are sent to a backend: a circuit breaker.
+"""A circuit breaker: decides whether calls are sent to a backend.
 
 ```
 CLOSED --three failures in a row, or half of the last sixteen calls, or three failed probes--> OPEN
-OPEN --a good probe; without probes: the wait is over--> HALF_OPEN
-HALF_OPEN --two calls end well--> CLOSED
+OPEN --a successful probe; without probes, after a wait--> HALF_OPEN
+HALF_OPEN --two calls succeed--> CLOSED
 HALF_OPEN --a call or three probes fail--> OPEN, for twice as long
-OPEN --two calls that were sent for want of another backend end well--> CLOSED
+OPEN --two calls succeed that were sent for lack of another backend--> CLOSED
 ```
 
-Invariant: what a call tells counts only in the period in which the call began. A call that was sent before the breaker
-opened says nothing about how the backend does now.
+Invariant: the outcome of a call counts only in the period in which the call began. A call sent before the breaker
+opened says nothing about the backend's present state.
 
 Source: M. Nygard, "Release It!", chapter "Stability Patterns".
 """
@@ -22,7 +22,7 @@ from enum import StrEnum
 
 FAILURES_IN_ROW = 3
 TRIALS = 3
-"""Calls in flight at once while half open."""
+"""Maximum number of calls in flight while half open."""
 
 SUCCESSES_TO_CLOSE = 2
 
@@ -34,7 +34,7 @@ _MAX_DOUBLINGS = 4
 
 
 class BreakerState(StrEnum):
-    """Whether calls are sent."""
+    """State of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -46,9 +46,9 @@ class Breaker:
     """The breaker of one backend.
 
     Attributes:
-        clock: seconds, monotonic.
-        recheck_s: how long it stays open at first; twice as long after each trial that fails, 16 times at most.
-        probed: its backend's health is asked: the probes alone end an open period, time does not.
+        clock: monotonic clock, seconds.
+        recheck_s: initial open time, seconds; doubles after each failed trial, up to 16 times.
+        probed: whether the backend's health is probed; an open period then ends by a probe, not by time.
     """
 
     clock: Callable[[], float]
@@ -56,7 +56,7 @@ class Breaker:
     probed: bool = False
     _state: BreakerState = BreakerState.CLOSED
     _period: int = 0
-    _history: int = 0  # one bit per call, the latest lowest; 1: it failed
+    _history: int = 0  # one bit per call, latest lowest; 1 means failed
     _failed_probes: int = 0
     _trials: int = 0
     _successes: int = 0
@@ -65,26 +65,26 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """Whether calls are sent now."""
+        """The current state."""
         if self._state is BreakerState.OPEN and not self.probed and self.clock() >= self._open_until_s:
             self._enter(BreakerState.HALF_OPEN)
         return self._state
 
     @property
     def admits(self) -> bool:
-        """True if it lets one more call through."""
+        """Whether another call may be sent."""
         if self._state is BreakerState.CLOSED:
             return True
         return self.state is BreakerState.HALF_OPEN and self._trials < TRIALS
 
     def begin(self) -> int:
-        """Counts a call that is sent, whether it was admitted or not; returns the period, to be given at its end."""
+        """Counts a call that is sent, admitted or not; returns the period, to be passed back at its end."""
         if self._state is not BreakerState.CLOSED and self.state is BreakerState.HALF_OPEN:
             self._trials += 1
         return self._period
 
     def succeeded(self, period: int) -> bool:
-        """Counts a call that the backend answered; returns True if that closed the breaker."""
+        """Counts a successful call; returns whether it closed the breaker."""
         if period != self._period:
             return False
         self._failed_probes = 0
@@ -101,7 +101,7 @@ class Breaker:
         return True
 
     def failed(self, period: int) -> None:
-        """Counts a call that failed for a reason that is the backend's."""
+        """Counts a call that the backend failed."""
         if period != self._period:
             return
         if self._state is BreakerState.HALF_OPEN:
@@ -114,19 +114,19 @@ class Breaker:
                 self._open(again=False)
 
     def abandoned(self, period: int) -> None:
-        """Counts a call that says nothing about its backend: cancelled, refused, over its deadline."""
+        """Counts a call without a verdict on the backend: cancelled, refused, past its deadline."""
         if period == self._period:
             self._end_trial()
 
     def probe_succeeded(self) -> None:
-        """Counts a good answer to a question for the backend's health."""
+        """Counts a successful health probe."""
         self.probed = True
         self._failed_probes = 0
         if self._state is BreakerState.OPEN:
             self._enter(BreakerState.HALF_OPEN)
 
     def probe_failed(self) -> None:
-        """Counts a bad answer, or none, to a question for the backend's health."""
+        """Counts a failed health probe."""
         self.probed = True
         self._failed_probes += 1
         if self._failed_probes >= FAILURES_IN_ROW and self._state is not BreakerState.OPEN:

@@ -1,4 +1,4 @@
-"""Routes and backends between their protobuf form, which the store keeps, and the routing table."""
+"""Converts routes and backends between protobuf, as stored, and the routing table; validates them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENGINES = {
 }
 
 _DEFAULT_MAX_IN_FLIGHT = 1024
-_MOST_PER_MINUTE = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
+_MAX_PER_MINUTE = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
 _MAX_TARGETS = 16
 _MAX_FALLBACKS = 4
 _NS_PER_S = 1e9
@@ -65,7 +65,7 @@ def backend_resource(backend_id: str) -> str:
 
 
 def model_of(name: str, field: str = "name") -> str:
-    """Takes the model out of `routes/{model}`.
+    """Extracts the model from `routes/{model}`.
 
     Raises:
         ArgumentInvalid: if the name is malformed.
@@ -74,7 +74,7 @@ def model_of(name: str, field: str = "name") -> str:
 
 
 def backend_id_of(name: str, field: str = "name") -> str:
-    """Takes the id out of `backends/{id}`.
+    """Extracts the id from `backends/{id}`.
 
     Raises:
         ArgumentInvalid: if the name is malformed.
@@ -83,10 +83,10 @@ def backend_id_of(name: str, field: str = "name") -> str:
 
 
 def decode_route(message: route_pb2.Route) -> Route:
-    """Checks a route and turns it into the table's form.
+    """Validates a route and converts it for the routing table.
 
     Raises:
-        ArgumentInvalid: naming every field that is malformed or out of range.
+        ArgumentInvalid: if fields are malformed or out of range; names all of them.
     """
     problems = _Problems()
     model = problems.id_of(message.name, "routes/", _MODEL, "route.name")
@@ -164,10 +164,10 @@ def _decode_fallbacks(model: str, message: route_pb2.Route, problems: _Problems)
 
 
 def decode_backend(message: backend_pb2.Backend) -> Backend:
-    """Checks a backend and turns it into the table's form.
+    """Validates a backend and converts it for the routing table.
 
     Raises:
-        ArgumentInvalid: naming every field that is malformed or out of range.
+        ArgumentInvalid: if fields are malformed or out of range; names all of them.
     """
     problems = _Problems()
     azure = message.dialect == backend_pb2.DIALECT_AZURE_OPENAI
@@ -179,12 +179,12 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
     if azure and not message.api_version:
         problems.add("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
     if message.engine not in _ENGINES:
-        problems.add("backend.engine", "is not an engine that is known here")
+        problems.add("backend.engine", "is not a known engine")
     if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
         problems.add("backend.health_path", "is not of the form /health")
     problems.range(message.max_in_flight, "backend.max_in_flight", _MAX_IN_FLIGHT)
-    for limit, most in _MOST_PER_MINUTE.items():
-        problems.range(getattr(message, limit), f"backend.{limit}", most)
+    for limit, maximum in _MAX_PER_MINUTE.items():
+        problems.range(getattr(message, limit), f"backend.{limit}", maximum)
     backend = Backend(
         id=problems.id_of(message.name, "backends/", _BACKEND_ID, "backend.name"),
         base_url=message.base_url.rstrip("/"),
@@ -219,7 +219,7 @@ def _apis(message: backend_pb2.Backend, dialect: Dialect, problems: _Problems) -
 
 
 class _Problems:
-    """Everything that is wrong with one message, so that its author hears of all at once."""
+    """Collects the violations of a message, to report all of them at once."""
 
     def __init__(self) -> None:
         self._found: list[Violation] = []
@@ -228,25 +228,25 @@ class _Problems:
         self._found.append(Violation(field=field, description=description))
 
     def id_of(self, name: str, prefix: str, pattern: re.Pattern[str], field: str) -> str:
-        """Takes the id out of a name; empty if it is malformed."""
+        """Extracts the id from a name; empty if malformed."""
         found = name.removeprefix(prefix)
         if name.startswith(prefix) and pattern.fullmatch(found):
             return found
         self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern}}}")
         return ""
 
-    def range(self, value: int, field: str, most: int) -> None:
-        """Checks a number whose 0 means unset."""
-        if not 0 <= value <= most:
-            self.add(field, f"must be 1 to {most}, or unset")
+    def range(self, value: int, field: str, maximum: int) -> None:
+        """Checks a number for which 0 means unset."""
+        if not 0 <= value <= maximum:
+            self.add(field, f"must be 1 to {maximum}, or unset")
 
-    def seconds(self, message: route_pb2.Route, name: str, field: str, most_s: float) -> float | None:
+    def seconds(self, message: route_pb2.Route, name: str, field: str, max_s: float) -> float | None:
         """Returns a duration in seconds; None if it is unset."""
         if not message.HasField(name):
             return None
         found_s = float(getattr(message, name).ToNanoseconds() / _NS_PER_S)
-        if not 0 < found_s <= most_s:
-            self.add(field, f"must be over 0 s and at most {most_s:.0f} s")
+        if not 0 < found_s <= max_s:
+            self.add(field, f"must be over 0 s and at most {max_s:.0f} s")
         return found_s
 
     def settle(self) -> None:
@@ -256,7 +256,7 @@ class _Problems:
 
 
 def parse_route(content: bytes) -> route_pb2.Route:
-    """Reads a route from the content of its resource.
+    """Parses a route from the content of its resource.
 
     Raises:
         ArgumentInvalid: if it is not a serialised route.
@@ -268,7 +268,7 @@ def parse_route(content: bytes) -> route_pb2.Route:
 
 
 def parse_backend(content: bytes) -> backend_pb2.Backend:
-    """Reads a backend from the content of its resource.
+    """Parses a backend from the content of its resource.
 
     Raises:
         ArgumentInvalid: if it is not a serialised backend.

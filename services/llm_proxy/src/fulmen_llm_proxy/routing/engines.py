@@ -1,15 +1,13 @@
-"""What the proxy knows of the engines that model servers run.
+"""Profiles of the inference engines that backends run.
 
-An engine is named by the field `engine` of a backend. Its profile says in which APIs a stream
-carries token ids, where health is asked, and how load is read from its own Prometheus metrics. All
-engines are asked for token ids in the same way: `return_token_ids` and `logprobs` in the request.
-Where they put them differs a little, and the readers of `apis` take either place: vLLM puts
-`prompt_token_ids` beside the choices of a chat completion, and within each choice of a completion;
-SGLang puts it within each choice of both.
+The field `engine` of a backend names its engine. The profile says in which APIs a stream carries token ids, where
+health is probed, and which of the engine's Prometheus metrics report its load. All engines are asked for token ids in
+the same way, by `return_token_ids` and `logprobs` in the request. They differ in where they put them, and the readers
+of `apis` accept either place: vLLM puts `prompt_token_ids` beside the choices of a chat completion and within each
+choice of a completion; SGLang puts it within each choice of both.
 
-Whoever asks for health or load: paths are below the root of the server (`root_of`), not below the
-API's version. A sample of a metric counts if its name is the profile's; samples of several series
-(one for each data-parallel rank) are to be added up, `cache_use` to be averaged.
+Paths of health and metrics are relative to the root of the server (`root_of`), not to the API's version. Samples of
+several series (one per data-parallel rank) are summed, except `cache_use`, which is averaged.
 
 Sources: vLLM 0.32 (`vllm/entrypoints/openai`, `vllm/v1/metrics/loggers.py`), run by the tests;
 SGLang's main branch of 2026 (`python/sglang/srt/entrypoints/openai/{protocol,serving_chat,
@@ -27,7 +25,7 @@ from fulmen_llm_proxy.apis.api import ApiName
 
 
 class Engine(StrEnum):
-    """What runs at a backend."""
+    """Inference engine of a backend."""
 
     UNKNOWN = "unknown"
     VLLM = "vllm"
@@ -37,11 +35,11 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMetrics:
-    """Names of an engine's own metrics, in the text format of Prometheus.
+    """Names of an engine's Prometheus metrics.
 
     Attributes:
-        waiting: requests that wait within the engine; a gauge.
-        cache_use: share of the key-value cache in use, 0 to 1; a gauge.
+        waiting: gauge of requests waiting inside the engine.
+        cache_use: gauge of the share of the key-value cache in use, 0 to 1.
     """
 
     waiting: str
@@ -50,14 +48,14 @@ class LoadMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """What is different from engine to engine.
+    """The differences between engines.
 
     Attributes:
-        ids_in_streams: the APIs whose streams carry token ids. A captured call by another is sent
-            without `stream`, and the caller gets the whole answer as a stream.
-        health_path: answers 200 while the server can take calls; empty: it has none.
-        metrics_path: where `load` is read; empty: it has none.
-        load: None if it reports no load.
+        ids_in_streams: APIs whose streams carry token ids. A captured call by another API is sent without `stream`, and
+            the caller gets the complete answer as a stream.
+        health_path: path that answers 200 while the server accepts calls; empty if it has none.
+        metrics_path: path of the engine's metrics; empty if it has none.
+        load: metrics that report its load; None if it reports none.
     """
 
     ids_in_streams: frozenset[ApiName]
@@ -94,6 +92,6 @@ PROFILES: Mapping[Engine, EngineProfile] = {
 
 
 def root_of(base_url: str) -> str:
-    """Returns the root of a server, such as `http://10.0.0.7:8000`, from its API's address."""
+    """Returns the root URL of a server, such as `http://10.0.0.7:8000`, from the base URL of its API."""
     parts = urlsplit(base_url)
     return f"{parts.scheme}://{parts.netloc}"

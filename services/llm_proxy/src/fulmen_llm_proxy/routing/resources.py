@@ -1,4 +1,4 @@
-"""Routes and backends in the store: watched into the routing table, and written for every replica."""
+"""Routes and backends as resources of the store: watched into the routing table, and published."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from fulmen_llm_proxy.routing.table import Backend, Route, RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 
 _SILENCE_S = 45.0
-"""Three of the store's keep-alives: a stream that is silent for longer is dead."""
+"""Three keep-alives of the store; a stream without messages for longer is considered dead."""
 
 _MAX_CHANGES = 8
-"""How often a change is made again because another replica was faster."""
+"""Maximum number of tries of a change that conflicts with other replicas."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One version of a resource, as the store keeps it."""
+    """A version of a resource in the store."""
 
     kind: str
     version: int
@@ -46,33 +46,33 @@ class Document:
 
     @property
     def is_removed(self) -> bool:
-        """True of a version without content: it says that the route or backend is no more."""
+        """Whether the version has no content, which marks a removed route or backend."""
         return not self.content
 
 
-class ResourceBook:
-    """The latest versions of all routes and backends, as the watch has them."""
+class ResourceCache:
+    """The latest versions of all routes and backends, maintained by the watch."""
 
     def __init__(self) -> None:
         self.documents: Mapping[str, Document] = {}
 
     def of_kind(self, kind: str) -> dict[str, Document]:
-        """Returns the documents of one kind by resource id, in order of the id; without the removed ones."""
+        """Returns the documents of a kind by resource id, sorted by id, without removed ones."""
         return {
             rid: found for rid, found in sorted(self.documents.items()) if found.kind == kind and not found.is_removed
         }
 
     def find(self, resource_id: str) -> Document | None:
-        """Returns a document; None if there is none, or if it was removed."""
+        """Returns a document; None if it does not exist or was removed."""
         found = self.documents.get(resource_id)
         return None if found is None or found.is_removed else found
 
 
 class RoutingWatch:
-    """Keeps the routing table as the store has it: a background role.
+    """Background role: keeps the routing table in sync with the store.
 
-    While the store is away the last table stays in force. When the stream is open again its
-    snapshot makes up for what was missed.
+    While the store is unavailable, the last table stays in use. After a reconnect the stream's snapshot covers what was
+    missed.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class RoutingWatch:
         channel: FulmenChannel,
         project: str,
         tables: TableHolder,
-        book: ResourceBook,
+        resources: ResourceCache,
         states: BackendStates,
         retry: RetryPolicy,
     ) -> None:
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self._project = project
         self._tables = tables
-        self._book = book
+        self._resources = resources
         self._states = states
         self._retry = retry
 
     async def run(self) -> None:
-        """Follows the store until it is cancelled."""
+        """Follows the store until cancelled."""
         delays = self._retry.delays(random.random)
         while True:
             try:
@@ -118,20 +118,20 @@ class RoutingWatch:
                     async with asyncio.timeout(_SILENCE_S):
                         message = await stream.read()
                 except TimeoutError:
-                    raise Unavailable("The store's watch was silent for too long.") from None
+                    raise Unavailable("The watch stream of the store timed out.") from None
                 if not isinstance(message, resource_service_pb2.WatchResourcesResponse):
                     return
                 for resource in message.resources:
                     _keep_latest(documents, resource)
                 complete |= message.snapshot_complete
                 if complete and (message.resources or message.snapshot_complete):
-                    self._put_in_force(documents)
+                    self._swap(documents)
                 yield
         finally:
             stream.cancel()
 
-    def _put_in_force(self, documents: Mapping[str, Document]) -> None:
-        self._book.documents = dict(documents)
+    def _swap(self, documents: Mapping[str, Document]) -> None:
+        self._resources.documents = dict(documents)
         table = build_table(documents, before=self._tables.current)
         self._tables.swap(table)
         self._states.keep_only(table.backends)
@@ -139,7 +139,7 @@ class RoutingWatch:
 
 
 def build_table(documents: Mapping[str, Document], *, before: RoutingTable) -> RoutingTable:
-    """Builds the table of these documents; one that cannot be read leaves its entry as it was."""
+    """Builds a table from documents; an unreadable document leaves its entry as it was."""
     routes: dict[str, Route] = {}
     backends: dict[str, Backend] = {}
     for resource_id, document in documents.items():
@@ -169,31 +169,31 @@ def _keep_latest(documents: dict[str, Document], resource: resource_pb2.Resource
 
 
 class ResourceWriter:
-    """Publishes routes and backends, and answers when this replica's table has them."""
+    """Publishes routes and backends, and waits until this replica's table has them."""
 
     def __init__(
         self,
         *,
         channel: FulmenChannel,
         project: str,
-        book: ResourceBook,
+        resources: ResourceCache,
         tables: TableHolder,
         deadline_s: float = 10.0,
     ) -> None:
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self._project = project
-        self._book = book
+        self._resources = resources
         self._tables = tables
         self._deadline_s = deadline_s
 
     async def change(self, kind: str, make: Callable[[], Mapping[str, bytes]]) -> None:
-        """Publishes a new version of each resource that `make` returns, all or none.
+        """Publishes a new version of each resource that `make` returns, atomically.
 
-        `make` begins from the documents as this replica has them. If another replica has changed one meanwhile,
-        nothing is published, and `make` begins again from its change.
+        `make` starts from this replica's documents. If another replica has changed one meanwhile, nothing is published,
+        and `make` is called again with that change.
 
         Raises:
-            EtagMismatch: if others were faster every time.
+            EtagMismatch: if every try conflicted with another change.
             Unavailable: if the store cannot be reached, or the table does not follow in time.
         """
         for attempt in range(1, _MAX_CHANGES + 1):
@@ -201,11 +201,11 @@ class ResourceWriter:
             if not contents:
                 return
             try:
-                await self._follow(await self._publish(kind, contents))
+                await self._await_versions(await self._publish(kind, contents))
             except EtagMismatch as error:
                 if attempt == _MAX_CHANGES:
                     raise
-                await self._follow({error.metadata["resource"]: int(error.metadata["latest_version"])})
+                await self._await_versions({error.metadata["resource"]: int(error.metadata["latest_version"])})
             else:
                 return
 
@@ -220,7 +220,7 @@ class ResourceWriter:
             )
             for resource_id, content in contents.items()
         ]
-        held = {resource_id: self._book.documents.get(resource_id) for resource_id in contents}
+        held = {resource_id: self._resources.documents.get(resource_id) for resource_id in contents}
         request = resource_service_pb2.PublishResourcesRequest(
             resources=resources,
             request_id=str(uuid7()),
@@ -234,20 +234,20 @@ class ResourceWriter:
             resource_id: published.version for resource_id, published in zip(contents, answer.resources, strict=True)
         }
 
-    async def _follow(self, versions: Mapping[str, int]) -> None:
-        """Returns when this replica's table has these versions, or later ones."""
+    async def _await_versions(self, versions: Mapping[str, int]) -> None:
+        """Waits until this replica's table has these versions or later ones."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 for resource_id, version in versions.items():
                     await self._tables.has_version(resource_id, version)
         except TimeoutError:
-            raise Unavailable("The change is stored, but this replica does not follow yet.") from None
+            raise Unavailable("The change is stored, but this replica has not applied it yet.") from None
 
     async def content(self, resource_id: str, version: int) -> bytes:
         """Returns the content of one version.
 
         Raises:
-            ResourceNotFound: if there is no such version.
+            ResourceNotFound: if the version does not exist.
         """
         name = f"resources/{resource_id}/versions/{version}"
         request = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)

@@ -1,4 +1,4 @@
-"""Whether, when and where a call is tried again."""
+"""Whether, when and where a call is retried."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Back-off that grows by two up to a cap, with jitter, within a total deadline.
+    """Exponential back-off with jitter, a maximum delay and a total deadline.
 
     Attributes:
-        deadline_s: seconds after the first try in which a further try may begin; 0 never retries.
-        first_delay_s: mean of the first wait, in seconds.
-        max_delay_s: cap of the mean wait, in seconds.
+        deadline_s: time after the first failure within which a retry may start, seconds; 0 disables retries.
+        first_delay_s: mean of the first delay, seconds.
+        max_delay_s: maximum mean delay, seconds.
     """
 
     deadline_s: float
@@ -26,9 +26,9 @@ class RetryPolicy:
     max_delay_s: float = 1.0
 
     def delays(self, random: Callable[[], float]) -> Iterator[float]:
-        """Yields the waits in seconds, without end; each is its mean times 0.5 to 1.5.
+        """Yields delays in seconds, without end; each is its mean times 0.5 to 1.5.
 
-        The jitter keeps the agents that lost the same backend from coming back all at once.
+        The jitter spreads out the agents that lost the same backend.
         """
         mean = self.first_delay_s
         while True:
@@ -38,38 +38,39 @@ class RetryPolicy:
 
 @dataclass(slots=True, eq=False)
 class RetryBudget:
-    """Bounds what is sent to one backend a second time: a share of its calls, and a few per second.
+    """Bounds the retries to one backend: a share of its calls, and a few per second.
 
-    A call that finds nothing left waits on, rather than fail, until its deadline. When the backend has recovered, all
-    that wait are let go.
+    A call that finds no budget keeps waiting until its deadline. When the backend recovers, all waiting calls are
+    released.
 
     Attributes:
-        share: of the calls that a backend was sent, so many may be further ones.
-        floor_per_s: this many per second are always left, so that somebody finds out when the backend is back.
-        waiting: calls that wait to be tried again there.
+        share: retries allowed per call sent to the backend.
+        floor_per_s: retries per second that are always allowed, so that a recovery is noticed.
+        max_tokens: maximum number of retries saved up.
+        waiting: calls waiting for the budget.
     """
 
     clock: Callable[[], float]
     share: float = 0.2
     floor_per_s: float = 10.0
-    most: float = 100.0
+    max_tokens: float = 100.0
     waiting: int = 0
     _left: float = 10.0
     _seen_calls: int = 0
     _seen_s: float = field(default=-1.0)
 
     def take(self, calls: int) -> bool:
-        """Takes one further call out of the budget, if it has one left.
+        """Takes one retry out of the budget if there is one left.
 
         Args:
-            calls: how many calls the backend was ever sent.
+            calls: total number of calls sent to the backend.
         """
         now_s = self.clock()
         if self._seen_s >= 0:
             self._left += (now_s - self._seen_s) * self.floor_per_s
         self._left += (calls - self._seen_calls) * self.share
-        # What recovery left for those who wait may be more than the cap; it is not added to.
-        self._left = min(self._left, max(self.most, float(self.waiting)))
+        # The budget left by a recovery may exceed the maximum; it does not grow further.
+        self._left = min(self._left, max(self.max_tokens, float(self.waiting)))
         self._seen_s, self._seen_calls = now_s, calls
         if self._left < 1.0:
             return False
@@ -77,20 +78,20 @@ class RetryBudget:
         return True
 
     def release(self) -> None:
-        """Lets all go that wait: the backend is back."""
+        """Releases all waiting calls after a recovery."""
         self._left = max(self._left, float(self.waiting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """One try that did not succeed, as far as the next one depends on it.
+    """A failed try, as far as the next one depends on it.
 
     Attributes:
-        backend_id: where it went.
-        replicas: ids of the backends of the variant that it went to.
-        at_once: the backend never saw the call: another replica may get it without a wait.
-        again: the same backend may do better later.
-        retry_after_s: how long the backend asked to be left alone.
+        backend_id: backend of the try.
+        replicas: ids of all backends of its variant.
+        at_once: whether the backend never received the call, so that another replica may be tried without a delay.
+        again: whether the same backend may succeed later.
+        retry_after_s: delay that the backend asked for, seconds.
     """
 
     backend_id: str
@@ -101,13 +102,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NextTry:
     """The next try.
 
     Attributes:
-        route: index among the call's routes: its own is 0, its fallbacks follow.
-        avoid: backends to pass over if there are others.
-        wait_s: how long to wait before.
+        route: index of the route: 0 is the call's own, the fallbacks follow.
+        avoid: ids of backends to skip while others are left.
+        wait_s: delay before it, seconds.
     """
 
     route: int
@@ -116,14 +117,14 @@ class Step:
 
 
 class Recovery:
-    """Plans the tries of one call after the first has failed.
+    """Schedules the tries of a call after the first has failed.
 
-    First every replica of the variant, then every fallback in turn, then a wait and all of it again, until the policy's
-    deadline.
+    First every replica of the variant, then every fallback route, then a back-off and all of it again, until the
+    policy's deadline.
     """
 
     def __init__(self, *, routes: int, policy: RetryPolicy, random: Callable[[], float]) -> None:
-        """Begins after a try on the first of so many routes."""
+        """Starts after a failed try on the first of `routes` routes."""
         self._routes = routes
         self._route = 0
         self._policy = policy
@@ -131,11 +132,11 @@ class Recovery:
         self._tried: set[str] = set()
 
     def delay_s(self) -> float:
-        """Returns the next wait of the back-off, in seconds."""
+        """Returns the next delay of the back-off, seconds."""
         return next(self._delays)
 
-    def after(self, failed: Failed, *, elapsed_s: float) -> Step | None:
-        """Returns the next try; None if the outcome stands.
+    def after(self, failed: Failed, *, elapsed_s: float) -> NextTry | None:
+        """Returns the next try; None if there is none.
 
         Args:
             elapsed_s: seconds since the first failure.
@@ -156,21 +157,21 @@ class Recovery:
             wait_s = max(wait_s, failed.retry_after_s)
         self._route = 0
         self._tried = {failed.backend_id}
-        step = self._within(wait_s, elapsed_s)
+        next_try = self._within(wait_s, elapsed_s)
         self._tried = set()
-        return step
+        return next_try
 
-    def _within(self, wait_s: float, elapsed_s: float) -> Step | None:
+    def _within(self, wait_s: float, elapsed_s: float) -> NextTry | None:
         if elapsed_s + wait_s > self._policy.deadline_s:
             return None
-        return Step(route=self._route, avoid=frozenset(self._tried), wait_s=wait_s)
+        return NextTry(route=self._route, avoid=frozenset(self._tried), wait_s=wait_s)
 
 
 def retry_after_s(value: str, now_s: float) -> float:
-    """Reads a `Retry-After` header: seconds, or an HTTP date; 0 if it says nothing, at most 30.
+    """Parses a `Retry-After` header (seconds or an HTTP date); 0 if empty or malformed, at most 30.
 
     Args:
-        now_s: seconds since 1970.
+        now_s: current time, seconds since 1970.
 
     Source: RFC 9110, section 10.2.3.
     """

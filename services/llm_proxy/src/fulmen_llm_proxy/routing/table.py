@@ -1,7 +1,7 @@
-"""Which backend answers which call.
+"""The routing table: which backend answers which call.
 
-Invariant: a `RoutingTable` never changes. A new state of the world is a new table; a call that has
-begun keeps the choice that it made on the old one.
+Invariant: a `RoutingTable` is immutable. Every change is a new table; a running call keeps the choice that it made on
+the old one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from fulmen.errors import BackendUnavailable, RouteNotFound
 from fulmen_llm_proxy.apis.api import ApiName, Dialect
 from fulmen_llm_proxy.routing.backend_state import BackendStates
-from fulmen_llm_proxy.routing.balancing import Affinity, Balancing, Replica, pick, rendezvous, seed_of
+from fulmen_llm_proxy.routing.balancing import Balancing, CallAffinity, Replica, pick, rendezvous, seed_of
 from fulmen_llm_proxy.routing.engines import Engine
 
 OPENAI_APIS = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.EMBEDDINGS})
-"""What an OpenAI-compatible server serves unless its backend says otherwise: responses are seldom among it."""
+"""APIs of an OpenAI-compatible server by default; few serve the Responses API."""
 
 VLLM_APIS = OPENAI_APIS | {ApiName.COUNT_TOKENS}
-"""vLLM counts a prompt as its chat template renders it. Its own messages and responses do not return token ids."""
+"""vLLM counts a prompt as rendered by its chat template. Its own Messages and Responses APIs return no token ids."""
 
 ANTHROPIC_APIS = frozenset({ApiName.MESSAGES, ApiName.COUNT_TOKENS})
 
@@ -31,20 +31,20 @@ class Backend:
     """A model server.
 
     Attributes:
-        base_url: address up to and with the API's version, for example `http://10.0.0.7:8000/v1`.
-        dialect: whose headers and wording of errors it uses.
-        azure: its addresses are Azure-style: the model is part of the path, the key goes in `api-key`.
-        api_version: what it is told its API's version is: Azure's `api-version`, Anthropic's `anthropic-version`.
-        apis: the APIs that it serves itself; all others are translated, if they can be.
-        key_name: name of the secret in the setting `backend_keys`; empty for a server without keys.
-        returns_token_ids: its answers carry token ids and log-probabilities when asked to.
-        max_in_flight: most requests at once from this process; more wait.
-        draining: takes no new calls.
-        requests_per_minute: most calls from all processes together; 0: any number.
-        tokens_per_minute: most tokens of calls from all processes together; 0: any number.
-        engine: what runs there.
-        health_path: where its health is asked, from the root of its address; empty: the engine's own path.
-        hold_until_s: until when new calls for it wait in the proxy, seconds since 1970; 0: not held.
+        base_url: URL including the API's version, for example `http://10.0.0.7:8000/v1`.
+        dialect: dialect of its headers and errors.
+        azure: whether its URLs are Azure-style: the path contains the model, the key is sent in `api-key`.
+        api_version: API version sent to it: Azure's `api-version` or Anthropic's `anthropic-version`.
+        apis: APIs that it serves itself; others are translated if possible.
+        key_name: name of its key in the setting `backend_keys`; empty if it needs none.
+        returns_token_ids: whether it returns token ids and log-probabilities on request.
+        max_in_flight: maximum number of concurrent requests from this process; more wait.
+        draining: whether it receives no new calls.
+        requests_per_minute: rate limit of calls from all processes together; 0 means unlimited.
+        tokens_per_minute: rate limit of tokens from all processes together; 0 means unlimited.
+        engine: its inference engine.
+        health_path: path of its health check, from the root of its URL; empty for the engine's default.
+        hold_until_s: end of its hold, during which new calls wait in the proxy, seconds since 1970; 0 if not held.
     """
 
     id: str
@@ -66,14 +66,13 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One place to which a route may send a call.
+    """A backend and model to which a route may send calls.
 
     Attributes:
-        model: the name that the backend knows the model by.
-        policy: the policy that it serves; empty for a model that is not trained.
-        policy_version: version of the policy that the backend serves under that name.
-        weight: share of the calls, relative to the other targets; 0 takes none, unless the target
-            is the only one.
+        model: the backend's name of the model.
+        policy: policy that it serves; empty for a model that is not trained.
+        policy_version: version of the policy that the backend serves.
+        weight: share of the calls, relative to the other targets; 0 receives none unless it is the only target.
     """
 
     backend_id: str
@@ -85,15 +84,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A public model name and where its calls go.
+    """A public model name and its targets.
 
     Attributes:
-        overrides: request fields that the route sets, by mode ("train", "validation", "test").
-        balancing: how a replica is chosen among those of a variant.
-        fallbacks: models whose routes are tried in turn when no target of this one can answer.
-        deadline_s: seconds until a call must have its whole answer, or its first event; None: the proxy's setting.
-        hedge_delay_s: seconds without a first byte after which a second replica is asked as well; None: never.
-        cached: equal requests are answered from memory.
+        overrides: request fields set by the route, by mode ("train", "validation", "test").
+        balancing: load-balancing policy among the replicas of a variant.
+        fallbacks: models whose routes are tried in order if no target of this one answers.
+        deadline_s: timeout until the complete answer or first event, seconds; None applies the proxy's setting.
+        hedge_delay_s: seconds without a first byte after which a second replica is tried, too; None disables hedging.
+        cached: whether equal requests are answered from memory.
     """
 
     model: str
@@ -108,12 +107,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a call may be answered by, whoever answers: one policy, policy version and backend's model.
+    """The targets of a route with the same policy, policy version and model, which are interchangeable.
 
     Attributes:
-        targets: its targets that take calls; `backends` and `replicas` go with them, one by one.
-        weight: sum of its targets' weights.
-        seed: stands for it in the draw among variants.
+        targets: targets that receive calls; `backends` and `replicas` are parallel to it.
+        weight: sum of the targets' weights.
+        seed: hash that represents it among the variants.
     """
 
     targets: tuple[Target, ...]
@@ -125,7 +124,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where one call goes."""
+    """The target of one try."""
 
     route: Route
     variant: Variant
@@ -140,7 +139,7 @@ class RoutingTable:
     Attributes:
         routes: by public model name.
         backends: by id.
-        versions: version of the resource behind each entry, by resource id.
+        versions: version of each entry's resource, by resource id.
     """
 
     routes: Mapping[str, Route] = field(default_factory=dict)
@@ -166,44 +165,44 @@ class RoutingTable:
         """Returns the route of a model.
 
         Raises:
-            RouteNotFound: if there is none; says which models are served.
+            RouteNotFound: if there is none; lists the models served.
         """
         route = self.routes.get(model)
         if route is None:
             served = ", ".join(sorted(self.routes)) or "none"
             raise RouteNotFound(
-                f"The model '{model[:100]}' is not served here. Served models: {served}.",
+                f"Model '{model[:100]}' is not served. Served models: {served}.",
                 model=model[:100],
                 served=served,
             )
         return route
 
-    def choose(self, model: str, affinity: Affinity, states: BackendStates, avoid: Collection[str] = ()) -> Choice:
+    def choose(self, model: str, affinity: CallAffinity, states: BackendStates, avoid: Collection[str] = ()) -> Choice:
         """Chooses the target of a call: the variant by the attempt, then the replica by the route's balancing.
 
-        The choice is sticky: the same affinity and the same targets give the same target, and a
-        change of the targets moves as few callers as possible. A draining backend gets no call.
+        The choice is sticky: the same affinity and targets give the same target, and a change of targets moves as few
+        callers as possible. Draining backends receive no calls.
 
         Args:
-            avoid: ids of backends to pass over if the variant has others.
+            avoid: ids of backends to skip if the variant has others.
 
         Raises:
-            RouteNotFound: if there is no such route.
+            RouteNotFound: if the model has no route.
             BackendUnavailable: if the route has no target with a weight and a known backend.
         """
         route = self.route(model)
         variants = self._variants[model]
         if not variants:
-            raise BackendUnavailable(f"The route of the model '{model}' has no backend.")
+            raise BackendUnavailable(f"The route of model '{model}' has no backend.")
         variant = variants[0] if len(variants) == 1 else rendezvous(variants, affinity.attempt)
         replica = pick(variant.replicas, states=states, affinity=affinity, balancing=route.balancing, avoid=avoid)
         return self._choices[model, variant.seed][replica.index]
 
     def pinned(self, model: str, backend_id: str) -> Choice | None:
-        """Returns the choice of one backend, whatever its state; None if the model's route does not lead there.
+        """Returns the choice of a given backend, whatever its state; None if the model's route does not include it.
 
         Raises:
-            RouteNotFound: if there is no such route.
+            RouteNotFound: if the model has no route.
         """
         route = self.route(model)
         for variant in self._variants[model]:
@@ -213,7 +212,7 @@ class RoutingTable:
         return None
 
     def version_of(self, model: str, target: Target) -> int | None:
-        """Returns the policy version that a route's target has now; None if the route has no such target."""
+        """Returns the current policy version of a route's target; None if the route no longer has it."""
         route = self.routes.get(model)
         for held in route.targets if route is not None else ():
             if (held.backend_id, held.model, held.policy) == (target.backend_id, target.model, target.policy):
@@ -222,7 +221,7 @@ class RoutingTable:
 
 
 def _variants_of(route: Route, backends: Mapping[str, Backend]) -> tuple[Variant, ...]:
-    """Returns the variants of a route, of the targets that take calls."""
+    """Groups the targets of a route that receive calls into variants."""
     grouped: dict[tuple[str, int, str], dict[str, Target]] = {}
     for target in route.targets:
         backend = backends.get(target.backend_id)

@@ -1,4 +1,4 @@
-"""The routing table that is in force, and those who wait for the next one."""
+"""Holds the current routing table, and notifies of changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fulmen_llm_proxy.routing.table import RoutingTable
 
 
 class TableHolder:
-    """Holds the current table; a swap is one assignment, so a call sees one table or the other."""
+    """Holds the current table; a swap is one assignment, so a call sees either the old or the new one."""
 
     def __init__(self) -> None:
         self.current = RoutingTable()
@@ -19,11 +19,11 @@ class TableHolder:
         self._followers: list[Callable[[RoutingTable], None]] = []
 
     def follow(self, follower: Callable[[RoutingTable], None]) -> None:
-        """Lets a function see every table at the moment at which it comes in force; it must not wait."""
+        """Calls a function with every new table at the moment of the swap; it must not block."""
         self._followers.append(follower)
 
     def swap(self, table: RoutingTable) -> None:
-        """Puts a new table in force, tells the followers and wakes all who wait."""
+        """Replaces the table, calls the followers and wakes all waiters."""
         self.current = table
         self.is_loaded = True
         for follower in self._followers:
@@ -32,23 +32,20 @@ class TableHolder:
         self._changed = asyncio.Event()
 
     def require_loaded(self) -> None:
-        """Tells callers to come back while the first table is still on its way.
+        """Checks that the first table has been loaded.
 
         Raises:
-            Unavailable: until the store has told this replica its routes.
+            Unavailable: until this replica has received the routes from the store.
         """
         if not self.is_loaded:
-            raise Unavailable("The proxy has not yet heard its routes from the store; try again.")
+            raise Unavailable("The proxy has not loaded its routes from the store yet; try again.")
 
     async def next_change(self) -> RoutingTable:
-        """Returns the next table that is put in force; the caller gives the deadline."""
+        """Waits for the next table and returns it. The caller sets the deadline."""
         await self._changed.wait()
         return self.current
 
     async def has_version(self, resource_id: str, version: int) -> None:
-        """Returns when the table holds that version of a resource or a later one.
-
-        The caller gives the deadline.
-        """
+        """Waits until the table has this version of a resource or a later one. The caller sets the deadline."""
         while self.current.versions.get(resource_id, 0) < version:
             await self.next_change()

@@ -1,4 +1,4 @@
-"""Which translators there are, and the way from one API to another: at most two steps, through chat completions."""
+"""The translators, and the path from one API to another: at most two steps, through chat completions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
 """By the caller's API and the backend's."""
 
 
-def way(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
-    """Returns the APIs from the caller's to one that is served, both included; None if there is no way.
+def translation_path(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
+    """Returns the APIs from the caller's to a served one, both included; None if there is no path.
 
-    The shortest way wins; chat completions before the others, since tokens can be captured there.
+    The shortest path wins; chat completions come first, since their tokens can be captured.
     """
     if caller in served:
         return (caller,)

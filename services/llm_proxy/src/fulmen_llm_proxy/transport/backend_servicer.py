@@ -20,7 +20,7 @@ from fulmen_llm_proxy.routing.codec import (
     parse_backend,
     parse_route,
 )
-from fulmen_llm_proxy.routing.resources import ResourceBook, ResourceWriter
+from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
 from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
@@ -33,36 +33,35 @@ _BREAKERS = {
 _DEFAULT_HOLD_S = 60.0
 _MAX_HOLD_S = 600.0
 _NS_PER_S = 1_000_000_000
-_SIBLINGS_S = 5.0
+_SIBLINGS_TIMEOUT_S = 5.0
 
 
 class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
-    """Changes backends through the store; reads them from this replica's table."""
+    """Changes backends in the store; reads them from this replica's table."""
 
     def __init__(
         self,
         *,
-        book: ResourceBook,
+        resources: ResourceCache,
         tables: TableHolder,
         writer: ResourceWriter,
         states: BackendStates,
         changing: asyncio.Lock,
         instance_id: str,
-        wall_clock: Callable[[], float],
         siblings: Siblings | None = None,
     ) -> None:
-        """Takes what it changes and reads, and the way to the other workers behind the same port, if there are any.
+        """Sets what is changed and read.
 
         Args:
-            wall_clock: gives seconds since 1970.
+            changing: serialises changes.
+            siblings: the other workers behind the same port; None with a single process.
         """
-        self._book = book
+        self._resources = resources
         self._tables = tables
         self._writer = writer
         self._states = states
         self._changing = changing
         self._instance_id = instance_id
-        self._wall_clock = wall_clock
         self._siblings = siblings
 
     async def RegisterBackend(
@@ -80,7 +79,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     ) -> backend_service_pb2.ListBackendsResponse:
         """Lists backends by name."""
         self._tables.require_loaded()
-        held = [parse_backend(document.content) for document in self._book.of_kind(BACKEND_KIND).values()]
+        held = [parse_backend(document.content) for document in self._resources.of_kind(BACKEND_KIND).values()]
         backends, token = page_of(
             [(backend.name, backend) for backend in held],
             page_size=request.page_size,
@@ -91,14 +90,14 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     async def DrainBackend(
         self, request: backend_service_pb2.DrainBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.DrainBackendResponse:
-        """Sends a backend no new requests."""
+        """Stops sending new calls to a backend."""
         backend = await self._set_draining(request.name, draining=True)
         return backend_service_pb2.DrainBackendResponse(backend=backend)
 
     async def HoldBackend(
         self, request: backend_service_pb2.HoldBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.HoldBackendResponse:
-        """Lets new calls for a backend wait in the proxy."""
+        """Holds new calls for a backend in the proxy."""
         backend_id = backend_id_of(request.name)
         ttl_s = request.ttl.ToNanoseconds() / _NS_PER_S if request.HasField("ttl") else _DEFAULT_HOLD_S
         if not 0 < ttl_s <= _MAX_HOLD_S:
@@ -107,7 +106,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
 
         def held() -> backend_pb2.Backend:
             backend = self._current(backend_id)
-            backend.hold_until_time.FromNanoseconds(int((self._wall_clock() + ttl_s) * _NS_PER_S))
+            backend.hold_until_time.FromNanoseconds(int((self._states.wall_clock() + ttl_s) * _NS_PER_S))
             return backend
 
         async with self._changing:
@@ -132,23 +131,23 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     async def ResumeBackend(
         self, request: backend_service_pb2.ResumeBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.ResumeBackendResponse:
-        """Takes a drain back."""
+        """Reverts a drain."""
         backend = await self._set_draining(request.name, draining=False)
         return backend_service_pb2.ResumeBackendResponse(backend=backend)
 
     async def DeleteBackend(
         self, request: backend_service_pb2.DeleteBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.DeleteBackendResponse:
-        """Removes a backend that no route names."""
+        """Deletes a backend that no route names."""
         resource_id = backend_resource(backend_id_of(request.name))
         self._tables.require_loaded()
 
         def removed() -> dict[str, bytes]:
-            for document in self._book.of_kind(ROUTE_KIND).values():
+            for document in self._resources.of_kind(ROUTE_KIND).values():
                 route = parse_route(document.content)
                 if any(target.backend == request.name for target in route.targets):
                     raise BackendInUse(f"The backend is in use by {route.name}.", route=route.name)
-            return {} if self._book.find(resource_id) is None else {resource_id: b""}
+            return {} if self._resources.find(resource_id) is None else {resource_id: b""}
 
         async with self._changing:
             await self._writer.change(BACKEND_KIND, removed)
@@ -157,7 +156,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     async def GetBackendHealth(
         self, request: backend_service_pb2.GetBackendHealthRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.GetBackendHealthResponse:
-        """Tells how backends do, as all workers see them together."""
+        """Returns the health of backends as seen by all workers together."""
         known = sorted(self._tables.current.backends)
         own = backend_service_pb2.GetBackendHealthResponse(
             backends=[self._health(backend_id) for backend_id in known], instance_id=self._instance_id
@@ -165,9 +164,9 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         if self._siblings is None or request.this_process_only:
             return own
         try:
-            others = await self._siblings.health(timeout_s=_SIBLINGS_S)
+            others = await self._siblings.health(timeout_s=_SIBLINGS_TIMEOUT_S)
         except DeadlineExceeded:
-            raise Unavailable("A worker of the proxy starts again just now; try again.") from None
+            raise Unavailable("A worker of the proxy is restarting; try again.") from None
         return combined_health([own, *others])
 
     def _health(self, backend_id: str) -> backend_pb2.BackendHealth:
@@ -190,10 +189,10 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
 
     def _current(self, backend_id: str) -> backend_pb2.Backend:
         self._tables.require_loaded()
-        document = self._book.find(backend_resource(backend_id))
+        document = self._resources.find(backend_resource(backend_id))
         if document is None:
             name = f"backends/{backend_id}"
-            raise BackendNotFound(f"There is no backend {name}.", backend=name)
+            raise BackendNotFound(f"Backend {name} not found.", backend=name)
         return parse_backend(document.content)
 
     async def _set_draining(self, name: str, *, draining: bool) -> backend_pb2.Backend:
@@ -208,12 +207,12 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             return await self._put(backend_id, changed)
 
     async def _put(self, backend_id: str, make: Callable[[], backend_pb2.Backend]) -> backend_pb2.Backend:
-        """Publishes the backend if it differs from what is in force; returns it as it is then."""
+        """Publishes the backend if it differs from the current one; returns the resulting backend."""
         resource_id = backend_resource(backend_id)
 
         def changed() -> dict[str, bytes]:
             backend = make()
-            held = self._book.find(resource_id)
+            held = self._resources.find(resource_id)
             if held is not None and parse_backend(held.content) == backend:
                 return {}
             return {resource_id: backend.SerializeToString(deterministic=True)}
@@ -232,7 +231,7 @@ _BY_URGENCY = (
 def combined_health(
     answers: Sequence[backend_service_pb2.GetBackendHealthResponse],
 ) -> backend_service_pb2.GetBackendHealthResponse:
-    """Adds up what the workers say of each backend; one of them may not have heard of a new backend yet."""
+    """Merges the workers' health of each backend; a worker may not know a new backend yet."""
     seen: dict[str, list[backend_pb2.BackendHealth]] = {}
     for answer in answers:
         for health in answer.backends:

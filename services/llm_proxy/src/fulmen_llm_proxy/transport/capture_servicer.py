@@ -15,19 +15,23 @@ from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
 
 MAX_ATTEMPTS = 1000
 MAX_WAIT_S = 300.0
-"""The longest wait for a caller that gives no deadline."""
+"""Maximum wait for a caller without a deadline, seconds."""
 _MARGIN = 0.1
 _MAX_MARGIN_S = 1.0
-"""How long before the caller's deadline an answer is given: a tenth of it, at most a second."""
+"""Margin before the caller's deadline: a tenth of it, at most one second."""
 
 
 class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
-    """Tells what was recorded of attempts, once the store has it."""
+    """Reports what was recorded of attempts once the store has it."""
 
     def __init__(
         self, *, ledger: AttemptLedger, queue: CaptureQueue, instance_id: str, siblings: Siblings | None = None
     ) -> None:
-        """Takes this process's ledger and what waits for delivery, and the way to the other workers behind the same port, if there are any."""
+        """Sets the accounts of this process.
+
+        Args:
+            siblings: the other workers behind the same port; None with a single process.
+        """
         self._ledger = ledger
         self._queue = queue
         self._instance_id = instance_id
@@ -36,7 +40,7 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
     async def FlushCaptures(
         self, request: capture_service_pb2.FlushCapturesRequest, context: grpc.aio.ServicerContext
     ) -> capture_service_pb2.FlushCapturesResponse:
-        """Answers when the store has every span of the attempts, or shortly before the deadline."""
+        """Answers once the store has every span of the attempts, or shortly before the deadline."""
         if len(request.attempts) > MAX_ATTEMPTS:
             problem = Violation(field="attempts", description=f"has more than {MAX_ATTEMPTS} names")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
@@ -59,7 +63,7 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
                         self._queue.hurry()
                         await self._ledger.settled(attempt)
         except TimeoutError:
-            pass  # the summaries say which are not flushed
+            pass  # the summaries name those not flushed
         return capture_service_pb2.FlushCapturesResponse(
             summaries=[_as_message(self._ledger.summary(attempt)) for attempt in attempts],
             instance_id=self._instance_id,
@@ -69,7 +73,7 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
 def _combined(
     answers: list[capture_service_pb2.FlushCapturesResponse],
 ) -> capture_service_pb2.FlushCapturesResponse:
-    """Adds up what the workers say of each attempt."""
+    """Adds up the workers' summaries of each attempt."""
     summaries = [
         capture_service_pb2.CaptureSummary(
             attempt=parts[0].attempt,

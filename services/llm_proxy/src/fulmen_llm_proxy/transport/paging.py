@@ -1,4 +1,4 @@
-"""Pages of a list that is held in memory and ordered by name."""
+"""Pagination of an in-memory list ordered by name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_PAGE_SIZE = 1000
 def page_of(items: Sequence[tuple[str, Item]], *, page_size: int, page_token: str) -> tuple[list[Item], str]:
     """Returns one page of items that are ordered by name, and the token of the next.
 
-    A token names the last item of its page, so a list that changes in between repeats nothing.
+    A token names the last item of its page, so changes in between cause no repeats.
 
     Raises:
         ArgumentInvalid: if the page size is out of range.
-        PageTokenInvalid: if the token is not one of this list.
+        PageTokenInvalid: if the token is malformed.
     """
     if not 0 <= page_size <= MAX_PAGE_SIZE:
         problem = Violation(field="page_size", description=f"must be 1 to {MAX_PAGE_SIZE}")
@@ -42,4 +42,4 @@ def _decode(token: str) -> str:
     try:
         return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError):
-        raise PageTokenInvalid("The page token does not belong to this list.") from None
+        raise PageTokenInvalid("Invalid page token.") from None

@@ -16,27 +16,27 @@ from fulmen_llm_proxy.routing.codec import (
     parse_route,
     route_resource,
 )
-from fulmen_llm_proxy.routing.resources import Document, ResourceBook, ResourceWriter
+from fulmen_llm_proxy.routing.resources import Document, ResourceCache, ResourceWriter
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
 
 
 class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
-    """Changes routes through the store; reads them from this replica's table.
+    """Changes routes in the store; reads them from this replica's table.
 
-    One change at a time: each begins from the routes as the change before it left them.
+    Changes are serialised: each starts from the result of the one before.
     """
 
     def __init__(
         self,
         *,
-        book: ResourceBook,
+        resources: ResourceCache,
         tables: TableHolder,
         writer: ResourceWriter,
         changing: asyncio.Lock,
         draining: asyncio.Event,
     ) -> None:
-        self._book = book
+        self._resources = resources
         self._tables = tables
         self._writer = writer
         self._changing = changing
@@ -51,7 +51,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         named = {target.backend_id for target in route.targets}
         unknown = [f"backends/{backend_id}" for backend_id in sorted(named - self._tables.current.backends.keys())]
         if unknown:
-            raise BackendNotFound(f"There is no backend {', '.join(unknown)}.", backend=", ".join(unknown))
+            raise BackendNotFound(f"Backend {', '.join(unknown)} not found.", backend=", ".join(unknown))
         async with self._changing:
             [changed] = await self._put(lambda: [request.route])
         return route_service_pb2.PutRouteResponse(route=changed)
@@ -76,7 +76,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def PromoteVersion(
         self, request: route_service_pb2.PromoteVersionRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.PromoteVersionResponse:
-        """Names the policy version that a policy's targets serve from now on."""
+        """Sets the policy version that a policy's targets serve."""
         if not request.policy or request.policy_version < 1:
             problem = Violation(field="policy", description="needs a policy and a positive version")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
@@ -97,13 +97,13 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def SplitTraffic(
         self, request: route_service_pb2.SplitTrafficRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.SplitTrafficResponse:
-        """Sets the shares of a route's targets."""
+        """Sets the weights of a route's targets."""
         model = model_of(request.name)
 
         def split() -> list[route_pb2.Route]:
             route = self._current(model)
             _split(route, request)
-            decode_route(route)  # at least one weight is left, and none is out of range
+            decode_route(route)  # validates that a positive weight is left, and none is out of range
             return [route]
 
         async with self._changing:
@@ -113,19 +113,19 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def DeleteRoute(
         self, request: route_service_pb2.DeleteRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.DeleteRouteResponse:
-        """Removes a route."""
+        """Deletes a route."""
         resource_id = route_resource(model_of(request.name))
         self._tables.require_loaded()
         async with self._changing:
             await self._writer.change(
-                ROUTE_KIND, lambda: {} if self._book.find(resource_id) is None else {resource_id: b""}
+                ROUTE_KIND, lambda: {} if self._resources.find(resource_id) is None else {resource_id: b""}
             )
         return route_service_pb2.DeleteRouteResponse()
 
     async def RollbackRoute(
         self, request: route_service_pb2.RollbackRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.RollbackRouteResponse:
-        """Puts a route back to an earlier version of itself."""
+        """Restores an earlier version of a route."""
         model = model_of(request.name)
         async with self._changing:
             version = request.version or self._latest(model) - 1
@@ -140,20 +140,20 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
     ) -> AsyncIterator[route_service_pb2.WatchRoutesResponse]:
-        """Streams the routes: first all, then each change, until the caller leaves or the proxy drains."""
+        """Streams all routes, then each change, until the caller disconnects or the proxy drains."""
         while not self._tables.is_loaded:
             await self._tables.next_change()
-        told = {route.name: route for route in self._all()}
-        yield route_service_pb2.WatchRoutesResponse(routes=told.values(), snapshot_complete=True)
+        sent = {route.name: route for route in self._all()}
+        yield route_service_pb2.WatchRoutesResponse(routes=sent.values(), snapshot_complete=True)
         drained = asyncio.create_task(self._draining.wait(), name="watch-routes-drain")
         try:
             while not self._draining.is_set():
                 change = asyncio.create_task(self._tables.next_change(), name="watch-routes")
                 current = {route.name: route for route in self._all()}
-                changed = [route for name, route in current.items() if told.get(name) != route]
-                removed = sorted(told.keys() - current.keys())
+                changed = [route for name, route in current.items() if sent.get(name) != route]
+                removed = sorted(sent.keys() - current.keys())
                 if changed or removed:
-                    told = current
+                    sent = current
                     yield route_service_pb2.WatchRoutesResponse(routes=changed, removed=removed)
                 try:
                     await asyncio.wait([change, drained], return_when=asyncio.FIRST_COMPLETED)
@@ -164,23 +164,23 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
 
     def _all(self) -> list[route_pb2.Route]:
         self._tables.require_loaded()
-        return [_as_message(document) for document in self._book.of_kind(ROUTE_KIND).values()]
+        return [_as_message(document) for document in self._resources.of_kind(ROUTE_KIND).values()]
 
     def _latest(self, model: str) -> int:
-        """Returns the number of a route's latest version, which may be its removal."""
-        document = self._book.documents.get(route_resource(model))
+        """Returns the latest version number of a route, which may be its removal."""
+        document = self._resources.documents.get(route_resource(model))
         return self._current(model).version if document is None else document.version
 
     def _current(self, model: str) -> route_pb2.Route:
         self._tables.require_loaded()
-        document = self._book.find(route_resource(model))
+        document = self._resources.find(route_resource(model))
         if document is None:
             served = ", ".join(sorted(self._tables.current.routes)) or "none"
-            raise RouteNotFound(f"There is no route routes/{model}. Served: {served}.", model=model, served=served)
+            raise RouteNotFound(f"Route routes/{model} not found. Served: {served}.", model=model, served=served)
         return _as_message(document)
 
     async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:
-        """Publishes those of the routes that differ from what is in force; returns all as they are then."""
+        """Publishes the routes that differ from the current ones; returns all resulting routes."""
         models: list[str] = []
 
         def changed() -> dict[str, bytes]:
@@ -191,7 +191,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 wanted = route_pb2.Route()
                 wanted.CopyFrom(route)
                 wanted.version = 0
-                held = self._book.find(route_resource(model))
+                held = self._resources.find(route_resource(model))
                 if held is None or parse_route(held.content) != wanted:
                     contents[route_resource(model)] = wanted.SerializeToString(deterministic=True)
             return contents
@@ -201,10 +201,10 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
 
 
 def _split(route: route_pb2.Route, request: route_service_pb2.SplitTrafficRequest) -> None:
-    """Gives the route's targets their new weights.
+    """Sets the weights of a route's targets.
 
     Raises:
-        ArgumentInvalid: naming every backend or version that the route does not have.
+        ArgumentInvalid: if the route does not have a backend or version; names all of them.
     """
     if bool(request.weights) == bool(request.version_weights):
         problem = Violation(field="weights", description="give either weights or version_weights")

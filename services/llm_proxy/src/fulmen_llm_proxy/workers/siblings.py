@@ -1,6 +1,6 @@
-"""The other workers behind the same ports, each by a socket of its own.
+"""Connections to the other workers behind the same ports, each over its own Unix socket.
 
-A caller's connection ends at one worker, by chance; what is asked about all of them, that one asks the others.
+A caller's connection reaches one worker at random; that worker asks the others for what concerns all of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fulmen.llm_proxy.v1 import (
 )
 from fulmen.rpc.channel import Token, open_channel
 
-_METRICS_S = 5.0
+_METRICS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSockets:
-    """Where one worker listens for its siblings."""
+    """Unix sockets on which a worker serves its siblings."""
 
     rpc: Path
     http: Path
@@ -39,7 +39,7 @@ def sockets_of(folder: Path, index: int) -> WorkerSockets:
 
 
 class Siblings:
-    """The other workers; none of a proxy of one process."""
+    """Clients of the other workers."""
 
     def __init__(self) -> None:
         self._captures: list[capture_service_pb2_grpc.CaptureServiceStub] = []
@@ -50,15 +50,15 @@ class Siblings:
     async def open(
         cls, folder: Path, *, own_index: int, count: int, token: Token, is_tls: bool, stack: AsyncExitStack
     ) -> Siblings:
-        """Opens the ways to the others; they connect when they are first used.
+        """Opens the clients, which connect on first use.
 
         Args:
-            folder: of the workers' sockets, which other users cannot reach.
-            own_index: of this worker.
-            count: of workers.
-            token: what the others are shown.
-            is_tls: whether the sockets of HTTP speak TLS; who is behind them is known by the folder.
-            stack: gets what must be closed.
+            folder: folder of the workers' sockets, inaccessible to other users.
+            own_index: index of this worker.
+            count: number of workers.
+            token: service token.
+            is_tls: whether the HTTP sockets use TLS; certificates are not verified, the folder is trusted.
+            stack: closes the clients.
         """
         siblings = cls()
         scheme = "https" if is_tls else "http"
@@ -73,7 +73,7 @@ class Siblings:
             session = aiohttp.ClientSession(
                 base_url=f"{scheme}://sibling",
                 connector=aiohttp.UnixConnector(path=str(sockets.http)),
-                timeout=aiohttp.ClientTimeout(total=_METRICS_S),
+                timeout=aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S),
             )
             stack.push_async_callback(session.close)
             siblings._sessions.append((index, session))
@@ -82,10 +82,10 @@ class Siblings:
     async def flush(
         self, attempts: Sequence[str], *, timeout_s: float
     ) -> list[capture_service_pb2.FlushCapturesResponse]:
-        """Flushes the attempts at every sibling; one that starts again just now is waited for.
+        """Flushes the attempts at every sibling; waits for one that is restarting.
 
         Raises:
-            Unavailable, DeadlineExceeded: if one does not answer in time.
+            Unavailable, DeadlineExceeded: if a sibling does not answer in time.
         """
         request = capture_service_pb2.FlushCapturesRequest(attempts=attempts, this_process_only=True)
         return list(
@@ -95,10 +95,10 @@ class Siblings:
         )
 
     async def health(self, *, timeout_s: float) -> list[backend_service_pb2.GetBackendHealthResponse]:
-        """Asks every sibling how backends do; one that starts again just now is waited for.
+        """Returns the health of backends at every sibling; waits for one that is restarting.
 
         Raises:
-            Unavailable, DeadlineExceeded: if one does not answer in time.
+            Unavailable, DeadlineExceeded: if a sibling does not answer in time.
         """
         request = backend_service_pb2.GetBackendHealthRequest(this_process_only=True)
         return list(
@@ -118,11 +118,11 @@ async def _page(session: aiohttp.ClientSession) -> str | None:
         async with session.get("/metrics?own=1", ssl=False) as answer:
             return await answer.text() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return None  # it is starting again: the next scrape has it
+        return None  # restarting; the next scrape includes it
 
 
 def combined_instance(own: str, others: Sequence[str]) -> str:
-    """Returns an id that changes when any of the workers restarts."""
+    """Returns an id that changes whenever a worker restarts."""
     if not others:
         return own
     return hashlib.sha256("\n".join(sorted([own, *others])).encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""Several processes behind one pair of ports: started, watched, started again, stopped together.
+"""Supervises several worker processes behind one pair of ports: starts, restarts and stops them.
 
-Each worker is a whole proxy. The kernel spreads connections over them (SO_REUSEPORT); what one of them is asked about
-all of them (captures to flush, /metrics) it asks its siblings by a socket of their own each (`workers.siblings`).
+Each worker is a complete proxy. The kernel distributes connections over them (SO_REUSEPORT). For requests that concern
+all workers (FlushCaptures, /metrics), a worker asks its siblings over their Unix sockets (`workers.siblings`).
 
 Source: socket(7), SO_REUSEPORT.
 """
@@ -28,18 +28,18 @@ from fulmen_service_kit.settings import ServiceSettings
 
 _MODULE = "fulmen_llm_proxy"
 _START_S = 60.0
-"""How long a worker may take until it serves."""
+"""Startup timeout of a worker, seconds."""
 _POLL_S = 0.05
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 _GRACE_MARGIN_S = 10.0
-"""What a worker gets beyond its own grace before it is killed."""
+"""Time beyond a worker's own grace period before it is killed, seconds."""
 
 _log = structlog.get_logger(__name__)
 
 
 async def run(settings: ServiceSettings, build: Build) -> int:
-    """Runs the proxy: in this process, or in as many workers as the settings say.
+    """Runs the proxy in this process, or in several workers.
 
     Raises:
         StartupError: if it cannot start.
@@ -53,20 +53,20 @@ async def run(settings: ServiceSettings, build: Build) -> int:
 
 
 class WorkerSupervisor:
-    """Keeps the workers running until it is told to stop."""
+    """Keeps the workers running until stopped."""
 
     def __init__(self, settings: LlmProxySettings, folder: Path) -> None:
-        """Takes the settings of all workers and a folder for their sockets, which must be this process's own."""
+        """Sets the settings of all workers, and a private folder for their sockets."""
         self._settings = settings
         self._folder = folder
         self._stop = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
 
     async def run(self) -> int:
-        """Runs until SIGTERM or SIGINT; returns the process's exit status.
+        """Runs until SIGTERM or SIGINT; returns the exit status.
 
         Raises:
-            StartupError: if a port is not to be had, or a worker does not come up at the start.
+            StartupError: if a port cannot be bound, or a worker does not start.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,10 +93,10 @@ class WorkerSupervisor:
         return {**os.environ, **own, "FULMEN_LLM_PROXY_WORKERS_DIR": str(self._folder)}
 
     async def _start(self, index: int, environment: dict[str, str]) -> None:
-        """Starts a worker; returns when it serves.
+        """Starts a worker and waits until it serves.
 
         Raises:
-            StartupError: if it ends before, or takes too long.
+            StartupError: if it ends before, or does not serve in time.
         """
         ready = self._folder / f"{index}.ready"
         ready.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ class WorkerSupervisor:
                 "FULMEN_LLM_PROXY_READY_FILE": str(ready),
             },
             stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops the workers in order
+            start_new_session=True,  # Ctrl-C then reaches only the supervisor, which stops the workers
         )
         self._running[index] = worker
         try:
@@ -123,26 +123,26 @@ class WorkerSupervisor:
             raise StartupError(f"Worker {index} did not serve within {_START_S:.0f} s.") from None
 
     async def _keep(self, index: int, environment: dict[str, str]) -> None:
-        """Starts a worker again whenever it ends, after pauses that grow while it does not come up."""
+        """Restarts a worker whenever it ends, with a back-off while it fails to start."""
         pause_s = _FIRST_PAUSE_S
         while True:
             status = await self._running[index].wait()
-            _log.error("worker_ended", worker=index, status=status, again_in_s=pause_s)
+            _log.error("worker_ended", worker=index, status=status, restart_in_s=pause_s)
             await asyncio.sleep(pause_s)
             try:
                 await self._start(index, environment)
             except StartupError as error:
-                _log.error("worker_not_started", worker=index, reason=str(error))
+                _log.error("worker_start_failed", worker=index, reason=str(error))
                 pause_s = min(_MAX_PAUSE_S, pause_s * 2)
             else:
-                _log.info("worker_started_again", worker=index, pid=self._running[index].pid)
+                _log.info("worker_restarted", worker=index, pid=self._running[index].pid)
                 pause_s = _FIRST_PAUSE_S
 
     async def _end(self) -> bool:
-        """Stops all workers, all at once; tells whether one failed to stop by itself.
+        """Stops all workers concurrently; returns whether one had to be killed.
 
         Raises:
-            TimeoutError: if one is still there 10 s after it was killed, which means that the kernel holds it.
+            TimeoutError: if a worker is still running 10 s after it was killed.
         """
         workers = [worker for worker in self._running.values() if worker.returncode is None]
         for worker in workers:

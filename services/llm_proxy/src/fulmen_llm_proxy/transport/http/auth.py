@@ -1,4 +1,4 @@
-"""Who calls, by the token in the request's headers."""
+"""Authentication by the token in the request's headers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import structlog
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
-from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.metrics.keys import KeyMetrics
 from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.http_wire import Scope, header
 from fulmen_service_kit.tokens import FORGED, Role, TokenVerifier
@@ -20,25 +20,27 @@ _log = structlog.get_logger(__name__)
 
 
 class HttpAuthenticator:
-    """Verifies `Authorization: Bearer <token>` (OpenAI's way), `x-api-key` (Anthropic's) or `api-key` (Azure's)."""
+    """Verifies `Authorization: Bearer <token>` (OpenAI), `x-api-key` (Anthropic) or `api-key` (Azure)."""
 
-    def __init__(self, *, verifier: TokenVerifier, failed_keys: FailedKeys, metrics: Metrics, dev_mode: bool) -> None:
+    def __init__(
+        self, *, verifier: TokenVerifier, failed_keys: FailedKeys, metrics: KeyMetrics, dev_mode: bool
+    ) -> None:
         self._verifier = verifier
         self._failed_keys = failed_keys
         self._metrics = metrics
         self._dev_mode = dev_mode
 
     def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
-        """Returns whose token it is.
+        """Returns the caller that the token names.
 
         Args:
             scope: the request.
-            for_attempt: whether the request names an attempt; then it may be a runner's.
+            for_attempt: whether the request names an attempt; then a runner's token is accepted, too.
 
         Raises:
-            TokenInvalid: There is no good token.
-            Refused: The address has shown too many forged tokens.
-            PermissionDenied: The token is good, but not for model calls.
+            TokenInvalid: if there is no valid token.
+            Refused: if too many forged tokens came from this address.
+            PermissionDenied: if the token's role may not call models.
         """
         token = _token(scope)
         if not token and self._dev_mode:
@@ -62,7 +64,7 @@ class HttpAuthenticator:
         if wait_s:
             _log.warning("too_many_forged_keys", address=address)
             raise Refused(
-                429, "too_many_bad_keys", "Too many keys of this address were not made here.", retry_after_s=wait_s
+                429, "too_many_bad_keys", "Too many forged keys from this address.", retry_after_s=wait_s
             ) from error
 
 
@@ -73,5 +75,5 @@ def _token(scope: Scope) -> str:
         return given.decode("latin-1").strip()
     scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer":
-        raise TokenInvalid("The authorization must be of the form `Bearer <token>`.")
+        raise TokenInvalid("The authorization header must be of the form `Bearer <token>`.")
     return token.decode("latin-1").strip()

@@ -1,4 +1,4 @@
-"""`/metrics`: of this process, or of all workers behind the port."""
+"""`/metrics`: the metrics of this process, or of all workers behind the port."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from fulmen_llm_proxy.workers.siblings import Siblings
 
 
 class MetricsPage:
-    """Renders the figures; with several workers each sample says whose it is by the label `worker`."""
+    """Renders the metrics; with several workers each sample has a label `worker`."""
 
     def __init__(self, *, registry: CollectorRegistry, siblings: Siblings | None, worker_index: int) -> None:
-        """Takes the figures of this process and the way to the others; None: there are no others."""
         self._registry = registry
         self._siblings = siblings
         self._worker_index = worker_index
 
     async def render(self, *, own_only: bool) -> bytes:
-        """Returns the page in Prometheus' text format."""
+        """Returns the page in Prometheus text format."""
         own = generate_latest(self._registry)
         if own_only or self._siblings is None:
             return own
@@ -33,13 +32,13 @@ class MetricsPage:
 
 
 class _Pages(Collector):
-    """Several pages as one."""
+    """Merges several pages."""
 
     def __init__(self, pages: dict[int, str]) -> None:
         self._pages = pages
 
     def collect(self) -> Iterable[Metric]:
-        """Yields every family once, with the samples of all workers."""
+        """Returns each family once, with the samples of all workers."""
         families: dict[str, Metric] = {}
         for index, page in sorted(self._pages.items()):
             for family in text_string_to_metric_families(page):

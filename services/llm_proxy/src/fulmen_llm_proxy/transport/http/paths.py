@@ -1,38 +1,88 @@
-"""Paths that name an attempt: `/rollouts/{rollout}/attempts/{n}` before the path of any API.
+"""The path of a request, normalised once: which API, model and attempt it names.
 
-For agents whose key cannot be changed for each attempt: they are given another base URL instead.
+Three forms are accepted for each API, for clients that can be given a base URL only:
+
+- `/v1/chat/completions`
+- `/openai/deployments/{model}/chat/completions` or `/openai/{...}`, as clients of Azure OpenAI send it. The deployment
+  is the model's name. `api-version` is not read: the proxy serves one version of each API.
+- either of them after `/rollouts/{rollout}/attempts/{n}`, which names the attempt.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
+
 from fulmen.errors import ArgumentInvalid, AttemptNotFound
 from fulmen.ids import AttemptName, parse_attempt_name
+from fulmen_llm_proxy.apis.api import UNREADABLE, decode_fields, encode, wrong
 
-_PREFIX = "/rollouts/"
-_ROOTS = ("v1/", "openai/")
-_PARTS = 5
-"""Of a path that names an attempt: nothing, `rollouts`, its id, `attempts`, its number; then the path of an API."""
+_ATTEMPT_PREFIX = "/rollouts/"
+_ATTEMPT_PARTS = 5
+"""Parts of a path that names an attempt: empty, `rollouts`, its id, `attempts`, its number; then the path of an API."""
 
-
-def without_attempt(path: str) -> str:
-    """Returns the path of the API, without the attempt that may stand before it."""
-    if not path.startswith(_PREFIX):
-        return path
-    parts = path.split("/", _PARTS)
-    named = len(parts) > _PARTS and parts[_PARTS].startswith(_ROOTS)
-    return "/" + parts[_PARTS] if named else path
+_API_ROOTS = ("v1/", "openai/")
+_AZURE_ROOT = "/openai/"
+_DEPLOYMENTS = "deployments/"
+_VERSION = "v1/"
 
 
-def attempt_in(path: str) -> AttemptName | None:
-    """Returns the attempt that a path names; None if it names none.
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """A normalised path.
+
+    Attributes:
+        api: the path in OpenAI's own form, such as `/v1/chat/completions`; any other path as received.
+        deployment: the model that an Azure-style path names; empty if none.
+        attempt_name: what stands where an attempt is named, unverified; empty if the path names none.
+    """
+
+    api: str
+    deployment: str = ""
+    attempt_name: str = ""
+
+    def attempt(self) -> AttemptName | None:
+        """Returns the attempt that the path names, or None.
+
+        Raises:
+            AttemptNotFound: if the name is not an attempt's.
+        """
+        if not self.attempt_name:
+            return None
+        try:
+            return parse_attempt_name(self.attempt_name)
+        except ArgumentInvalid:
+            raise AttemptNotFound(
+                "The URL names no attempt; expected /rollouts/{id}/attempts/{number}/v1/...."
+            ) from None
+
+
+def parse_path(path: str) -> RequestPath:
+    """Normalises the path of a request."""
+    attempt_name = ""
+    if path.startswith(_ATTEMPT_PREFIX):
+        parts = path.split("/", _ATTEMPT_PARTS)
+        attempt_name = "/".join(parts[1:_ATTEMPT_PARTS])
+        if len(parts) > _ATTEMPT_PARTS and parts[_ATTEMPT_PARTS].startswith(_API_ROOTS):
+            path = "/" + parts[_ATTEMPT_PARTS]
+    if not path.startswith(_AZURE_ROOT):
+        return RequestPath(path, "", attempt_name)
+    rest, deployment = path.removeprefix(_AZURE_ROOT), ""
+    if rest.startswith(_DEPLOYMENTS):
+        deployment, _, rest = rest.removeprefix(_DEPLOYMENTS).partition("/")
+    return RequestPath("/v1/" + rest.removeprefix(_VERSION), deployment, attempt_name)
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """Returns a request's body with the model that its path names, which takes precedence.
 
     Raises:
-        AttemptNotFound: if what it names cannot be an attempt.
+        ArgumentInvalid: if the body is not a JSON object.
     """
-    if not path.startswith(_PREFIX):
-        return None
-    name = "/".join(path.split("/", _PARTS)[1:_PARTS])
     try:
-        return parse_attempt_name(name)
-    except ArgumentInvalid:
-        raise AttemptNotFound("The URL does not name an attempt: /rollouts/{id}/attempts/{number}/v1/...") from None
+        fields = decode_fields(body)
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"The body is not a JSON object: {wrong(error)}.") from None
+    fields["model"] = msgspec.Raw(encode(model))
+    return encode(fields)

@@ -1,4 +1,4 @@
-"""Where a call's answer goes, whatever the wire."""
+"""Where a call's answer is written, over whichever protocol it arrived."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Protocol, Self
 Header = tuple[bytes, bytes]
 
 
-class Watch(Protocol):
-    """Raises CallerGone in its block as soon as the caller has left."""
+class DisconnectWatch(Protocol):
+    """Raises CallerGone in its block as soon as the caller disconnects."""
 
     async def __aenter__(self) -> Self:
-        """Begins to watch."""
+        """Starts watching."""
         ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the watch."""
+        """Stops watching."""
         ...
 
     def settle(self) -> None:
-        """Ends the watch early: from here on the caller's leaving is no news."""
+        """Stops watching early: a disconnect no longer matters."""
         ...
 
 
-class Sink(Protocol):
-    """Takes one answer: either `whole`, or `begin`, any number of `piece`, and `end`.
+class AnswerWriter(Protocol):
+    """Writes one answer: either `whole`, or `begin`, any number of `piece`, and `end`.
 
-    A method returns when the wire has taken the bytes: a slow caller slows its backend down.
+    A method returns once the connection has accepted the bytes, so a slow caller slows down its backend.
     """
 
-    def watch(self) -> Watch:
-        """Returns a watch for the caller's leaving."""
+    def watch(self) -> DisconnectWatch:
+        """Returns a watch for the caller's disconnect."""
         ...
 
     async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Sends a whole answer."""
+        """Writes a complete answer."""
         ...
 
     async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Begins a stream of status 200."""
+        """Starts a stream with status 200."""
         ...
 
     def piece(self, data: bytes) -> Awaitable[None]:
-        """Sends whole events of the stream."""
+        """Writes complete events of the stream."""
         ...
 
     async def end(self) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}`: responses that a backend keeps, asked of the one that keeps them."""
+"""`/v1/responses/{id}`: stored responses, fetched from the backend that stores them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from urllib.parse import parse_qsl
 
 from fulmen_llm_proxy.apis.api import ApiName
 from fulmen_llm_proxy.apis.sealed_responses import sealed_answer
-from fulmen_llm_proxy.backends.kept_responses import KeptResponsesClient
+from fulmen_llm_proxy.attempts.caller import Caller
+from fulmen_llm_proxy.attempts.guard import AttemptGuard
+from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.failures import SOURCE_HEADER, Refused
 from fulmen_llm_proxy.calls.response_ids import ResponseIds
 from fulmen_llm_proxy.routing.table_holder import TableHolder
@@ -16,41 +18,48 @@ from fulmen_service_kit.http_wire import Scope, Send, respond
 ROOT = "/v1/responses/"
 
 _METHODS = {"": ("GET", "DELETE"), "cancel": ("POST",), "input_items": ("GET",)}
-"""By what follows the id."""
+"""Methods by the path after the id."""
 
 
 def methods_of(path: str) -> tuple[str, ...] | None:
-    """Returns the methods of a path below a response; None if there is nothing there."""
+    """Returns the methods of a path of a stored response; None if there is no such path."""
     return _METHODS.get(path.removeprefix(ROOT).partition("/")[2])
 
 
-class KeptResponses:
-    """Answers for responses that backends keep."""
+class StoredResponses:
+    """Answers requests for stored responses."""
 
-    def __init__(self, *, ids: ResponseIds, client: KeptResponsesClient, tables: TableHolder) -> None:
+    def __init__(
+        self, *, ids: ResponseIds, client: StoredResponsesClient, tables: TableHolder, guard: AttemptGuard
+    ) -> None:
         self._ids = ids
         self._client = client
         self._tables = tables
+        self._guard = guard
 
-    async def answer(self, scope: Scope, path: str, project: str, send: Send) -> None:
+    async def answer(self, scope: Scope, path: str, caller: Caller, send: Send) -> None:
         """Answers one request.
 
         Raises:
-            Refused: if there is no such response for this project, or it is asked for as a stream.
-            BackendUnavailable: if its backend is away.
+            AttemptOver: if the caller's attempt has ended.
+            Refused: if the project has no such response, or a stream is requested.
+            BackendUnavailable: if its backend cannot be reached.
         """
+        if caller.attribution is not None:
+            self._guard.require(caller.attribution)
+        project = caller.project
         sealed_id, _, action = path.removeprefix(ROOT).partition("/")
-        kept = self._ids.opened(sealed_id, project=project)
-        backend = None if kept is None else self._tables.current.backends.get(kept.backend_id)
-        if kept is None or backend is None or ApiName.RESPONSES not in backend.apis:
-            raise Refused(404, "response_not_found", f"There is no response '{sealed_id[:200]}' here.")
+        stored = self._ids.opened(sealed_id, project=project)
+        backend = None if stored is None else self._tables.current.backends.get(stored.backend_id)
+        if stored is None or backend is None or ApiName.RESPONSES not in backend.apis:
+            raise Refused(404, "response_not_found", f"Response '{sealed_id[:200]}' not found.")
         query = tuple(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         if ("stream", "true") in query:
-            raise Refused(400, "stream_not_served", "A kept response is given whole, not as a stream.")
+            raise Refused(400, "stream_not_served", "A stored response cannot be streamed.")
         found = await self._client.ask(
             backend,
             method=scope["method"],
-            raw_id=kept.raw_id,
+            raw_id=stored.raw_id,
             action=action,
             query=tuple(pair for pair in query if pair[0] != "api-version"),
         )

@@ -1,4 +1,4 @@
-"""An answer over gRPC: a whole one, or one message an event."""
+"""Writes an answer over gRPC: complete, or one message per event."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from typing import Self
 
 from fulmen.llm_proxy.v1 import completion_service_pb2
 from fulmen_llm_proxy.apis.sse import EventSplitter, event_data, event_name
-from fulmen_llm_proxy.calls.sink import Header
+from fulmen_llm_proxy.calls.answer_writer import Header
 from fulmen_service_kit.http_wire import CallerGone
 
 _OK = 200
 _BUFFERED_EVENTS = 64
-"""Events that may wait for a slow caller; beyond, the backend waits."""
+"""Maximum number of events buffered for a slow caller; then the backend waits."""
 
 
-class RpcWatch:
-    """Tells a cancelled rpc from a proxy that stops: the first is the caller's leaving."""
+class RpcDisconnectWatch:
+    """Distinguishes an rpc cancelled by its caller from a shutdown of the proxy."""
 
     def __init__(self, is_cancelled: Callable[[], bool]) -> None:
         self._is_cancelled = is_cancelled
 
     async def __aenter__(self) -> Self:
-        """Begins; gRPC itself cancels the task of a cancelled rpc."""
+        """Starts watching; gRPC itself cancels the task of a cancelled rpc."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Turns the cancellation of the rpc into CallerGone."""
+        """Converts a cancellation by the caller to CallerGone."""
         task = asyncio.current_task()
         if kind is asyncio.CancelledError and task is not None and self._is_cancelled():
             task.uncancel()
             raise CallerGone from error
 
     def settle(self) -> None:
-        """Does nothing: a caller that leaves after its answer is no news here."""
+        """Does nothing: gRPC reports no disconnect after the answer."""
 
 
-class WholeSink:
-    """Takes a whole answer."""
+class WholeAnswerWriter:
+    """Keeps a complete answer."""
 
     def __init__(self, is_cancelled: Callable[[], bool]) -> None:
         self._is_cancelled = is_cancelled
         self.answer = completion_service_pb2.CompleteResponse()
 
-    def watch(self) -> RpcWatch:
-        """Returns a watch for the rpc's cancellation."""
-        return RpcWatch(self._is_cancelled)
+    def watch(self) -> RpcDisconnectWatch:
+        """Returns a watch for the cancellation of the rpc."""
+        return RpcDisconnectWatch(self._is_cancelled)
 
     async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Keeps the answer."""
+        """Stores the answer."""
         self.answer = completion_service_pb2.CompleteResponse(
             http_status=status, body_json=body, retry_after_seconds=_retry_after_s(extra)
         )
 
     async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Is never called: a request that asks for a stream is refused before."""
-        raise RuntimeError("a whole answer was asked for")
+        """Never called: a request for a stream is refused before."""
+        raise RuntimeError("not a stream")
 
     async def piece(self, data: bytes) -> None:
-        """Is never called."""
-        raise RuntimeError("a whole answer was asked for")
+        """Never called."""
+        raise RuntimeError("not a stream")
 
     async def end(self) -> None:
         """Does nothing."""
 
 
-class EventSink:
-    """Hands events on as messages; waits while the caller is behind by many."""
+class EventAnswerWriter:
+    """Passes events on as messages; waits while the caller lags behind."""
 
     def __init__(self, is_cancelled: Callable[[], bool], *, max_event_bytes: int, write_timeout_s: float) -> None:
         self._is_cancelled = is_cancelled
@@ -78,17 +78,17 @@ class EventSink:
         self._first = True
         self._write_timeout_s = write_timeout_s
         self.given_up = False
-        """The caller took nothing for too long."""
+        """Whether the caller has not read for too long."""
         self.messages: asyncio.Queue[completion_service_pb2.StreamCompleteResponse | None] = asyncio.Queue(
             _BUFFERED_EVENTS
         )
 
-    def watch(self) -> RpcWatch:
-        """Returns a watch for the rpc's cancellation."""
-        return RpcWatch(self._is_cancelled)
+    def watch(self) -> RpcDisconnectWatch:
+        """Returns a watch for the cancellation of the rpc."""
+        return RpcDisconnectWatch(self._is_cancelled)
 
     async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Hands a refusal on, or the answer of a backend that did not stream."""
+        """Writes an error, or the answer of a backend that did not stream."""
         message = completion_service_pb2.StreamCompleteResponse(
             http_status=status, event_json=body, retry_after_seconds=_retry_after_s(extra)
         )
@@ -96,14 +96,14 @@ class EventSink:
         await self.end()
 
     async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
-        """Does nothing: the first event tells the status."""
+        """Does nothing: the first event carries the status."""
 
     async def piece(self, data: bytes) -> None:
-        """Hands events on."""
+        """Writes events."""
         for event in self._splitter.feed(data):
             payload = event_data(event)
             if payload is None:
-                continue  # a comment: gRPC keeps its connections alive by itself
+                continue  # a comment; gRPC has its own keep-alive
             message = completion_service_pb2.StreamCompleteResponse(event_json=payload, event_name=event_name(event))
             if self._first:
                 self._first, message.http_status = False, _OK

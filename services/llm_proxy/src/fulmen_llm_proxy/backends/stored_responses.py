@@ -1,4 +1,4 @@
-"""Asks backends for responses that they keep."""
+"""Fetches stored responses from the backends that store them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fulmen_llm_proxy.routing.table import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperAnswer:
-    """What the backend that keeps a response said."""
+class StoredResponseAnswer:
+    """The answer of the backend that stores a response."""
 
     status: int
     body: bytes
@@ -33,13 +33,18 @@ class KeeperAnswer:
     headers: Sequence[Header]
 
 
-class KeptResponsesClient:
-    """Reads, deletes and cancels responses at the backends that keep them. One try each: callers ask again."""
+class StoredResponsesClient:
+    """Reads, deletes and cancels responses at the backends that store them, without retries."""
 
     def __init__(
         self, *, session: aiohttp.ClientSession, keys: BackendKeys, max_answer_bytes: int, deadline_s: float
     ) -> None:
-        """Takes the connections' pool, the size of the largest answer, and how long one may take."""
+        """Sets the connection pool.
+
+        Args:
+            max_answer_bytes: largest answer, bytes.
+            deadline_s: timeout of a request, seconds.
+        """
         self._session = session
         self._keys = keys
         self._max_answer_bytes = max_answer_bytes
@@ -47,16 +52,16 @@ class KeptResponsesClient:
 
     async def ask(
         self, backend: Backend, *, method: str, raw_id: str, action: str = "", query: Sequence[tuple[str, str]] = ()
-    ) -> KeeperAnswer:
+    ) -> StoredResponseAnswer:
         """Returns the backend's answer.
 
         Args:
-            raw_id: the response's id there.
-            action: below the response, such as `cancel`; empty for the response itself.
+            raw_id: the backend's own id of the response.
+            action: subresource, such as `cancel`; empty for the response itself.
 
         Raises:
-            BackendUnavailable: if it cannot be reached, or what it sends is no answer, or too large.
-            DeadlineExceeded: if it takes too long.
+            BackendUnavailable: if it cannot be reached, or its answer is malformed or too large.
+            DeadlineExceeded: if it does not answer in time.
         """
         path = f"/responses/{quote(raw_id, safe='')}" + (f"/{action}" if action else "")
         try:
@@ -78,7 +83,7 @@ class KeptResponsesClient:
             ) from None
         except aiohttp.ClientError as error:
             raise unavailable(backend.id, "cannot be reached", error) from error
-        return KeeperAnswer(
+        return StoredResponseAnswer(
             status=response.status,
             body=b"" if encoded else body,
             content_type=content_type_of(response).encode(),
