@@ -30,7 +30,7 @@ class Echo:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """Yields the port of a server."""
-    server = HttpServer(door=Echo(), listener=bind("127.0.0.1", 0), grace_s=1)
+    server = HttpServer(app=Echo(), listener=bind("127.0.0.1", 0), grace_s=1)
     task = asyncio.create_task(server.run())
     yield server.port
     task.cancel()

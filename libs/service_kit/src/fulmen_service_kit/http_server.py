@@ -55,8 +55,8 @@ _HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "The
 _MALFORMED: Final = _refusal(b"400 Bad Request", "request_malformed", "The request is not HTTP as it should be.")
 
 
-class Door(Protocol):
-    """An ASGI application that can be told to take no new calls."""
+class HttpApp(Protocol):
+    """An ASGI application that can stop accepting calls."""
 
     draining: bool
 
@@ -66,12 +66,12 @@ class Door(Protocol):
 
 
 class HttpServer:
-    """Serves the door on a bound socket: a background role, with a drain that lets answers finish."""
+    """Background role: serves an ASGI application on a bound socket; a drain lets answers finish."""
 
     def __init__(
         self,
         *,
-        door: Door,
+        app: HttpApp,
         listener: socket.socket,
         grace_s: float,
         private: socket.socket | None = None,
@@ -81,7 +81,7 @@ class HttpServer:
         """Takes what answers, and where.
 
         Args:
-            door: Answers the requests.
+            app: Answers the requests.
             listener: The bound port.
             grace_s: How long a drain waits for answers, seconds.
             private: A second bound socket, for the service's own processes.
@@ -97,11 +97,11 @@ class HttpServer:
             pass
 
         Protocol.write_timeout_s = write_timeout_s
-        self._door = door
+        self._app = app
         self._listener = listener
         self._private = private
         config = uvicorn.Config(
-            door,
+            app,
             http=Protocol,
             ws="none",
             lifespan="off",
@@ -132,7 +132,7 @@ class HttpServer:
             for listening in getattr(self._server, "servers", ()):
                 listening.close()
             self._stopped.set()
-        if not self._door.draining:
+        if not self._app.draining:
             return
         await asyncio.Event().wait()
 
@@ -144,7 +144,7 @@ class HttpServer:
 
     async def drain(self) -> None:
         """Takes no new calls and returns when the answers under way are complete; the caller limits it."""
-        self._door.draining = True
+        self._app.draining = True
         self._server.should_exit = True
         await self._stopped.wait()
 

@@ -340,7 +340,7 @@ def _http_server(settings: LlmProxySettings, state: _State, calls: CallPipeline,
         tables=state.tables,
     )
     http = HttpServer(
-        door=app,
+        app=app,
         listener=bind(settings.host, settings.http_port, shared=state.sockets is not None),
         private=None if state.sockets is None else bind_private(state.sockets.http),
         grace_s=settings.drain_grace_s,

@@ -378,7 +378,7 @@ class _Services:
             database=self._database,
         )
         listener = bind(settings.host, settings.http_port)
-        http = HttpServer(door=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
+        http = HttpServer(app=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
         stack.callback(http.close)
         return http
 

@@ -300,14 +300,14 @@ async def test_deep_json_does_no_harm(http: Http) -> None:
 
 
 async def test_a_store_that_cannot_take_spans_now_says_when_to_come_back(http: Http) -> None:
-    ingest = http.store.parts.roles["http-server"]._door._ingest
+    ingest = http.store.parts.roles["http-server"]._app._ingest
     ingest._bytes_in_flight = 2**40
     busy = await http.post(export("x"), http.store.token(Role.RUNNER))
     ingest._bytes_in_flight = 0
-    http.store.parts.roles["http-server"]._door.draining = True
+    http.store.parts.roles["http-server"]._app.draining = True
     draining = await http.post(export("x"), http.store.token(Role.RUNNER))
     health = await http.send("GET", "/healthz")
-    http.store.parts.roles["http-server"]._door.draining = False
+    http.store.parts.roles["http-server"]._app.draining = False
 
     assert [busy.status, draining.status, health.status] == [429, 503, 503]
     assert [busy.headers["retry-after"], draining.headers["retry-after"]] == ["1", "1"]
