@@ -1,3 +1,3 @@
-"""The LLM proxy: one door between agents and models, which never loses a token id."""
+"""The LLM proxy: the gateway between agents and models, which captures every token id."""
 
 import fulmen_service_kit  # noqa: F401  (first: it settles what structlog imports)

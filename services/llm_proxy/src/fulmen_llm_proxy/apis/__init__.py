@@ -1,1 +1,1 @@
-"""The APIs that agents call, one file each: how requests are read and answers are taken apart."""
+"""The APIs that agents call, one file each: how requests are read and answers are parsed."""

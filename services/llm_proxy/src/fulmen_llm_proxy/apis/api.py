@@ -1,10 +1,9 @@
-"""What an API is to the proxy.
+"""The interface of an API.
 
-An API is one kind of call with its own JSON: chat completions, messages, embeddings. It reads
-requests, makes the body for a backend that serves the same API, and takes a backend's answers
-apart. What it cannot say itself, a translator (`translation`) says for it. To add one,
-write one file here, name it in `ApiName` and in `registry.py`, and in the contract
-(`fulmen.llm_proxy.v1.Api`) with its line in `routing/codec.py`.
+An API is one kind of call with its own JSON: chat completions, messages, embeddings. It parses requests, builds the
+request body for a backend that serves the same API, and parses the backend's answers. Other APIs are reached through a
+translator (`translation`). To add one, write one file here, and name it in `ApiName`, in `registry.py`, and in the
+contract (`fulmen.llm_proxy.v1.Api`, mapped in `routing/codec.py`).
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ _MISSING = "It is missing."
 TRUE = msgspec.Raw(b"true")
 NULL = msgspec.Raw(b"null")
 ABSENT = msgspec.Raw()
-"""The default of a struct's undecoded field. msgspec takes `Raw | None` for a field that can only be null."""
+"""Default of an undecoded field of a struct; msgspec treats `Raw | None` as a field that is always null."""
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises on what is no JSON, no UTF-8, of other types, or nested too deeply."""
+"""Errors of decoding input that is not JSON, not UTF-8, of the wrong type, or nested too deeply."""
 
 TEXT: Final = msgspec.json.Decoder(str)
 FLAG: Final = msgspec.json.Decoder(bool | None)
 COUNT: Final = msgspec.json.Decoder(int | None)
-"""For the fields that requests have in common."""
+"""Decoders of fields that requests have in common."""
 
 decode_fields = msgspec.json.Decoder(Fields).decode
 encode = msgspec.json.Encoder().encode
 
 
 class ApiName(StrEnum):
-    """Names an API; the values are also what settings and metrics say."""
+    """Name of an API; the values also appear in settings and metrics."""
 
     CHAT = "chat_completions"
     COMPLETIONS = "completions"
@@ -51,19 +50,19 @@ class ApiName(StrEnum):
 
 
 class Dialect(StrEnum):
-    """Whose wording of errors, and whose headers, an API uses."""
+    """Vendor whose error format and headers an API uses."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: its outline read, its fields kept as slices of the body.
+    """A parsed request; its fields are kept as slices of the body.
 
     Attributes:
-        stream: the caller wants the answer as events.
-        asked: what of the answer the caller asked for.
-        max_tokens: most completion tokens that the caller asks for; None without a limit.
+        stream: whether the caller wants a stream.
+        asked: what the caller asked to see of the answer.
+        max_tokens: maximum number of completion tokens; None without a limit.
     """
 
     api: Api
@@ -77,37 +76,36 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerReader(Protocol):
     """Reads one answer on its way to the caller; one object per try, used by one task.
 
-    For a whole answer `whole` is called once; for a stream `event` with each event, and `end` after
-    the last one.
+    For a complete answer `whole` is called once; for a stream, `event` with each event and `end` after the last one.
     """
 
     @property
     def collected(self) -> Collected:
-        """What the backend's answer brought."""
+        """The slices of the backend's answer."""
         ...
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as the caller should see it."""
+        """Returns the answer for the caller."""
         ...
 
     def event(self, event: bytes) -> bytes:
-        """Returns the events that the caller should see in place of this one, with terminators; may be empty."""
+        """Returns the events for the caller that replace this one, with terminators; may be empty."""
         ...
 
     def end(self) -> bytes:
-        """Returns what the caller should still see after the backend's last event."""
+        """Returns the events for the caller after the backend's last event."""
         ...
 
 
 class Api(Protocol):
-    """One API. Stateless; shared by all calls.
+    """An API; stateless, shared by all calls.
 
     Attributes:
-        path: below the version prefix, such as `/chat/completions`.
+        path: path below the version prefix, such as `/chat/completions`.
         operation: `gen_ai.operation.name` of its spans.
-        generates: answers are sampled. Calls of the others are recorded as spans alone, and routes set nothing in them.
-        is_metered: calls use tokens, which limits and costs count.
-        can_capture: answers can carry token ids and log-probabilities.
+        generates: whether answers are sampled. Other calls are recorded as spans only, without overrides of routes.
+        is_metered: whether calls use tokens, which count towards limits and cost.
+        can_capture: whether answers can carry token ids and log-probabilities.
     """
 
     name: ApiName
@@ -119,50 +117,50 @@ class Api(Protocol):
     can_capture: bool
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request.
+        """Parses a request.
 
         Raises:
-            ArgumentInvalid: if it is not JSON, or a field that the proxy reads has a wrong type.
+            ArgumentInvalid: if it is not JSON, or a field that the proxy reads has the wrong type.
         """
         ...
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
-        """Returns the body for a backend: the fields, and what the capture adds to them."""
+        """Returns the body for a backend: the fields, and those added for the capture."""
         ...
 
     def __hash__(self) -> int:
-        """APIs are told apart by being different objects."""
+        """Hashes by identity."""
         ...
 
     def reader(self, asked: Asked) -> AnswerReader:
-        """Returns a new reader that hides what was not asked for."""
+        """Returns a new reader that removes what was not asked for."""
         ...
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Returns the whole answer that the events of a stream amount to, as JSON."""
+        """Assembles the events of a stream to the complete answer, as JSON."""
         ...
 
 
 EVERYTHING = Asked(token_ids=True, logprobs=True, stream_usage=True)
-"""Of a call without capture nothing is hidden."""
+"""Nothing is removed from the answer of a call without capture."""
 
 
 def read_fields(body: bytes, api: ApiName) -> Fields:
     """Returns the fields of a request's body as slices.
 
     Raises:
-        ArgumentInvalid: if it is not a JSON object, or not UTF-8. The text names the place, never the content.
+        ArgumentInvalid: if it is not a JSON object, or not UTF-8. The message gives the position, never the content.
     """
     try:
         if not body.isascii():
-            body.decode()  # slices are not looked into: a backend would be the first to stumble over them
+            body.decode()  # slices are not decoded; the backend would be the first to fail
         return decode_fields(body)
     except UNREADABLE as error:
         raise ArgumentInvalid(f"The body is not a {api} request: {wrong(error)}.") from None
 
 
 def wrong(error: Exception) -> str:
-    """Says what one of `UNREADABLE` found, without what it found it in."""
+    """Describes one of the `UNREADABLE` errors without quoting the input."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -171,12 +169,12 @@ def wrong(error: Exception) -> str:
 
 
 class RequestReader:
-    """Reads the fields that the proxy itself needs of a request, and tells every problem of it at once."""
+    """Reads the fields that the proxy itself needs of a request; reports all violations at once."""
 
     __slots__ = ("_api", "_violations", "fields")
 
     def __init__(self, body: bytes, api: ApiName, required: Sequence[str]) -> None:
-        """Takes a body apart.
+        """Splits a body into fields.
 
         Raises:
             ArgumentInvalid: if it is not a JSON object, or not UTF-8.
@@ -185,8 +183,8 @@ class RequestReader:
         self.fields = read_fields(body, api)
         self._violations = [Violation(field=name, description=_MISSING) for name in required if name not in self.fields]
 
-    def take(self, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
-        """Returns one field, decoded; the default if it is absent or wrong."""
+    def get(self, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
+        """Returns a decoded field; the default if it is absent or invalid."""
         raw = self.fields.get(name)
         if raw is None:
             return default
@@ -200,7 +198,7 @@ class RequestReader:
         """Returns all fields.
 
         Raises:
-            ArgumentInvalid: if one is missing or of a wrong type; names all of them.
+            ArgumentInvalid: if fields are missing or of the wrong type; names all of them.
         """
         if self._violations:
             raise ArgumentInvalid(f"The body is not a {self._api} request:", violations=self._violations)
@@ -208,10 +206,10 @@ class RequestReader:
 
 
 def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
-    """Returns one field, decoded; the default if it is absent.
+    """Returns a decoded field; the default if it is absent.
 
     Raises:
-        ArgumentInvalid: if it has a wrong type.
+        ArgumentInvalid: if it has the wrong type.
     """
     raw = fields.get(name)
     if raw is None:
@@ -219,7 +217,7 @@ def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T
     try:
         return decoder.decode(raw)
     except UNREADABLE as error:
-        raise ArgumentInvalid(f"The field `{name}` is wrong: {wrong(error)}.") from None
+        raise ArgumentInvalid(f"Field `{name}` is invalid: {wrong(error)}.") from None
 
 
 class _StreamFlag(msgspec.Struct):
@@ -230,7 +228,7 @@ _STREAM_FLAG = msgspec.json.Decoder(_StreamFlag)
 
 
 def asks_for_stream(body: bytes) -> bool:
-    """Tells whether a request of whatever API asks for a stream; what is malformed does not."""
+    """Returns whether a request of any API asks for a stream; False if malformed."""
     try:
         return bool(_STREAM_FLAG.decode(body).stream)
     except UNREADABLE:
@@ -238,7 +236,7 @@ def asks_for_stream(body: bytes) -> bool:
 
 
 def given(raw: msgspec.Raw) -> bool:
-    """Tells whether a struct's undecoded field is there and not null."""
+    """Returns whether an undecoded field of a struct is present and not null."""
     return bytes(raw) not in (b"", b"null")
 
 
@@ -246,15 +244,15 @@ def require(fields: Fields, names: Iterable[str]) -> None:
     """Checks that fields are present.
 
     Raises:
-        ArgumentInvalid: naming all that are missing.
+        ArgumentInvalid: if any is missing; names all of them.
     """
     missing = [name for name in names if name not in fields]
     if missing:
-        raise ArgumentInvalid(f"The request lacks: {', '.join(missing)}.")
+        raise ArgumentInvalid(f"Missing fields: {', '.join(missing)}.")
 
 
 def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Mapping[str, msgspec.Raw]) -> Fields:
-    """Returns a request's fields with the backend's model name and the route's overrides; one that is null leaves out."""
+    """Returns the fields with the backend's model and the route's overrides; an override of null removes a field."""
     routed = {**fields, **overrides}
     for name in [name for name, value in overrides.items() if not given(value)]:
         del routed[name]
@@ -264,18 +262,18 @@ def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Ma
 
 
 def joined(events: Sequence[bytes]) -> bytes:
-    """Joins events; most often there is one."""
+    """Joins events; fast for the usual single one."""
     return events[0] if len(events) == 1 else b"".join(events)
 
 
 PROTECTED_FIELDS = frozenset(
     {"model", "messages", "input", "prompt", "stream", "stream_options", "return_token_ids", "logprobs"}
 )
-"""Fields that a route may not override: they are the caller's, or the capture's."""
+"""Fields that a route may not override, because they belong to the caller or the capture."""
 
 
 def parse_overrides(text: str) -> Fields:
-    """Reads the JSON object of a route's sampling overrides.
+    """Parses the JSON object of a route's overrides.
 
     Raises:
         ArgumentInvalid: if it is not a JSON object, or names a field that a route may not set.

@@ -1,6 +1,6 @@
-"""OpenAI chat completions: the API in which tokens are captured, and the hub of all translation.
+"""OpenAI chat completions: the API of captured calls, and the hub of all translations.
 
-Invariant: fields that the proxy does not name pass through byte for byte.
+Invariant: fields unknown to the proxy pass through byte for byte.
 """
 
 from __future__ import annotations
@@ -43,27 +43,26 @@ class ChatApi:
     can_capture = True
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "messages"))
-        max_tokens = reader.take("max_completion_tokens", COUNT, None)
+        max_tokens = reader.get("max_completion_tokens", COUNT, None)
         return CallRequest(
             api=self,
-            model=reader.take("model", TEXT, ""),
-            stream=bool(reader.take("stream", FLAG, None)),
+            model=reader.get("model", TEXT, ""),
+            stream=bool(reader.get("stream", FLAG, None)),
             asked=Asked(
-                token_ids=bool(reader.take("return_token_ids", FLAG, None)),
-                logprobs=bool(reader.take("logprobs", FLAG, None)),
+                token_ids=bool(reader.get("return_token_ids", FLAG, None)),
+                logprobs=bool(reader.get("logprobs", FLAG, None)),
                 stream_usage=wants_usage(reader),
             ),
-            max_tokens=reader.take("max_tokens", COUNT, None) if max_tokens is None else max_tokens,
+            max_tokens=reader.get("max_tokens", COUNT, None) if max_tokens is None else max_tokens,
             fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
         """Returns the body for a backend.
 
-        Every stream is asked for its usage, which limits and costs need; a captured call also for token ids and
-        log-probabilities.
+        Requests the usage of every stream, for limits and cost, and token ids and log-probabilities of captured calls.
         """
         if not (capture or stream):
             return encode(fields)
@@ -77,18 +76,18 @@ class ChatApi:
         return ChatReader(asked)
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Returns the `chat.completion` object of a stream's events."""
+        """Assembles the `chat.completion` object of a stream."""
         return assemble_answer(payloads)
 
 
 def wants_usage(reader: RequestReader) -> bool:
-    """Tells whether a request asks for the usage at the end of its stream."""
-    options = reader.take("stream_options", _STREAM_OPTIONS, None)
+    """Returns whether a request asks for the usage at the end of its stream."""
+    options = reader.get("stream_options", _STREAM_OPTIONS, None)
     return bool(options and options.include_usage)
 
 
 def with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
-    """Returns stream options that ask for the usage and keep everything else."""
+    """Returns the stream options with `include_usage` set."""
     fields: Fields = {}
     if options is not None and bytes(options) != b"null":
         fields = decode_fields(options)

@@ -1,4 +1,4 @@
-"""Puts the events of a stream back together as the answer that they amount to."""
+"""Assembles the events of a stream to the complete answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = dict[str, Any]  # Any: the events are the backend's own, of any depth
 _DECODE = msgspec.json.Decoder(JSON).decode
 _ENCODE = msgspec.json.Encoder().encode
 _SAID_ONCE = frozenset({"role", "id", "type", "index"})
-"""Fields of a delta that are whole in each event; all other strings are pieces."""
+"""Fields of a delta that are complete in each event; all other strings are pieces."""
 
 
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -31,7 +31,7 @@ class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class _PlainEvent(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """An event that brings text and nothing else, as nearly all do."""
+    """An event with text only, as nearly all are."""
 
     id: str
     object: str
@@ -45,21 +45,21 @@ class _PlainEvent(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 _HEAD, _TAIL = 1, 3
-"""The first event tells the role, the last ones how and why the answer ended."""
+"""The first event has the role, the last ones the finish reason and usage."""
 _WORTH_MERGING = _HEAD + _TAIL + 4
 _PLAIN = msgspec.json.Decoder(list[_PlainEvent]).decode
 
 
 def assemble_answer(payloads: list[bytes]) -> bytes:
-    """Returns the `chat.completion` object that the events of a stream amount to, as JSON.
+    """Assembles the `chat.completion` object of a stream, as JSON.
 
-    Events that are not JSON objects are left out: the call is marked malformed by then.
+    Events that are not JSON objects are skipped; the call is already marked as malformed.
     """
-    return put_together(merged(payloads), "chat.completion", add_chunk)
+    return assemble(merged(payloads), "chat.completion", add_chunk)
 
 
 def merged(payloads: list[bytes]) -> list[bytes]:
-    """Puts runs of plain events of one choice together as one event each, at a tenth of the cost of adding them up."""
+    """Merges the plain events of one choice into one event, at a tenth of the cost of adding them up."""
     if len(payloads) < _WORTH_MERGING:
         return payloads
     head, tail = payloads[:_HEAD], payloads[-_TAIL:]
@@ -76,7 +76,7 @@ def merged(payloads: list[bytes]) -> list[bytes]:
 
 
 def _continues(first: _PlainEvent, event: _PlainEvent) -> bool:
-    """Tells whether an event brings more text of the same choice, and nothing but that."""
+    """Returns whether an event adds text to the same choice, and nothing else."""
     if len(event.choices) != 1 or (event.id, event.model, event.system_fingerprint, event.service_tier) != (
         first.id,
         first.model,
@@ -88,11 +88,12 @@ def _continues(first: _PlainEvent, event: _PlainEvent) -> bool:
     return choice.index == first.choices[0].index and choice.delta.role is None and choice.delta.content is not None
 
 
-def put_together(payloads: list[bytes], kind: str, add: Callable[[JSON, JSON], None]) -> bytes:
-    """Returns the answer of this kind (its `object`) that events amount to, as JSON.
+def assemble(payloads: list[bytes], kind: str, add: Callable[[JSON, JSON], None]) -> bytes:
+    """Assembles the answer of a stream, as JSON.
 
     Args:
-        add: adds what an event says of a choice to that choice.
+        kind: its `object`.
+        add: adds a choice of an event to the assembled choice.
     """
     answer: JSON = {}
     choices: dict[int, JSON] = {}
@@ -110,7 +111,7 @@ def put_together(payloads: list[bytes], kind: str, add: Callable[[JSON, JSON], N
 
 
 def add_chunk(choice: JSON, chunk: JSON) -> None:
-    """Adds what one event says of a choice."""
+    """Adds a choice of an event to the assembled choice."""
     message = choice.setdefault("message", {})
     for key, value in chunk.items():
         if key == "delta":
@@ -141,7 +142,7 @@ def _add_delta(whole: JSON, delta: JSON) -> None:
 
 
 def _add_items(held: list[Any], pieces: list[Any]) -> list[Any]:
-    """Extends a list; items with an index, such as tool calls, are pieces of the item there."""
+    """Extends a list; an item with an index, such as a tool call, extends the item with that index."""
     for piece in pieces:
         index = piece.get("index") if isinstance(piece, dict) else None
         found = next((h for h in held if isinstance(h, dict) and h.get("index") == index), None)

@@ -1,8 +1,7 @@
-"""A whole chat completion as the events of a stream.
+"""Converts a complete chat completion to the events of a stream.
 
-For engines whose streams bring no token ids: the backend is asked for a whole answer, and the caller
-who wanted a stream gets it in a few events at once. Nothing is made up: every event says a part of
-the answer, in the order in which a stream would.
+For engines whose streams carry no token ids: the backend is asked for a complete answer, and the caller receives it as
+a few events at once. Every event contains a part of the answer, in the order of a stream.
 """
 
 from __future__ import annotations
@@ -24,45 +23,44 @@ _OF_THE_END = frozenset({"finish_reason", "stop_reason", "matched_stop"})
 
 
 class WholeAsEvents:
-    """Reads a whole answer and hands it on as events; `event` is given the whole answer as if it were one."""
+    """Reads a complete answer and returns it as events; `event` takes the complete answer."""
 
     __slots__ = ("_asked", "_reader")
 
     def __init__(self, asked: Asked) -> None:
-        """Takes what the caller asked for."""
         self._asked = asked
         self._reader = ChatReader(asked)
 
     @property
     def collected(self) -> Collected:
-        """What the answer brought."""
+        """The slices of the answer."""
         return self._reader.collected
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as it is, stripped."""
+        """Returns the answer without what was not asked for."""
         return self._reader.whole(body)
 
     def event(self, event: bytes) -> bytes:
-        """Returns the events of the answer; the answer itself if it is none."""
+        """Returns the events of the answer; the input itself as an event if it is malformed."""
         answer = self._reader.whole(event)
         if self.collected.malformed:
             return encode_event(answer.replace(b"\n", b" "))
         try:
             return b"".join(encode_event(document) for document in chunks_of(answer, usage=self._asked.stream_usage))
-        except (AttributeError, TypeError):  # a message or a tool call that is no object
+        except (AttributeError, TypeError):  # a message or tool call that is not an object
             self.collected.malformed = True
             return encode_event(answer.replace(b"\n", b" "))
 
     def end(self) -> bytes:
-        """Returns nothing: the events of the answer are all."""
+        """Returns nothing: `event` has returned everything."""
         return b""
 
 
 def chunks_of(answer: bytes, *, usage: bool) -> list[bytes]:
-    """Returns the data of the events that a whole chat completion amounts to.
+    """Returns the data of the events of a complete chat completion.
 
     Args:
-        usage: the last one before the end tells the usage.
+        usage: whether to add an event with the usage before the end.
 
     Raises:
         msgspec.DecodeError: if the answer is not a JSON object.

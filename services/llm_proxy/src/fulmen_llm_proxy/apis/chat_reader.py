@@ -1,8 +1,7 @@
-"""Takes the capture out of a chat completion on its way to the agent.
+"""Extracts the capture from a chat completion on its way to the agent.
 
-Invariant: a field that the proxy does not know reaches the agent byte for byte, and a field that
-the proxy asked for on its own account does not reach the agent. Nothing is decoded here beyond the
-outlines: token ids and log-probabilities stay slices of the answer until the agent has its bytes.
+Invariant: fields unknown to the proxy reach the agent byte for byte; fields that only the proxy asked for do not reach
+it. Only the outline is decoded: token ids and log-probabilities stay slices until the agent has its answer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _INDEX = msgspec.json.Decoder(int)
 _FINISH = msgspec.json.Decoder(str | None)
 _DIGITS = re.compile(rb'"\d{1,18}"')
 _UNUSUAL_DOCUMENTS = 4
-"""After so many a backend counts as one whose documents have more fields than the usual ones."""
+"""Documents with unusual fields after which the fast path is no longer tried."""
 
 
 class _Choice(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -35,7 +34,7 @@ class _Choice(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """An answer, or an event of one, with no field but the usual ones: read at half the cost of any other."""
+    """An answer or event with usual fields only, which is read at half the cost."""
 
     id: msgspec.Raw
     object: msgspec.Raw
@@ -54,7 +53,7 @@ _USUAL = msgspec.json.Decoder(_Document).decode
 
 
 class ChatReader:
-    """Takes the capture out of an answer on its way to the agent; one object per call."""
+    """Extracts the capture from one answer."""
 
     __slots__ = ("_asked", "_unusual", "collected")
 
@@ -64,13 +63,13 @@ class ChatReader:
         self.collected = Collected()
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the whole answer as the agent should see it, and keeps the capture."""
+        """Returns the complete answer for the agent, and keeps the capture."""
         stripped = self._document(body, chunk=False)
         self.collected.complete = not self.collected.malformed
         return body if stripped is None else stripped
 
     def event(self, event: bytes) -> bytes:
-        """Returns one stream event as the agent should see it; empty when it is all capture."""
+        """Returns an event for the agent; empty if it contains only captured fields."""
         self.collected.streamed = True
         data = event_data(event)
         if data is None:
@@ -84,11 +83,11 @@ class ChatReader:
         return encode_event(stripped) if stripped else b""
 
     def end(self) -> bytes:
-        """Returns nothing: a chat stream ends with its own last event."""
+        """Returns nothing: the stream has its own last event."""
         return b""
 
     def _document(self, data: bytes, *, chunk: bool) -> bytes | None:
-        """Strips one JSON document; None when it may pass as it is, empty when nothing is left."""
+        """Strips a JSON document; returns None if it passes unchanged, empty if nothing is left."""
         if self._unusual < _UNUSUAL_DOCUMENTS:
             try:
                 document = _USUAL(data)
@@ -108,21 +107,21 @@ class ChatReader:
             if not self._asked.token_ids:
                 document.prompt_token_ids, touched = ABSENT, True
         if document.usage is not ABSENT:
-            tells_usage = given(document.usage)
-            if tells_usage:
+            has_usage = given(document.usage)
+            if has_usage:
                 collected.usage.append(document.usage)
             if hide_usage:
-                if tells_usage and not document.choices:
+                if has_usage and not document.choices:
                     return b""
                 document.usage, touched = ABSENT, True
         for choice in document.choices:
-            touched |= self._take_usual_choice(choice)
+            touched |= self._extract_usual_choice(choice)
         if touched:
             data = encode(document)
         collected.payloads.append(data)
         return data if touched else None
 
-    def _take_usual_choice(self, choice: _Choice) -> bool:
+    def _extract_usual_choice(self, choice: _Choice) -> bool:
         kept, touched = self.collected.choice(choice.index), False
         if choice.token_ids is not ABSENT:
             kept.token_ids.append(choice.token_ids)
@@ -141,13 +140,13 @@ class ChatReader:
         try:
             fields = decode_fields(data)
             usages = len(collected.usage)
-            changed = self._take_top_level(fields, hide_usage=chunk and not self._asked.stream_usage)
+            changed = self._extract_top_level(fields, hide_usage=chunk and not self._asked.stream_usage)
             raw_choices = fields.get("choices")
             choices = [] if raw_choices is None else _CHOICES.decode(raw_choices)
             touched = False
             for choice in choices:
-                touched |= self._take_choice(choice)
-        except ValueError:  # not JSON, not UTF-8, or of other types
+                touched |= self._extract_choice(choice)
+        except ValueError:  # not JSON, not UTF-8, or of the wrong type
             collected.malformed = True
             collected.payloads.append(data)
             return None
@@ -158,7 +157,7 @@ class ChatReader:
             and raw_choices is not None
             and not choices
         ):
-            return b""  # the chunk that only brings the usage, which the agent did not ask for
+            return b""  # the chunk with the usage only, which the agent did not ask for
         if not (changed or touched):
             collected.payloads.append(data)
             return None
@@ -168,7 +167,7 @@ class ChatReader:
         collected.payloads.append(stripped)
         return stripped
 
-    def _take_top_level(self, fields: Fields, *, hide_usage: bool) -> bool:
+    def _extract_top_level(self, fields: Fields, *, hide_usage: bool) -> bool:
         collected, changed = self.collected, False
         if collected.named is None:
             collected.named = (fields.get("id"), fields.get("model"))
@@ -191,19 +190,19 @@ class ChatReader:
             collected.weight_versions = versions
         metadata = fields.get("metadata")
         if metadata is not None:
-            self._take_metadata(metadata)
+            self._extract_metadata(metadata)
         if "error" in fields:
             collected.error = True
         return changed
 
-    def _take_metadata(self, metadata: msgspec.Raw) -> None:
-        """Takes the version at the end of the answer, which SGLang tells as a string of the trainer's choice."""
+    def _extract_metadata(self, metadata: msgspec.Raw) -> None:
+        """Extracts the version at the end of the answer, which SGLang reports as a string chosen by the trainer."""
         if bytes(metadata) != b"null":
             version = decode_fields(metadata).get("weight_version")
             if version is not None and _DIGITS.fullmatch(bytes(version)):
                 self.collected.end_version = version
 
-    def _take_choice(self, choice: Fields) -> bool:
+    def _extract_choice(self, choice: Fields) -> bool:
         raw_index = choice.get("index")
         kept = self.collected.choice(0 if raw_index is None else _INDEX.decode(raw_index))
         touched = False

@@ -1,4 +1,4 @@
-"""What an answer brought, as slices of its bytes; nothing is decoded until the agent has its answer."""
+"""The parts of an answer as slices of its bytes; nothing is decoded before the agent has its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fields = dict[str, msgspec.Raw]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent itself asked for, and therefore keeps in its answer."""
+    """What the caller itself asked for, and therefore sees in its answer."""
 
     token_ids: bool = False
     logprobs: bool = False
@@ -21,10 +21,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChange:
-    """A new policy version of a call's target, while the call ran.
+    """A change of the target's policy version during a call.
 
     Attributes:
-        pieces: how many pieces of token ids had come by then, by choice; a choice without any is absent.
+        pieces: number of pieces of token ids received before, by choice; choices without any are absent.
     """
 
     version: int
@@ -33,10 +33,10 @@ class PolicyChange:
 
 @dataclass(slots=True, kw_only=True)
 class CollectedChoice:
-    """The slices of one choice, in the order in which they came.
+    """The slices of a choice, in order of arrival.
 
     Attributes:
-        prompt_ids: of this choice's own prompt, where an API has one for each choice.
+        prompt_ids: prompt token ids of this choice, in an API with one prompt per choice.
     """
 
     token_ids: list[msgspec.Raw] = field(default_factory=list)
@@ -48,20 +48,20 @@ class CollectedChoice:
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """Everything one answer brought, not yet decoded.
+    """The undecoded parts of an answer.
 
     Attributes:
-        named: the answer's own `id` and `model`, from a reader that had them at hand.
-        end_version: the backend's policy version at the end of a whole answer, as the backend says.
-        policy_changes: new policy versions of the call's target while it ran, in order.
-        usage: the usage objects of the answer, in order; a later one adds to and corrects an earlier one.
-        payloads: JSON documents of the backend without what only the capture asked for: the answer, or each event
-            of the stream.
-        complete: the answer ended as its protocol says (whole body, or the stream's last event).
-        malformed: part of the answer was not the JSON that its API promises.
-        error: the backend reported an error within the stream.
-        streamed: `payloads` are the events of a stream.
-        sequence: the number of the stream's next event, in an API that numbers them.
+        named: the answer's own `id` and `model`, if the reader has extracted them.
+        end_version: policy version at the end of a complete answer, as the backend reports it.
+        policy_changes: changes of the target's policy version during the call, in order.
+        usage: usage objects in order; later ones override earlier ones.
+        payloads: JSON documents of the backend, the answer or the stream's events, without what only the capture
+            asked for.
+        complete: whether the answer ended properly (complete body, or the stream's last event).
+        malformed: whether part of the answer was not the JSON of its API.
+        error: whether the backend reported an error within the stream.
+        streamed: whether `payloads` are events of a stream.
+        sequence: number of the stream's next event, in an API that numbers events.
     """
 
     named: tuple[msgspec.Raw | None, msgspec.Raw | None] | None = None
@@ -79,7 +79,7 @@ class Collected:
     sequence: int = 0
 
     def choice(self, index: int) -> CollectedChoice:
-        """Returns the collected choice of that index, new on first use."""
+        """Returns the choice with this index; creates it on first use."""
         found = self.choices.get(index)
         if found is None:
             found = self.choices[index] = CollectedChoice()

@@ -1,7 +1,7 @@
-"""OpenAI completions: text in, text out, with token ids where the engine returns them.
+"""OpenAI completions, with token ids if the engine returns them.
 
-Invariant: as in chat completions, fields that the proxy does not name pass through byte for byte.
-Unlike there, each choice has its own prompt, since one call may bring several.
+Invariant: fields unknown to the proxy pass through byte for byte. Unlike in chat completions, each choice has its own
+prompt, since a call may contain several.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fulmen_llm_proxy.apis.api import (
     read,
 )
 from fulmen_llm_proxy.apis.chat import wants_usage, with_usage
-from fulmen_llm_proxy.apis.chat_assembly import JSON, put_together
+from fulmen_llm_proxy.apis.chat_assembly import JSON, assemble
 from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 
 _CHOSEN_ONLY = msgspec.Raw(b"0")
-"""As `logprobs`: those of the sampled tokens, and no others."""
+"""Value of `logprobs` that requests those of the sampled tokens only."""
 
 
 class CompletionsApi:
@@ -42,18 +42,18 @@ class CompletionsApi:
     can_capture = True
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "prompt"))
         return CallRequest(
             api=self,
-            model=reader.take("model", TEXT, ""),
-            stream=bool(reader.take("stream", FLAG, None)),
+            model=reader.get("model", TEXT, ""),
+            stream=bool(reader.get("stream", FLAG, None)),
             asked=Asked(
-                token_ids=bool(reader.take("return_token_ids", FLAG, None)),
-                logprobs=reader.take("logprobs", COUNT, None) is not None,
+                token_ids=bool(reader.get("return_token_ids", FLAG, None)),
+                logprobs=reader.get("logprobs", COUNT, None) is not None,
                 stream_usage=wants_usage(reader),
             ),
-            max_tokens=reader.take("max_tokens", COUNT, None),
+            max_tokens=reader.get("max_tokens", COUNT, None),
             fields=reader.check(),
         )
 
@@ -61,8 +61,8 @@ class CompletionsApi:
         """Returns the body for a backend.
 
         Raises:
-            ArgumentInvalid: if a call that is captured wants its prompt echoed: engines then count the prompt's
-                tokens among the completion's.
+            ArgumentInvalid: if a captured call asks for `echo`: engines then count the prompt's tokens as completion
+                tokens.
         """
         if not (capture or stream):
             return encode(fields)
@@ -70,7 +70,7 @@ class CompletionsApi:
         if capture:
             if read(fields, "echo", FLAG, None):
                 raise ArgumentInvalid(
-                    "`echo` cannot be used on a trainable model: the answer would not tell prompt from completion."
+                    "`echo` is not supported for a trainable model: prompt and completion could not be distinguished."
                 )
             asked["return_token_ids"] = TRUE
             if read(fields, "logprobs", COUNT, None) is None:
@@ -84,17 +84,17 @@ class CompletionsApi:
         return CompletionsReader(asked)
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Returns the `text_completion` object of a stream's events."""
+        """Assembles the `text_completion` object of a stream."""
         return assemble_completion(payloads)
 
 
 class CompletionsReader(ChatReader):
-    """Takes the capture out of an answer: that of chat, and the prompt's token ids of each choice."""
+    """Extracts the capture of an answer: that of chat, and the prompt token ids of each choice."""
 
     __slots__ = ()
 
-    def _take_choice(self, choice: Fields) -> bool:
-        touched = super()._take_choice(choice)
+    def _extract_choice(self, choice: Fields) -> bool:
+        touched = super()._extract_choice(choice)
         prompt_ids = choice.get("prompt_token_ids")
         if prompt_ids is None:
             return touched
@@ -108,11 +108,8 @@ class CompletionsReader(ChatReader):
 
 
 def assemble_completion(payloads: list[bytes]) -> bytes:
-    """Returns the `text_completion` object that the events of a stream amount to, as JSON.
-
-    Events that are not JSON objects are left out: the call is marked malformed by then.
-    """
-    return put_together(payloads, "text_completion", _add)
+    """Assembles the `text_completion` object of a stream, as JSON; skips events that are not JSON objects."""
+    return assemble(payloads, "text_completion", _add)
 
 
 def _add(choice: JSON, chunk: JSON) -> None:
@@ -129,7 +126,7 @@ def _add(choice: JSON, chunk: JSON) -> None:
 
 
 def _extend(held: JSON, piece: JSON) -> None:
-    """Extends each list of the log-probabilities: they run in parallel, an entry for each token."""
+    """Extends the parallel lists of the log-probabilities, which have an entry per token."""
     for key, values in piece.items():
         if isinstance(held.get(key), list) and isinstance(values, list):
             held[key].extend(values)

@@ -1,4 +1,4 @@
-"""Anthropic's counting of a prompt's tokens: passed through as it is. Nothing is sampled, nothing is used up."""
+"""Anthropic's token counting, passed through; nothing is sampled and no tokens are used."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CountTokensApi:
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "messages"))
-        model = reader.take("model", TEXT, "")
+        model = reader.get("model", TEXT, "")
         return CallRequest(api=self, model=model, stream=False, asked=Asked(), fields=reader.check(), max_tokens=0)
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
-        """Returns the body for a backend: the fields as they are."""
+        """Returns the body for a backend: the fields unchanged."""
         return encode(fields)
 
     def reader(self, asked: Asked) -> CountReader:
@@ -46,7 +46,7 @@ class CountTokensApi:
 
 
 class CountReader:
-    """Passes a count on; one object per call. A count is not usage: it is collected as payload only."""
+    """Passes a count through. A count is not usage; it is collected as payload only."""
 
     __slots__ = ("collected",)
 
@@ -54,7 +54,7 @@ class CountReader:
         self.collected = Collected()
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as it is."""
+        """Returns the answer unchanged."""
         self.collected.payloads.append(body)
         try:
             _COUNT.decode(body)
@@ -65,7 +65,7 @@ class CountReader:
         return body
 
     def event(self, event: bytes) -> bytes:
-        """Returns an event as it is; no backend streams a count."""
+        """Returns an event unchanged; no backend streams a count."""
         return event
 
     def end(self) -> bytes:

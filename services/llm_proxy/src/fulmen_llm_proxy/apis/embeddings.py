@@ -1,4 +1,4 @@
-"""OpenAI embeddings: passed through as they are, floats or base64; only the usage is read."""
+"""OpenAI embeddings, passed through as floats or base64; only the usage is read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class EmbeddingsApi:
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "input"))
         return CallRequest(
             api=self,
-            model=reader.take("model", TEXT, ""),
+            model=reader.get("model", TEXT, ""),
             stream=False,
             asked=Asked(),
             max_tokens=0,
@@ -32,7 +32,7 @@ class EmbeddingsApi:
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
-        """Returns the body for a backend: the fields as they are."""
+        """Returns the body for a backend: the fields unchanged."""
         return encode(fields)
 
     def reader(self, asked: Asked) -> EmbeddingsReader:
@@ -45,7 +45,7 @@ class EmbeddingsApi:
 
 
 class EmbeddingsReader:
-    """Reads the usage of an answer. The numbers are not kept: they are large, and nobody trains on them."""
+    """Reads the usage of an answer. The embeddings are not recorded: they are large and never trained on."""
 
     __slots__ = ("collected",)
 
@@ -53,7 +53,7 @@ class EmbeddingsReader:
         self.collected = Collected()
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as it is."""
+        """Returns the answer unchanged."""
         try:
             usage = decode_fields(body).get("usage")
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -65,7 +65,7 @@ class EmbeddingsReader:
         return body
 
     def event(self, event: bytes) -> bytes:
-        """Returns an event as it is; no backend streams embeddings."""
+        """Returns an event unchanged; no backend streams embeddings."""
         return event
 
     def end(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Errors as each dialect words them."""
+"""Errors in the format of each dialect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, encode
 from fulmen_llm_proxy.apis.sse import encode_event
 
 CALLER_GONE = "caller_gone"
-"""The `error_type` of a call whose caller went away before it had its answer."""
+"""The `error_type` of a call whose caller disconnected before the end of its answer."""
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -28,12 +28,12 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallError:
-    """An error before it is worded.
+    """An error, independent of dialect.
 
     Attributes:
-        code: what a program reads, such as `route_not_found`.
-        source: "backend" or "proxy": who failed.
-        vendor_code: what the vendor's own client reads to help itself; empty if there is nothing like it.
+        code: machine-readable code, such as `route_not_found`.
+        source: "backend" or "proxy", whichever failed.
+        vendor_code: code that the vendor's own client handles; empty without one.
     """
 
     status: int
@@ -44,7 +44,7 @@ class CallError:
 
 
 def error_document(error: CallError, dialect: Dialect) -> bytes:
-    """Returns the error as the JSON document that the vendor's clients understand."""
+    """Returns the error as a JSON document for the vendor's clients."""
     if dialect is Dialect.ANTHROPIC:
         fault = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         inner: dict[str, object] = {
@@ -70,10 +70,10 @@ def error_document(error: CallError, dialect: Dialect) -> bytes:
 
 
 def error_event(error: CallError, api: ApiName, dialect: Dialect, *, sequence: int = 0) -> bytes:
-    """Returns the event that tells the caller of a stream that the answer breaks off here.
+    """Returns the event that ends a stream with an error.
 
     Args:
-        sequence: its number, in an API that numbers its events.
+        sequence: number of the event, in an API that numbers events.
     """
     if dialect is Dialect.ANTHROPIC:
         return encode_event(error_document(error, dialect), b"error")
@@ -92,15 +92,15 @@ class _Inner(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Inner | str | None = None
-    message: str | None = None  # of some engines: at the top
-    detail: Any = None  # of FastAPI: a text, or a list of what is wrong where
+    message: str | None = None  # top-level message of some engines
+    detail: Any = None  # FastAPI: a text, or a list of violations
 
 
 _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
 def refusal_of(status: int, body: bytes) -> CallError:
-    """Reads a backend's refusal in whatever dialect, so that it can be worded in another."""
+    """Parses a backend's error in any dialect, so that it can be converted to another."""
     try:
         read = _REFUSAL.decode(body)
     except UNREADABLE:
@@ -116,9 +116,9 @@ _STATUS_OF_TYPE = {fault: status for status, fault in _ANTHROPIC_TYPES.items()} 
 
 
 def error_in_stream(body: bytes) -> CallError:
-    """Reads an error that a backend reported within its stream, where no status told its kind."""
-    told = refusal_of(500, body)
-    if told.code.isdigit():
-        code = int(told.code)
-        return replace(told, status=code if 400 <= code < 600 else 500)
-    return replace(told, status=_STATUS_OF_TYPE.get(told.code, 500))
+    """Parses an error within a stream, which has no status of its own."""
+    reported = refusal_of(500, body)
+    if reported.code.isdigit():
+        code = int(reported.code)
+        return replace(reported, status=code if 400 <= code < 600 else 500)
+    return replace(reported, status=_STATUS_OF_TYPE.get(reported.code, 500))

@@ -1,4 +1,4 @@
-"""Anthropic messages: passed through byte for byte; usage, stop reason and the end are read on the way.
+"""Anthropic messages, passed through byte for byte; usage, stop reason and end are read on the way.
 
 Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21, which answer alike.
 """
@@ -37,19 +37,19 @@ class MessagesApi:
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "messages"))
         return CallRequest(
             api=self,
-            model=reader.take("model", TEXT, ""),
-            stream=bool(reader.take("stream", FLAG, None)),
+            model=reader.get("model", TEXT, ""),
+            stream=bool(reader.get("stream", FLAG, None)),
             asked=Asked(stream_usage=True),
-            max_tokens=reader.take("max_tokens", COUNT, None),
+            max_tokens=reader.get("max_tokens", COUNT, None),
             fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
-        """Returns the body for a backend: the fields as they are; every stream brings its usage by itself."""
+        """Returns the body for a backend: the fields unchanged; every stream includes its usage."""
         return encode(fields)
 
     def reader(self, asked: Asked) -> MessagesReader:
@@ -57,12 +57,12 @@ class MessagesApi:
         return MessagesReader()
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Returns the message of a stream's events."""
+        """Assembles the message of a stream."""
         return assemble_message(payloads)
 
 
 class _Outline(msgspec.Struct):
-    """What is read of an answer, of an event, and of the parts of an event."""
+    """The fields read of an answer, an event, and the parts of an event."""
 
     type: str = ""
     stop_reason: str | None = None
@@ -75,7 +75,7 @@ _OUTLINE = msgspec.json.Decoder(_Outline)
 
 
 class MessagesReader:
-    """Reads an answer on its way; one object per call."""
+    """Reads one answer on its way to the caller."""
 
     __slots__ = ("collected",)
 
@@ -83,7 +83,7 @@ class MessagesReader:
         self.collected = Collected()
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the whole answer as it is."""
+        """Returns the answer unchanged."""
         collected = self.collected
         collected.payloads.append(body)
         outline = self._outline(body)
@@ -93,7 +93,7 @@ class MessagesReader:
         return body
 
     def event(self, event: bytes) -> bytes:
-        """Returns one event of a stream as it is."""
+        """Returns the event unchanged."""
         collected = self.collected
         collected.streamed = True
         data = event_data(event)
@@ -117,7 +117,7 @@ class MessagesReader:
         return event
 
     def end(self) -> bytes:
-        """Returns nothing: the stream ends with its own last event."""
+        """Returns nothing: the stream has its own last event."""
         return b""
 
     def _outline(self, data: bytes) -> _Outline | None:
@@ -146,14 +146,11 @@ _PIECES = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""The field of each kind of delta that holds a piece of a string."""
+"""The field with the piece of a string, by type of delta."""
 
 
 def assemble_message(payloads: list[bytes]) -> bytes:
-    """Returns the message that the events of a stream amount to, as JSON.
-
-    Events that are not JSON objects are left out: the call is marked malformed by then.
-    """
+    """Assembles the message of a stream, as JSON; skips events that are not JSON objects."""
     message: JSON = {}
     blocks: dict[int, JSON] = {}
     for payload in payloads:
@@ -196,7 +193,7 @@ def _add_end(message: JSON, event: JSON) -> None:
 
 
 def _finished(block: JSON) -> JSON:
-    """Puts the pieces of a tool's input together; what is not JSON stays text."""
+    """Decodes the joined pieces of a tool's input; invalid JSON stays text."""
     pieces = block.pop("partial_json", "")
     if pieces:
         try:

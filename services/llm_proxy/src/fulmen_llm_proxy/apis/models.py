@@ -1,7 +1,4 @@
-"""The models that are served, as each vendor's clients read them.
-
-When a model was made is not known here; both APIs allow the beginning of time for that.
-"""
+"""The list of served models in the format of each vendor; their creation time is unknown and given as 1970."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
 def model_list(names: Iterable[str], dialect: Dialect) -> bytes:
-    """Returns the list of models: all of them on one page."""
+    """Returns the list of models, on one page."""
     models = [_model(name, dialect) for name in sorted(names)]
     if dialect is Dialect.ANTHROPIC:
         edges = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}

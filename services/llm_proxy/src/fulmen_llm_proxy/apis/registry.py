@@ -1,4 +1,4 @@
-"""The APIs that are served, by path and by name."""
+"""The served APIs, by path and by name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ _ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), ResponsesApi(), Embeddings
 
 APIS: Mapping[ApiName, Api] = {api.name: api for api in _ALL}
 BY_PATH: Mapping[str, Api] = {f"/v1{api.path}": api for api in _ALL}
-"""By the path that agents call."""
+"""APIs by the path that agents call."""
 CAPTURED = frozenset(api.name for api in _ALL if api.can_capture)
-"""Those whose answers can carry token ids."""
+"""APIs whose answers can carry token ids."""

@@ -1,7 +1,7 @@
-"""OpenAI responses: passed through to a backend that serves them; translated for all others.
+"""OpenAI responses, passed through to a backend that serves them and translated for others.
 
-Invariant: events pass byte for byte. Of a stream only the outline is kept: its begin, each finished
-item and its last event, of which the whole answer can be put together.
+Invariant: events pass byte for byte. Of a stream only the first event, the finished items and the last event are kept,
+from which the complete answer can be assembled.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class ResponsesApi:
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
-        """Reads a request; see `Api.parse`."""
+        """Parses a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model",))
         return CallRequest(
             api=self,
-            model=reader.take("model", TEXT, ""),
-            stream=bool(reader.take("stream", FLAG, None)),
+            model=reader.get("model", TEXT, ""),
+            stream=bool(reader.get("stream", FLAG, None)),
             asked=Asked(),
-            max_tokens=reader.take("max_output_tokens", COUNT, None),
+            max_tokens=reader.get("max_output_tokens", COUNT, None),
             fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
-        """Returns the body for a backend: the fields as they are."""
+        """Returns the body for a backend: the fields unchanged."""
         return encode(fields)
 
     def reader(self, asked: Asked) -> ResponsesReader:
@@ -83,14 +83,14 @@ class ResponsesApi:
         return ResponsesReader()
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Returns the `response` object of a stream's events: the last one has it, unless the stream broke off."""
+        """Assembles the `response` object of a stream: that of the last event, unless the stream broke off."""
         answer: Fields = {}
         items: dict[int, msgspec.Raw] = {}
         for payload in payloads:
             try:
                 event = _OUTLINE.decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # the call is marked malformed by then
+                continue  # the call is already marked as malformed
             if event.response is not None:
                 answer = event.response
                 if event.type in _LAST:
@@ -102,7 +102,7 @@ class ResponsesApi:
 
 
 class ResponsesReader:
-    """Reads the usage and the end of an answer that passes as it is."""
+    """Reads the usage and the end of an answer that passes unchanged."""
 
     __slots__ = ("collected",)
 
@@ -110,13 +110,13 @@ class ResponsesReader:
         self.collected = Collected()
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as it is."""
+        """Returns the answer unchanged."""
         self.collected.payloads.append(body)
-        self.collected.complete = self._take_answer(body)
+        self.collected.complete = self._read_answer(body)
         return body
 
     def event(self, event: bytes) -> bytes:
-        """Returns the event as it is."""
+        """Returns the event unchanged."""
         collected = self.collected
         collected.streamed = True
         data = event_data(event)
@@ -131,18 +131,18 @@ class ResponsesReader:
         if outline.type in _KEPT:
             collected.payloads.append(data)
         if outline.type in _LAST:
-            collected.complete = self._take_answer(bytes(outline.response))
+            collected.complete = self._read_answer(bytes(outline.response))
             collected.error = collected.error or outline.type == _FAILED
         elif outline.type == "error":
             collected.error = True
         return event
 
     def end(self) -> bytes:
-        """Returns nothing: the stream ends with its own last event."""
+        """Returns nothing: the stream has its own last event."""
         return b""
 
-    def _take_answer(self, answer: bytes) -> bool:
-        """Takes the usage; returns whether it is an answer at all."""
+    def _read_answer(self, answer: bytes) -> bool:
+        """Reads the usage; returns whether the input is an answer."""
         try:
             read_answer = _ANSWER.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""Responses of a backend that keeps them, with ids by which their callers find them again.
+"""Replaces the ids in stored responses by signed ones (`calls.response_ids`).
 
-Invariant: only `id` and `previous_response_id` change; everything else of an answer passes as it is.
+Invariant: only `id` and `previous_response_id` change; the rest of an answer passes unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = msgspec.json.Decoder(str)
 
 
 def sealed_answer(answer: bytes, seal: Callable[[str], str]) -> bytes:
-    """Returns a `response` object with sealed ids; as it is if it is none."""
+    """Returns a `response` object with signed ids; any other input unchanged."""
     try:
         return encode(_sealed(decode_fields(answer), seal))
     except UNREADABLE:
@@ -28,26 +28,26 @@ def sealed_answer(answer: bytes, seal: Callable[[str], str]) -> bytes:
 
 
 class SealedReader:
-    """Reads an answer by another reader, and seals the ids in what the caller gets."""
+    """Wraps a reader, and signs the ids in what the caller gets."""
 
     __slots__ = ("_reader", "_seal")
 
     def __init__(self, reader: AnswerReader, seal: Callable[[str], str]) -> None:
-        """Takes the reader, and what makes a caller's id of the backend's."""
+        """Sets the wrapped reader, and the function that signs a backend's id."""
         self._reader = reader
         self._seal = seal
 
     @property
     def collected(self) -> Collected:
-        """What the answer brought, with the backend's own ids."""
+        """The slices of the answer, with the backend's own ids."""
         return self._reader.collected
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer with sealed ids."""
+        """Returns the answer with signed ids."""
         return sealed_answer(self._reader.whole(body), self._seal)
 
     def event(self, event: bytes) -> bytes:
-        """Returns the event; one that has the response in it, with sealed ids."""
+        """Returns the event, with signed ids if it contains the response."""
         passed = self._reader.event(event)
         data = event_data(passed) if _HAS_ANSWER in passed else None
         if data is None:
@@ -55,14 +55,14 @@ class SealedReader:
         try:
             fields = decode_fields(data)
             if "response" not in fields:
-                return passed  # a text that looks like it
+                return passed  # a text that contains the word
             fields["response"] = msgspec.Raw(encode(_sealed(decode_fields(fields["response"]), self._seal)))
             return encode_event(encode(fields), _NAME.decode(fields["type"]).encode())
         except (*UNREADABLE, KeyError):
             return passed
 
     def end(self) -> bytes:
-        """Returns what the other reader still has."""
+        """Returns the wrapped reader's last events."""
         return self._reader.end()
 
 

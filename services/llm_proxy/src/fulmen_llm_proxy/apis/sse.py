@@ -1,7 +1,7 @@
 """Server-sent events as byte slices.
 
-Invariant: the concatenation of what `EventSplitter` returns, plus what is left over, equals what
-was fed; how the network cut the bytes never changes the events.
+Invariant: the concatenated events of `EventSplitter` and its rest equal the input; chunk boundaries of the network
+never change the events.
 
 Source: the event stream format of the WHATWG HTML standard, section 9.2. Bare carriage returns as
 line ends are not recognised: no model server sends them.
@@ -21,7 +21,7 @@ _DATA_FIELD = b"data:"
 
 
 class EventSplitter:
-    """Cuts a byte stream into whole events, each with its terminator."""
+    """Splits a byte stream into complete events with their terminators."""
 
     __slots__ = ("_max_event_bytes", "_rest")
 
@@ -30,16 +30,16 @@ class EventSplitter:
         self._max_event_bytes = max_event_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the events that this chunk completes, in order.
+        """Returns the events completed by this chunk, in order.
 
         Raises:
-            BackendUnavailable: if an event grows past `max_event_bytes` without an end.
+            BackendUnavailable: if an event exceeds `max_event_bytes`.
         """
         pending = self._rest
         if not pending and 0 <= chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
-            return [chunk]  # one whole event, as models send them
+            return [chunk]  # a single complete event, the usual case
         buffer = pending + chunk if pending else chunk
-        # An end may begin in what was left over: up to two of its three bytes.
+        # Up to two of the three bytes of a terminator may be in the rest.
         searched = max(0, len(pending) - 2)
         events: list[bytes] = []
         start = 0
@@ -50,22 +50,19 @@ class EventSplitter:
         self._rest = buffer[start:] if start else buffer
         if len(self._rest) > self._max_event_bytes:
             raise BackendUnavailable(
-                "The backend sent an event that is larger than the limit.",
+                "The backend sent an event larger than the limit.",
                 limit_bytes=self._max_event_bytes,
             )
         return events
 
     def rest(self) -> bytes:
-        """Returns the bytes after the last whole event, and forgets them."""
+        """Returns and drops the bytes after the last complete event."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 def event_data(event: bytes) -> bytes | None:
-    """Returns the data of an event, or None for an event without data (a comment, a ping).
-
-    Several data lines are joined by a newline, as the standard says.
-    """
+    """Returns the data of an event, multiple lines joined by newlines; None without data (a comment, a ping)."""
     if event.startswith(b"data: ") and event.count(b"\n") == 2:
         return event[6:].rstrip(b"\r\n")
     lines = [
@@ -77,7 +74,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def event_name(event: bytes) -> str:
-    """Returns the name of an event; empty for an event without one."""
+    """Returns the name of an event; empty without one."""
     if not event.startswith(b"event:"):
         found = event.find(b"\nevent:")
         if found < 0:
@@ -87,5 +84,5 @@ def event_name(event: bytes) -> str:
 
 
 def encode_event(data: bytes, name: bytes = b"") -> bytes:
-    """Returns one event that holds `data`, which must have no line break, with its name if it has one."""
+    """Returns an event with `data`, which must not contain line breaks, and an optional name."""
     return b"event: %s\ndata: %s\n\n" % (name, data) if name else b"data: %s\n\n" % data

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 MAX_TOKENS: Final = 10**9
-"""Of one call; a backend that tells more, or fewer than none, does not count tokens."""
+"""Maximum plausible token count of a call; larger or negative counts are rejected."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
@@ -18,9 +18,9 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the backend reports them, under the names of any API.
+    """Token counts as reported, under the field names of all APIs.
 
-    The OpenAI APIs count cached tokens within the prompt's; Anthropic counts them beside it.
+    OpenAI's APIs include cached tokens in the prompt's count; Anthropic's do not.
     """
 
     prompt_tokens: _Tokens | None = None
@@ -36,13 +36,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one call; None where the backend did not say.
+    """Tokens of a call; None if the backend did not report them.
 
     Attributes:
-        prompt: all tokens of the prompt, cached ones included.
-        cached: tokens of the prompt that were read from the backend's cache.
-        cache_written: tokens of the prompt that were written to the backend's cache.
-        reasoning: tokens of the completion that were reasoning.
+        prompt: tokens of the prompt, including cached ones.
+        cached: prompt tokens read from the backend's cache.
+        cache_written: prompt tokens written to the backend's cache.
+        reasoning: completion tokens that were reasoning.
     """
 
     prompt: int | None = None
@@ -60,10 +60,10 @@ _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def token_counts(raws: list[msgspec.Raw]) -> TokenCounts:
-    """Reads the usage objects of an answer; of a stream, later ones correct earlier ones.
+    """Reads the usage objects of an answer; in a stream, later ones override earlier ones.
 
     Raises:
-        msgspec.DecodeError: if one is not a usage object, or its numbers cannot be counts of tokens.
+        msgspec.DecodeError: if one is not a usage object, or its counts are implausible.
     """
     if not raws:
         return NO_COUNTS

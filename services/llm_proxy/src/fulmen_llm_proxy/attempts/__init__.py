@@ -1,1 +1,1 @@
-"""The attempts that calls belong to: who calls, and whether the attempt may still call."""
+"""The attempts that calls belong to: callers, and whether an attempt may still call."""

@@ -1,1 +1,1 @@
-"""Model servers: how they are reached, what they are sent, how they are probed and held."""
+"""Clients of model servers: calls, keys, health probes."""

@@ -1,1 +1,1 @@
-"""A call from its first byte to its capture, whatever the wire it came over."""
+"""One model call from its first byte to its capture, over whichever protocol it arrived."""

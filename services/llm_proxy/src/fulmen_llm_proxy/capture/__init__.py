@@ -1,1 +1,1 @@
-"""What is recorded of model calls, and how it reaches the store: through memory, or the disk while the store is away."""
+"""Records model calls and delivers them to the store, through the disk while it is unavailable."""

@@ -1,7 +1,6 @@
-"""The slim OpenTelemetry span of a model call, without its tokens.
+"""Builds the slim OpenTelemetry span of a model call, without its tokens.
 
-Invariant: whatever the agent asked for and the backend answered, a span comes out: a value that
-does not fit its attribute is left out.
+Invariant: every request and answer yields a span; a value that does not fit its attribute is omitted.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class _Named(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """Where answers and their first events say who they are: at the top, or one below (Anthropic, responses)."""
+    """Id and model of an answer or its first event: at the top level, or one below (Messages, Responses)."""
 
     id: str | None = None
     model: str | None = None
@@ -79,10 +78,7 @@ _TEXT_OR_NULL = msgspec.json.Decoder(str | None)
 
 
 def sampling_of(fields: Fields) -> Sampling:
-    """Reads the sampling of a request; a field of a wrong type counts as absent.
-
-    The backend has refused such a request, or knows more than we do.
-    """
+    """Reads the sampling fields of a request; a field of a wrong type counts as absent."""
     chosen = {key: value for key, value in fields.items() if key in _SAMPLING_FIELDS}
     try:
         return _SAMPLING.decode(_ENCODER.encode(chosen))
@@ -99,9 +95,9 @@ def _fits(key: str, value: msgspec.Raw) -> bool:
 
 
 def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -> Span:
-    """Returns the span of a call; `captured` is None if no answer came."""
+    """Returns the span of a call; `captured` is None without an answer."""
     place = call.place
-    # What is not served may have any name of any length: only names that routes have are remembered.
+    # Unserved models may have names of any length; only names of routes are cached.
     repeated = _made if call.backend is None else _repeated
     span = Span.FromString(repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
     span.trace_id = bytes.fromhex(place.trace_id)
@@ -119,18 +115,18 @@ def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -
 
 
 def add_number(span: Span, key: str, value: int) -> None:
-    """Adds an attribute; none if the number is larger than an attribute can be."""
+    """Adds an integer attribute unless it exceeds 64 bits."""
     if -_INT64 <= value < _INT64:
         _new(span, key).int_value = value
 
 
 def add_real(span: Span, key: str, value: float) -> None:
-    """Adds an attribute."""
+    """Adds a float attribute."""
     _new(span, key).double_value = value
 
 
 def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
-    """Returns what is the same in the spans of many calls, serialised."""
+    """Returns the serialised part that is the same in the spans of many calls."""
     span = Span(name=clean(f"{api.operation} {model}"), kind=Span.SPAN_KIND_CLIENT)
     _add_text(span, genai.OPERATION, api.operation)
     _add_text(span, genai.PROVIDER, _provider(api, backend))
@@ -145,7 +141,7 @@ def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status:
     return span.SerializeToString()
 
 
-_repeated = lru_cache(maxsize=_REPEATED)(_made)  # making it anew would be half of the cost of a span
+_repeated = lru_cache(maxsize=_REPEATED)(_made)  # rebuilding it would be half the cost of a span
 
 
 def _add_circumstances(span: Span, call: FinishedCall) -> None:
@@ -259,12 +255,12 @@ def _text_of(raw: msgspec.Raw | None) -> str | None:
 
 
 def clean(text: str) -> str:
-    """Returns text that UTF-8 can carry."""
+    """Returns text that can be encoded as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _new(span: Span, key: str) -> AnyValue:
-    """Adds an attribute; returns its value, to be set. Made within its span it costs a third of one that is put in."""
+    """Adds an attribute and returns its value to be set; in place, this costs a third of appending a message."""
     attribute = span.attributes.add()
     attribute.key = key
     return attribute.value

@@ -1,9 +1,8 @@
-"""Turns the slices of an answer into packed token ids and log-probabilities, and judges them.
+"""Decodes the slices of an answer into packed token ids and log-probabilities, and validates them.
 
-Invariant: a call is usable for training only if, for every choice, the number of completion token
-ids equals the number of log-probabilities, their sum over the choices equals the usage that the
-backend reports, and the prompt's token ids and every finish reason are there. A call that fails
-this is kept and marked; text is never tokenised again in place of missing ids.
+Invariant: a call is usable for training only if every choice has as many completion token ids as log-probabilities,
+their sum over the choices equals the usage that the backend reports, and the prompt's token ids and every finish
+reason are present. Any other call is kept and marked; text is never tokenised again to replace missing ids.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         token_ids: little-endian int32 ids of the completion.
         logprobs: little-endian float32 natural-log probabilities, one for each id.
-        versions: policy version per token range, covering every id.
-        prompt_ids: little-endian int32 ids of its prompt; empty if the call has one prompt for all choices.
+        versions: policy versions by token range, covering every id.
+        prompt_ids: little-endian int32 ids of its own prompt; empty if all choices share one prompt.
     """
 
     index: int
@@ -59,7 +58,7 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """The decoded capture of one call; `flaws` is empty when it is usable for training."""
+    """The decoded capture of a call; usable for training if `flaws` is empty."""
 
     prompt_ids: bytes
     choices: tuple[CapturedChoice, ...]
@@ -75,7 +74,7 @@ class _Logprob(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct):
-    """Of chat completions in `content`, of completions in `token_logprobs`."""
+    """`content` in chat completions, `token_logprobs` in completions."""
 
     content: list[_Logprob] | None = None
     token_logprobs: list[float] | None = None
@@ -90,12 +89,11 @@ _VERSIONS = msgspec.json.Decoder(list[VersionRange], strict=False)
 
 
 def decode_capture(collected: Collected, *, default_version: int) -> Captured:
-    """Decodes and judges what an answer brought.
+    """Decodes and validates an answer.
 
     Args:
         collected: the slices of the answer.
-        default_version: policy version of the route's target when the call was sent, for backends that report
-            none.
+        default_version: policy version of the target when the call was sent, for backends that report none.
     """
     flaws: list[Flaw] = []
     if not collected.complete:
@@ -107,7 +105,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
     try:
         return _decode(collected, default_version, flaws)
     except (msgspec.DecodeError, struct.error, OverflowError):
-        # An id beyond int32, or a list of something else: nothing of it can be trained on.
+        # An id beyond int32, or a list of other values: nothing of it can be trained on.
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)
         return Captured(prompt_ids=b"", choices=(), usage=NO_COUNTS, flaws=tuple(flaws))
@@ -146,7 +144,7 @@ def _judge(choices: tuple[CapturedChoice, ...], usage: TokenCounts) -> list[Flaw
 
 
 def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
-    """Tells whether the ranges are contiguous, in order, and cover every token."""
+    """Returns whether the ranges are contiguous, ordered, and cover every token."""
     reached = 0
     for part in ranges:
         if part.start != reached or part.end < part.start:
@@ -156,12 +154,12 @@ def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
 
 
 def _reported(collected: Collected, index: int) -> msgspec.Raw | None:
-    """Returns the versions of one choice as the backend says."""
+    """Returns the versions of a choice as the backend reports them."""
     return collected.choices[index].weight_versions or collected.weight_versions
 
 
 def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, ...]:
-    """Returns the versions in force while a whole answer was made; empty if there was but one."""
+    """Returns the versions active during a complete answer; empty if there was only one."""
     versions = [default_version, *(change.version for change in collected.policy_changes)]
     if collected.end_version is not None:
         end_version = _VERSION.decode(collected.end_version)
@@ -195,7 +193,7 @@ def _decode_choice(index: int, collected: Collected, default_version: int, spann
 
 
 def _joined(raws: list[msgspec.Raw]) -> bytes:
-    """Returns them as one JSON list: decoding it costs a third of decoding the many pieces of a stream."""
+    """Joins slices to one JSON list, which decodes in a third of the time of the pieces."""
     return b"[%b]" % b",".join(raws)
 
 

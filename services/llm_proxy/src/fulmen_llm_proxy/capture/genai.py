@@ -1,4 +1,4 @@
-"""Names of the OpenTelemetry conventions for generative AI, pinned here and nowhere else.
+"""Attribute names of the OpenTelemetry conventions for generative AI, pinned here only.
 
 Source: open-telemetry/semantic-conventions-genai, schema gen-ai/1.42 (status: development).
 """

@@ -1,7 +1,7 @@
-"""What each attempt has on its way to the store, and what became of its calls.
+"""The ledger of attempts: what is on its way to the store, and what became of their calls.
 
-Invariant: an attempt is settled exactly when none of its calls runs and the store has acknowledged,
-or finally refused, every call that was recorded, or the call is lost and counted as unusable. One event loop owns the ledger.
+Invariant: an attempt is settled exactly when none of its calls is running and the store has acknowledged or permanently
+refused every recorded call, or the call is lost and counted as unusable. One event loop owns the ledger.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was recorded of one attempt.
+    """What was recorded of an attempt.
 
     Attributes:
-        flushed: the store has everything that was recorded.
-        infra_failures: calls that failed for a reason that is not the agent's, after all retries.
+        flushed: whether the store has everything that was recorded.
+        infra_failures: calls that failed after all retries for a reason other than the agent's request.
         unusable: recorded calls that may not be trained on.
-        throttled: calls that were answered with 429 or 503, after all retries.
+        throttled: calls answered with 429 or 503 after all retries.
     """
 
     attempt: str
@@ -51,33 +51,33 @@ class _Account:
 
 
 class AttemptLedger:
-    """Keeps the account of every attempt that called lately."""
+    """Keeps an account of every attempt that has called recently."""
 
     def __init__(self, *, keep_s: float, clock: Callable[[], float]) -> None:
         """Creates an empty ledger.
 
         Args:
-            keep_s: seconds for which a settled account is kept after its last call or flush.
-            clock: monotonic clock, in seconds.
+            keep_s: time for which a settled account is kept after its last call or flush, seconds.
+            clock: monotonic clock, seconds.
         """
         self._keep_s = keep_s
         self._clock = clock
-        # In order of the last touch, oldest first: a touch moves an account to the end.
+        # Least recently touched first.
         self._accounts: dict[str, _Account] = {}
 
     def running(self, attempt: str) -> int:
-        """Returns how many calls of an attempt run now."""
+        """Returns the number of running calls of an attempt."""
         account = self._accounts.get(attempt)
         return 0 if account is None else account.running
 
     def begin(self, attempt: str) -> None:
-        """Counts a call that begins."""
+        """Counts a call that starts."""
         account = self._touch(attempt)
         account.calls += 1
         account.running += 1
 
     def end(self, attempt: str, *, recorded: bool, infra_failure: bool, throttled: bool = False) -> None:
-        """Counts the end of a call; a recorded one has yet to reach the store."""
+        """Counts the end of a call; a recorded call has yet to reach the store."""
         account = self._touch(attempt)
         account.running -= 1
         account.unacknowledged += recorded
@@ -86,7 +86,7 @@ class AttemptLedger:
         self._settle(account)
 
     def adopt(self, attempt: str, *, calls: int) -> None:
-        """Counts calls that an earlier process recorded and this one has to deliver."""
+        """Counts calls recorded by an earlier process, which this one has to deliver."""
         account = self._touch(attempt)
         account.calls += calls
         account.unacknowledged += calls
@@ -94,7 +94,7 @@ class AttemptLedger:
     def delivered(
         self, attempt: str, *, calls: int, unusable: int, prompt_tokens: int = 0, completion_tokens: int = 0
     ) -> None:
-        """Counts recorded calls that the store has acknowledged, or that are lost (then not usable)."""
+        """Counts recorded calls that the store has acknowledged, or that are lost (and thus unusable)."""
         account = self._touch(attempt)
         account.unacknowledged -= calls
         account.unusable += unusable
@@ -103,15 +103,12 @@ class AttemptLedger:
         self._settle(account)
 
     def is_settled(self, attempt: str) -> bool:
-        """Tells whether nothing of an attempt runs or is on its way; true if it made no call here."""
+        """Returns whether no call of an attempt is running or undelivered; true if it made no call here."""
         account = self._accounts.get(attempt)
         return account is None or account.is_settled
 
     async def settled(self, attempt: str) -> None:
-        """Returns when the attempt is settled; at once if it made no call here.
-
-        The caller gives the deadline.
-        """
+        """Waits until the attempt is settled. The caller sets the deadline."""
         account = self._accounts.get(attempt)
         while account is not None and not account.is_settled:
             if account.settled is None or account.settled.is_set():
@@ -153,6 +150,6 @@ class AttemptLedger:
                 return
             del self._accounts[attempt]
             if not account.is_settled:
-                # It is in use: to the end of the line, so that it does not hold up the others.
+                # In use: moves to the end, so that it does not block the others.
                 account.touched_s = now_s
                 self._accounts[attempt] = account

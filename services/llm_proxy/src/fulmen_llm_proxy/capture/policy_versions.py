@@ -1,11 +1,10 @@
 """Which policy version sampled which tokens.
 
-What the backend says has precedence. One that says nothing sampled with the version that its target
-had when the call was sent; if the target's version changed while the call ran, the tokens that had
-come by then are of the old version and those that came later of the new one. That is exact as long
-as the version is promoted while the engine is paused, and the caller reads as fast as the engine
-writes. Of a whole answer nobody can tell at which token the change came: its record names both
-versions, and says that it may not be trained on.
+The backend's report takes precedence. Without one, the tokens belong to the version that the target had when the call
+was sent. If that version changed during a stream, tokens received before the change belong to the old version and
+later ones to the new. This is exact if versions are promoted while the engine is paused and the caller reads as fast as
+the engine writes. In a complete answer the position of the change is unknown: its record names both versions and is
+marked as unusable for training.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class VersionRange(msgspec.Struct, frozen=True):
 def observed_versions(
     index: int, piece_lengths: Sequence[int], first_version: int, changes: Sequence[PolicyChange]
 ) -> tuple[VersionRange, ...]:
-    """Returns the versions of one choice of a stream, in order; empty ranges are left out.
+    """Returns the versions of a streamed choice, in order, without empty ranges.
 
     Args:
-        piece_lengths: tokens in each piece of token ids, in the order in which they came.
-        first_version: the version when the call was sent.
-        changes: in the order in which they came.
+        piece_lengths: number of tokens of each piece, in order of arrival.
+        first_version: version when the call was sent.
+        changes: version changes, in order of arrival.
     """
     total = sum(piece_lengths)
     versions = [first_version, *(change.version for change in changes)]
@@ -47,9 +46,9 @@ def observed_versions(
 
 
 def spanned_versions(total: int, versions: Sequence[int]) -> tuple[VersionRange, ...]:
-    """Returns the versions of a choice of a whole answer during which they changed.
+    """Returns the versions of a choice of a complete answer during which the version changed.
 
-    The first is given every token, the others none: they were in force by the end.
+    The first version gets all tokens; later ones, which were active by the end, get none.
     """
     first, *others = versions
     return (

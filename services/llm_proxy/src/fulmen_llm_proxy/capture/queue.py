@@ -1,10 +1,9 @@
-"""Finished calls that wait for the store.
+"""The queue of finished calls that wait for delivery to the store.
 
-Back-pressure: the queue is bounded in bytes. A call that is over is always taken, so that nothing
-that was answered is lost; but while the queue is over its bound, new calls of attempts are refused
-before they begin (503 with Retry-After). An agent then waits as long as the store is away, instead
-of producing rollouts that nobody could train on. What may come on top of the bound is limited by
-the number of calls in flight. With a spool on disk the queue fills up only when that is full or fails.
+Back-pressure: the queue is bounded in bytes. A finished call is always accepted, so that no answered call is lost; but
+while the queue is full, new calls of attempts are refused (503 with Retry-After). An agent thus waits while the store
+is unavailable, instead of producing rollouts that could not be trained on. The number of calls in flight limits the
+excess over the bound. With a spool the queue fills up only if the spool is full or its disk fails.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from collections import deque
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 
 _CROWDED_SHARE = 0.5
-"""Of the bound: from here on calls go at once, and to the disk, if there is one, before any is refused."""
+"""Share of the bound above which calls are delivered at once, or spooled, before new ones are refused."""
 
 _DUE_CALLS = 32
-"""So many calls go at once: more in one batch save little, and packing them would hold the event loop up."""
+"""Batch size at which calls are due; larger batches save little, and packing them would block the event loop."""
 
 
 class CaptureQueue:
@@ -38,21 +37,21 @@ class CaptureQueue:
 
     @property
     def is_full(self) -> bool:
-        """True while no new calls of attempts should begin."""
+        """Whether new calls of attempts must be refused."""
         return self._size_bytes >= self._max_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the waiting calls hold, about; includes those being sent."""
+        """Approximate memory of the waiting calls, including those being sent."""
         return self._size_bytes
 
     @property
     def has_calls(self) -> bool:
-        """True if there is something to take."""
+        """Whether calls are waiting."""
         return bool(self._calls)
 
     def put(self, call: FinishedCall) -> None:
-        """Adds a call; never waits, never refuses."""
+        """Adds a call; never blocks or refuses."""
         self._calls.append(call)
         self._size_bytes += call.size_bytes
         self._held += 1
@@ -64,29 +63,29 @@ class CaptureQueue:
         if len(self._calls) >= _DUE_CALLS:
             self._due.set()
 
-    def hurry(self) -> None:
-        """Makes what waits, or else what comes next, due at once: somebody waits for its delivery."""
+    def flush_soon(self) -> None:
+        """Makes the waiting calls, or the next one, due at once, because a flush waits for them."""
         self._due.set()
 
     async def due(self) -> None:
-        """Returns when what waits should not wait for more; the caller gives the deadline."""
+        """Waits until a batch should be sent. The caller sets the deadline."""
         await self._due.wait()
 
     async def emptied(self) -> None:
-        """Returns when nothing is left in memory; the caller gives the deadline."""
-        self.hurry()
+        """Waits until no call is left in memory. The caller sets the deadline."""
+        self.flush_soon()
         await self._emptied.wait()
 
     async def filled(self) -> None:
-        """Returns when there is something to take; the one who takes waits without a deadline."""
+        """Waits until there is a call to take, without a deadline."""
         await self._filled.wait()
 
     async def crowded(self) -> None:
-        """Returns when more waits than memory should hold; the caller gives the deadline."""
+        """Waits until the queue is crowded. The caller sets the deadline."""
         await self._crowded.wait()
 
     def take(self, *, max_calls: int, max_bytes: int) -> list[FinishedCall]:
-        """Returns the oldest calls, at least one; there must be one.
+        """Takes the oldest calls, at least one; the queue must not be empty.
 
         They count against the bound until `release`.
         """
@@ -104,7 +103,7 @@ class CaptureQueue:
         return taken
 
     def release(self, calls: list[FinishedCall]) -> None:
-        """Frees the space of calls that are with the store, or on disk."""
+        """Releases the memory of calls that the store has, or that are on disk."""
         self._size_bytes -= sum(call.size_bytes for call in calls)
         self._held -= len(calls)
         if self._size_bytes <= self._crowded_bytes:

@@ -1,10 +1,10 @@
-"""One file of the spool: records one after the other, each with its length and checksum.
+"""A file of the spool: consecutive records, each with its length and checksum.
 
 Layout of a record, little-endian: the mark `FSP1`, uint32 length of the body, uint32 CRC-32 of length
-and body, body. The mark lets a reader go on after a damaged record; the checksum covers the length,
+and body, body. The mark lets a reader resume after a damaged record; the checksum covers the length,
 so that a flipped bit costs one record and never yields a false one.
 
-Invariant: a file only grows at its end; what could not be written whole is cut off again.
+Invariant: a file only grows at its end; a partial write is truncated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MARK = b"FSP1"
 _HEAD = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<I")
 _FILE_MODE = 0o600
-"""Captures hold prompts: nobody else on the host reads them."""
+"""Captures contain prompts, so other users must not read them."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the body of a record holds; `sequence` grows with every record of a spool."""
+    """The body of a record; `sequence` increases with every record of a spool."""
 
     sequence: int
     packed: PackedCalls
@@ -39,18 +39,18 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 def encode_record(record: Record) -> bytes:
-    """Returns a record as it lies in the file."""
+    """Returns the bytes of a record in the file."""
     body = _ENCODER.encode(record)
     return _HEAD.pack(MARK, len(body), _checksum(len(body), body)) + body
 
 
 @dataclass(slots=True)
 class Scan:
-    """Reads records out of bytes, passing over damage.
+    """Parses records, skipping damaged data.
 
     Attributes:
-        end: one past the last good record.
-        damaged: stretches that were no records, the end of the data included.
+        end: offset after the last good record.
+        damaged: number of damaged ranges, including a torn end.
     """
 
     data: bytes
@@ -58,7 +58,7 @@ class Scan:
     damaged: int = 0
 
     def records(self) -> Iterator[tuple[Record, int]]:
-        """Yields each good record with the place of its end."""
+        """Yields each good record with the offset of its end."""
         at = 0
         while at < len(self.data):
             found = _record_at(self.data, at)
@@ -75,14 +75,14 @@ class Scan:
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """A file, how far it is delivered, and whose calls are still in it.
+    """A file, its delivered part, and the calls left in it.
 
     Attributes:
-        sequence: of its first record; files of a lane are read in this order.
-        size_bytes: of the file.
-        delivered_bytes: up to where the store has it.
-        records: how many are not delivered.
-        waiting: calls that are not delivered, by attempt.
+        sequence: sequence of its first record; files of a lane are read in this order.
+        size_bytes: size of the file.
+        delivered_bytes: size of the part that the store has.
+        records: number of undelivered records.
+        waiting: number of undelivered calls by attempt.
     """
 
     path: Path
@@ -96,14 +96,14 @@ class Segment:
 
     @property
     def is_delivered(self) -> bool:
-        """True if nothing is left to read."""
+        """Whether everything is delivered."""
         return self.delivered_bytes >= self.size_bytes
 
     def append(self, frames: bytes) -> None:
-        """Writes whole records; all of them or none.
+        """Writes complete records, all or none.
 
         Raises:
-            OSError: if the disk is full or fails; the file ends where it ended before.
+            OSError: if the disk is full or fails; the file is unchanged.
         """
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE)
@@ -118,12 +118,12 @@ class Segment:
         self.size_bytes += written
 
     def count(self, packed: PackedCalls) -> None:
-        """Counts a record that was appended or found."""
+        """Adds a record to the counts."""
         self.records += 1
         self.waiting[packed.attempt] = self.waiting.get(packed.attempt, 0) + packed.calls
 
     def discount(self, packed: PackedCalls) -> None:
-        """Takes a record out of the counts."""
+        """Removes a record from the counts."""
         self.records -= 1
         left = self.waiting.get(packed.attempt, 0) - packed.calls
         if left > 0:
@@ -132,7 +132,7 @@ class Segment:
             self.waiting.pop(packed.attempt, None)
 
     def records_from(self, start: int) -> Iterator[tuple[Record, int]]:
-        """Yields the good records from a place on, each with the place of its end.
+        """Yields the good records from an offset on, each with the offset of its end.
 
         Raises:
             OSError: if the file cannot be read.
@@ -144,7 +144,7 @@ class Segment:
             yield record, start + end
 
     def cut(self, size_bytes: int) -> None:
-        """Shortens the file.
+        """Truncates the file.
 
         Raises:
             OSError: if the disk fails.
@@ -153,7 +153,7 @@ class Segment:
         self.size_bytes = size_bytes
 
     def sync(self) -> None:
-        """Makes what was written survive a loss of power.
+        """Syncs the file to disk.
 
         Raises:
             OSError: if the disk fails.
@@ -162,7 +162,7 @@ class Segment:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Ends writing; a later append opens the file again."""
+        """Closes the file; a later append opens it again."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -190,7 +190,7 @@ def _record_at(data: bytes, at: int) -> tuple[Record, int] | None:
     try:
         return _DECODER.decode(body), end
     except msgspec.DecodeError:
-        return None  # whole, but written by another version
+        return None  # complete, but written by another version
 
 
 def _checksum(length: int, body: bytes) -> int:

@@ -1,4 +1,4 @@
-"""The way of captures to the store: packs calls into chunks and sends them over one stream."""
+"""Packs captures into chunks and sends them to the store over one stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Stream = DuplexStream[span_service_pb2.AppendSpansRequest, span_service_pb2.App
 
 
 class SpanShipper:
-    """Sends chunks to SpanService; one request is under way at a time."""
+    """Sends chunks to SpanService, one request at a time."""
 
     def __init__(self, *, channel: FulmenChannel, codec: SpanCodec) -> None:
         self._stub = span_service_pb2_grpc.SpanServiceStub(channel)
@@ -33,22 +33,22 @@ class SpanShipper:
         return self._codec.pack([self._codec.encode(call) for call in calls])
 
     async def send(self, packed: list[PackedCalls]) -> Mapping[str, str]:
-        """Sends chunks once; returns why the store refused some for good, by chunk id.
+        """Sends chunks once; returns the reasons of permanent refusals by chunk id.
 
         Raises:
             FulmenError: if the store did not acknowledge them.
         """
         rejected: dict[str, str] = {}
-        for part in _requests(packed):
+        for batch in _requests(packed):
             try:
-                chunks = [span_pb2.SpanChunk.FromString(one.chunk) for one in part]
+                chunks = [span_pb2.SpanChunk.FromString(packed_calls.chunk) for packed_calls in batch]
                 answer = await self._append(span_service_pb2.AppendSpansRequest(chunks=chunks))
             except (ArgumentInvalid, MessageTooLarge) as error:
-                # Sending it again would end the same way, and hold up everything behind it.
+                # A retry would fail in the same way, and block everything behind it.
                 self.close()
-                rejected |= {one.chunk_id: str(error) for one in part}
+                rejected |= {packed_calls.chunk_id: str(error) for packed_calls in batch}
             except BaseException:
-                # Also when it is cancelled: an answer may still come, and would be taken for the next request's.
+                # Also when cancelled: a late answer would be read as the next request's.
                 self.close()
                 raise
             else:
@@ -56,7 +56,7 @@ class SpanShipper:
         return rejected
 
     def close(self) -> None:
-        """Drops the stream; the next request opens another."""
+        """Closes the stream; the next request opens a new one."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
@@ -76,14 +76,14 @@ class SpanShipper:
 
 
 def _requests(packed: list[PackedCalls]) -> Iterator[list[PackedCalls]]:
-    """Yields what fits into one message each, in order."""
-    part: list[PackedCalls] = []
+    """Splits chunks into messages within the store's limits, in order."""
+    batch: list[PackedCalls] = []
     size_bytes = 0
-    for one in packed:
-        if part and (size_bytes + len(one.chunk) > _MAX_REQUEST_BYTES or len(part) == _MAX_REQUEST_CHUNKS):
-            yield part
-            part, size_bytes = [], 0
-        part.append(one)
-        size_bytes += len(one.chunk)
-    if part:
-        yield part
+    for packed_calls in packed:
+        if batch and (size_bytes + len(packed_calls.chunk) > _MAX_REQUEST_BYTES or len(batch) == _MAX_REQUEST_CHUNKS):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(packed_calls)
+        size_bytes += len(packed_calls.chunk)
+    if batch:
+        yield batch

@@ -1,7 +1,4 @@
-"""A finished call as the store keeps it: a slim OpenTelemetry span and a packed record beside it.
-
-The record is `fulmen.type.v1.ModelCallRecord`; the span is made in `call_span`.
-"""
+"""Encodes finished calls for the store: a slim OpenTelemetry span, and a packed `ModelCallRecord` beside it."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
 _COMPRESS_FROM_BYTES = 2048
 _MAX_SPANS = 4096
 _OUTLINE_BYTES = 64
-"""Of a span's record beyond its own bytes: tags, lengths, the scope's name."""
+"""Overhead of a span record: tags, lengths, the name of the scope."""
 _TOKEN_IDS_NOT_ASKED = "backend_returns_no_token_ids"  # noqa: S105 - tokens of a model
 
 
 _STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
-"""What code that takes somebody else's JSON apart raises on what nobody thought of."""
+"""Exceptions that parsing unforeseen foreign JSON may raise."""
 
 _MALFORMED = Collected(malformed=True, complete=True)
 _ENCODER = msgspec.json.Encoder()
@@ -49,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EncodedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as spans of the store, and what its attempt's account should know of it."""
+    """A call encoded as spans, and what its attempt's ledger records of it."""
 
     attempt: str
     spans: tuple[span_pb2.SpanRecord, ...]
@@ -63,10 +60,10 @@ class EncodedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanCodec:
-    """Encodes finished calls; has the proxy's own identity."""
+    """Encodes finished calls under the proxy's identity."""
 
     def __init__(self, *, instance_id: str, prices: PriceTable = NO_PRICES) -> None:
-        """Takes what this process is called, and what tokens cost."""
+        """Sets the id of this process, and the prices of tokens."""
         self._prices = prices
         resource = Resource(
             attributes=[
@@ -79,9 +76,9 @@ class SpanCodec:
         self._last_id = 0
 
     def encode(self, call: FinishedCall) -> EncodedCall:
-        """Encodes one call: a span for each choice of its answer, a single one without an answer.
+        """Encodes a call: a span per choice of its answer, or a single one without an answer.
 
-        A call that cannot be encoded, whatever the reason, is recorded as malformed: it must not hold up the others.
+        A call that cannot be encoded is recorded as malformed, so that it does not block the others.
         """
         try:
             return self._encode(call)
@@ -123,8 +120,8 @@ class SpanCodec:
     def pack(self, calls: list[EncodedCall]) -> list[PackedCalls]:
         """Packs calls into chunks of one attempt each, within the store's limits.
 
-        What can be trained on and what cannot are never in one chunk, so that the latter can be dropped by itself.
-        The chunks of an attempt are in the order of its calls, and their ids grow.
+        Trainable and other calls are never in the same chunk, so that the latter can be dropped alone. The chunks of an
+        attempt are in the order of its calls, and their ids increase.
         """
         grouped: dict[str, list[EncodedCall]] = {}
         for call in calls:
@@ -165,7 +162,7 @@ class SpanCodec:
         codec = span_pb2.SPAN_CODEC_IDENTITY
         if len(payload) >= _COMPRESS_FROM_BYTES:
             payload, codec = self._compressor.compress(payload), span_pb2.SPAN_CODEC_ZSTD
-        # Ids that grow even within a millisecond: the store hands the chunks of a rollout out in their order.
+        # Ids increase even within a millisecond: the store returns the chunks of a rollout in this order.
         self._last_id = max(uuid7().int, self._last_id + 1)
         chunk = span_pb2.SpanChunk(
             attempt=attempt,
@@ -220,7 +217,7 @@ class SpanCodec:
                 add_number(own, "fulmen.choice", choice.index)
             packed = record.SerializeToString()
             if len(packed) > MAX_PAYLOAD_BYTES // 2:
-                # The token ids are what training needs; the texts would make the chunk too large.
+                # Training needs only the token ids; the texts would make the chunk too large.
                 record.ClearField("request_json")
                 record.ClearField("response_json")
                 packed = record.SerializeToString()

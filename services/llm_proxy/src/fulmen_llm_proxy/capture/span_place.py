@@ -1,4 +1,4 @@
-"""The place of a call's span in its trace, decided before the call: the backend is told it.
+"""The position of a call's span in its trace, chosen before the call and sent to the backend.
 
 Source: W3C Trace Context, section 3.2. No OpenTelemetry SDK: a call costs two random numbers.
 """
@@ -22,7 +22,7 @@ class SpanPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A span's own id, its trace and its parent, as hexadecimal text.
 
     Attributes:
-        parent_id: of the caller's span; empty if the caller named none.
+        parent_id: id of the caller's span; empty if the caller sent none.
     """
 
     trace_id: str
@@ -32,15 +32,15 @@ class SpanPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def header(self) -> str:
-        """The `traceparent` under which a backend puts what it does for this call."""
+        """The `traceparent` for the backend's own spans of this call."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
 def place_of(trace_parent: str, attempt: str) -> SpanPlace:
-    """Returns the place of a new span: below the caller's, or in the trace that the rollout's id names.
+    """Returns the position of a new span: below the caller's, or in the trace of the rollout.
 
     Args:
-        trace_parent: the caller's `traceparent`; one that is malformed counts as none.
+        trace_parent: the caller's `traceparent`; ignored if malformed.
         attempt: `rollouts/{rollout}/attempts/{n}`.
     """
     span_id = f"{random.getrandbits(64) or 1:016x}"
@@ -51,7 +51,7 @@ def place_of(trace_parent: str, attempt: str) -> SpanPlace:
 
 
 def trace_of(trace_parent: str) -> str:
-    """Returns the trace that a `traceparent` names; empty if it is malformed or there is none."""
+    """Returns the trace id of a `traceparent`; empty if it is missing or malformed."""
     named = _named(trace_parent)
     return "" if named is None else named[1]
 

@@ -1,11 +1,11 @@
-"""Captures on disk while the store is away: bounded, ordered, and still there after a kill.
+"""The spool: captures on disk while the store is unavailable. Bounded, ordered, and safe across kills.
 
-Two lanes of files, one for what training needs and one for the rest, so that room is made by
-deleting whole files of the second. Records have one sequence over both lanes, by which they are
-read: in the order in which they were written, whatever the lane.
+There are two lanes of files, one for what training needs and one for the rest, so that space is freed by deleting
+complete files of the second. Records of both lanes share one sequence, and are read in the order in which they were
+written.
 
-Invariant: a file is deleted only when the store has everything that is in it, or when what was lost
-with it has been told. Not thread-safe: everything but the counters runs in one thread.
+Invariant: a file is deleted only when the store has everything in it, or when its lost calls have been reported. Not
+thread-safe: everything except the counters runs in one thread.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ UNREADABLE = "spool_unreadable"
 
 
 class DiskSpool:
-    """The files of one folder, which this process owns."""
+    """The files of one folder, owned by this process."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        """Opens a folder and reads what an earlier process left there.
+        """Opens a folder and reads the files in it.
 
         Args:
-            folder: of this process alone; must exist.
-            max_bytes: most bytes of all files together.
+            folder: exclusive folder of this process; must exist.
+            max_bytes: maximum total size of the files.
 
         Raises:
-            OSError: if the folder cannot be read or a torn end cannot be cut.
+            OSError: if the folder cannot be read, or a torn end cannot be truncated.
         """
         self._folder = folder
         self._max_bytes = max_bytes
@@ -65,11 +65,11 @@ class DiskSpool:
 
     @property
     def is_empty(self) -> bool:
-        """True if everything in it was acknowledged or lost."""
+        """Whether everything in it was acknowledged or lost."""
         return not self._lanes[True] and not self._lanes[False]
 
     def waiting(self) -> dict[str, int]:
-        """Returns how many calls of each attempt are in it."""
+        """Returns the number of calls in it by attempt."""
         found: dict[str, int] = {}
         for segment in self._segments():
             for attempt, calls in segment.waiting.items():
@@ -77,12 +77,12 @@ class DiskSpool:
         return found
 
     def append(self, packed: list[PackedCalls]) -> None:
-        """Writes behind what is there, and takes what it has written out of the list.
+        """Appends calls, and removes those written from the list.
 
-        When there is no room, the oldest of what training does not need goes first.
+        If there is no space, the oldest calls that training does not need are dropped.
 
         Raises:
-            SpoolFull: if there is no room for the rest of the list.
+            SpoolFull: if there is no space for the rest of the list.
             OSError: if the disk fails.
         """
         while packed:
@@ -103,12 +103,12 @@ class DiskSpool:
             elif first.trainable:
                 raise SpoolFull
             else:
-                # Nothing older of its kind is left to drop.
+                # Nothing older of this lane is left to drop.
                 self._lost(first.attempt, first.calls, FULL)
                 del packed[:1]
 
     def sync(self) -> None:
-        """Makes what was written survive a loss of power.
+        """Syncs written data to disk.
 
         Raises:
             OSError: if the disk fails.
@@ -118,7 +118,7 @@ class DiskSpool:
             segment.sync()
 
     def read(self) -> list[PackedCalls]:
-        """Returns the oldest, in order; the same again until `acknowledge`. Empty if only damage is left.
+        """Returns the oldest calls, in order; the same ones until `acknowledge`. Empty if only damaged data is left.
 
         Raises:
             OSError: if a file cannot be read.
@@ -139,10 +139,10 @@ class DiskSpool:
         return [packed for _, packed in self._read]
 
     def acknowledge(self) -> None:
-        """Removes what was read last.
+        """Removes the calls read last.
 
         Raises:
-            OSError: if the disk fails; the store will then get it again after a restart.
+            OSError: if the disk fails; after a restart the store then receives the calls again.
         """
         for segment, packed in self._read:
             segment.discount(packed)
@@ -157,7 +157,7 @@ class DiskSpool:
         self._read, self._reached = [], {}
 
     def give_up_head(self) -> None:
-        """Leaves the file aside that could not be read.
+        """Sets the unreadable file aside.
 
         Raises:
             OSError: if it cannot be renamed.
@@ -171,15 +171,15 @@ class DiskSpool:
         self._remove(segment, UNREADABLE)
 
     def drain_losses(self) -> list[Loss]:
-        """Returns what was lost since it was asked last."""
-        # The disk's thread may add to them meanwhile.
+        """Returns the losses since the last call."""
+        # The disk thread may append meanwhile.
         losses = []
         while self._losses:
             losses.append(self._losses.popleft())
         return losses
 
     def close(self) -> None:
-        """Makes everything durable and closes the files.
+        """Syncs and closes the files.
 
         Raises:
             OSError: if the disk fails.
@@ -260,7 +260,7 @@ class DiskSpool:
         return segment
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Tells whether so many bytes fit, after dropping what training does not need."""
+        """Makes space by dropping what training does not need; returns whether it suffices."""
         while self.size_bytes + size_bytes > self._max_bytes:
             if not self._drop_oldest():
                 return False
@@ -274,7 +274,7 @@ class DiskSpool:
                 return True
         if in_flight is None or end >= in_flight.size_bytes:
             return False
-        # What is being sent stays; what is behind it in the same file goes.
+        # Keeps the records being sent; drops those after them in the same file.
         for record, _ in in_flight.records_from(end):
             in_flight.discount(record.packed)
             self.records -= 1
@@ -285,7 +285,7 @@ class DiskSpool:
         return True
 
     def _remove(self, segment: Segment, reason: str) -> None:
-        """Deletes a file; calls that are still in it are lost for that reason."""
+        """Deletes a file; calls left in it are counted as lost for this reason."""
         segment.remove()
         self._stop_writing(segment)
         self._lanes[segment.trainable].remove(segment)
@@ -304,7 +304,7 @@ class DiskSpool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names of a folder's files survive a loss of power.
+    """Syncs a folder's entries to disk.
 
     Raises:
         OSError: if the disk fails.

@@ -1,1 +1,1 @@
-"""Which backend answers which call: routes, balancing, circuit breakers, retries."""
+"""Which backend answers which call: routes, load balancing, circuit breakers, retries."""

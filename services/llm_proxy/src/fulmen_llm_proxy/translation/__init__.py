@@ -1,1 +1,1 @@
-"""Translators between APIs: an agent that speaks one is served by a backend that speaks another."""
+"""Translates calls of one API to another, by way of chat completions."""

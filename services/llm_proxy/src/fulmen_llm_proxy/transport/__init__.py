@@ -1,1 +1,1 @@
-"""The doors of the proxy: the OpenAI API over HTTP, control over gRPC."""
+"""The servers of the proxy: the model APIs over HTTP, control over gRPC."""

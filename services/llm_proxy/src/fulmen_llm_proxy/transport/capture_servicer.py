@@ -60,7 +60,7 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
             async with asyncio.timeout(wait_s):
                 for attempt in attempts:
                     if not self._ledger.is_settled(attempt):
-                        self._queue.hurry()
+                        self._queue.flush_soon()
                         await self._ledger.settled(attempt)
         except TimeoutError:
             pass  # the summaries name those not flushed

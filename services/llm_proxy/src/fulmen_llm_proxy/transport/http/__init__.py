@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP: raw ASGI, no framework between the socket and the answer."""
+"""The model APIs over HTTP, in plain ASGI."""
