@@ -195,7 +195,7 @@ def test_options_are_renamed_and_unknown_fields_pass() -> None:
         ({"input": [{"role": "narrator", "content": "x"}]}, "narrator"),
         ({"input": 7}, "`input`"),
         ({"input": "x", "text": {"format": {"type": "grammar"}}}, "grammar"),
-        ({}, "lacks: input"),
+        ({}, "Missing fields: input"),
     ],
 )
 def test_what_chat_cannot_say_is_refused_and_all_of_it_is_named(request_fields: JSON, named: str) -> None:

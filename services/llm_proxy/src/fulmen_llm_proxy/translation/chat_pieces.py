@@ -1,4 +1,4 @@
-"""What translators read of a chat completion: the whole message, or the pieces of a stream."""
+"""The parts of chat completions that translators read: complete messages, or pieces of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FunctionPiece(msgspec.Struct):
 
 
 class ToolPiece(msgspec.Struct):
-    """A tool call, or a piece of one; in a stream the index says of which."""
+    """A tool call, or a piece of one, identified by its index."""
 
     index: int | None = None
     id: str | None = None
@@ -23,18 +23,18 @@ class ToolPiece(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """A message, or a piece of one. Engines name reasoning in one of two ways."""
+    """A message, or a piece of one. Engines use either of two fields for reasoning."""
 
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolPiece] | None = None
-    annotations: list[dict[str, Any]] | None = None  # Any: as the backend has them
+    annotations: list[dict[str, Any]] | None = None  # Any: the backend's own format
 
 
 class ChoiceLogprobs(msgspec.Struct):
-    """Log-probabilities of a choice's text, an entry for each token."""
+    """Log-probabilities of a choice's text, one entry per token."""
 
     content: list[msgspec.Raw] | None = None
 
@@ -59,7 +59,7 @@ class _CompletionDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts as chat completions report them."""
+    """Token counts of a chat completion."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -68,7 +68,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: _CompletionDetails | None = None
 
     def as_responses(self) -> dict[str, object]:
-        """Returns the counts as the Responses API words them."""
+        """Returns the counts in the format of the Responses API."""
         prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
         total = self.prompt_tokens + self.completion_tokens if self.total_tokens is None else self.total_tokens
         return {

@@ -11,7 +11,7 @@ from fulmen_llm_proxy.translation.equivalents import ChatUsage
 
 
 class ImageUrl(msgspec.Struct):
-    """An image: an address, or the image itself as a `data:` address."""
+    """An image, by URL or as a `data:` URL."""
 
     url: str
 
@@ -25,7 +25,7 @@ class File(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """One part of a message's content."""
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
@@ -42,7 +42,7 @@ class Function(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    """One call of a tool; in a stream, a piece of one."""
+    """A tool call; in a stream, a piece of one."""
 
     id: str | None = None
     type: str | None = None
@@ -51,7 +51,7 @@ class ToolCall(msgspec.Struct):
 
 
 class ThinkingBlock(msgspec.Struct):
-    """A thinking block of Messages, which callers of chat completions hand back as they got it."""
+    """A thinking block of Messages, which callers return unchanged."""
 
     type: str = "thinking"
     thinking: str | None = None
@@ -60,7 +60,7 @@ class ThinkingBlock(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """One message of a conversation, of an answer, or a piece of one."""
+    """A message, or a piece of one."""
 
     role: str | None = None
     content: str | list[Part] | None = None
@@ -73,7 +73,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class FunctionTool(msgspec.Struct):
-    """What a tool is to the model."""
+    """The definition of a function."""
 
     name: str
     description: str | None = None
@@ -89,39 +89,39 @@ class ChatTool(msgspec.Struct):
 
 
 class NamedFunction(msgspec.Struct):
-    """A function by its name."""
+    """A reference to a function."""
 
     name: str
 
 
 class NamedChoice(msgspec.Struct):
-    """A tool that has to be called."""
+    """A forced tool choice."""
 
     type: str
     function: NamedFunction | None = None
 
 
 class JsonSchema(msgspec.Struct):
-    """A schema with its name."""
+    """A named JSON schema."""
 
     schema: msgspec.Raw = ABSENT
 
 
 class ResponseFormat(msgspec.Struct):
-    """The form that an answer must have."""
+    """The required format of an answer."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream should bring besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class Choice(msgspec.Struct):
-    """One choice of an answer, or a piece of one."""
+    """A choice of an answer, or a piece of one."""
 
     index: int = 0
     message: ChatMessage | None = None
@@ -132,7 +132,7 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """An answer, or one event of a stream."""
+    """An answer, or an event of a stream."""
 
     id: str | None = None
     model: str | None = None

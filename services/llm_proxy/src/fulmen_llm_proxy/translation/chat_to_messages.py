@@ -1,7 +1,7 @@
-"""An agent that speaks chat completions, on a backend that serves Messages.
+"""Translates chat completions to Messages.
 
 Source: the chat completions API of OpenAI; the Messages API of Anthropic, version 2023-06-01. `docs/dialects.md` has the
-table of what becomes what.
+table of the mapping.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChatToMessages:
     __slots__ = ("_created", "_stream", "asked")
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Takes the clock; Messages answers do not say when they were made."""
+        """Sets the clock; Messages answers have no creation time."""
         self.asked = Asked(stream_usage=True)
         self._created = int(now())
         self._stream = ChunkStream(self._created)
@@ -89,7 +89,7 @@ class ChatToMessages:
         """Returns the Messages request.
 
         Raises:
-            ArgumentInvalid: if the request is malformed, or asks for what Messages cannot give.
+            ArgumentInvalid: if the request is malformed, or cannot be expressed in Messages.
         """
         unsayable = Unsayable(ApiName.MESSAGES)
         for name, neutral in _NEUTRAL.items():
@@ -111,7 +111,7 @@ class ChatToMessages:
         told |= _output(fields, unsayable)
         unsayable.check()
         options = read(fields, "stream_options", _OPTIONS, None)
-        self._stream.tells_usage = bool(options and options.include_usage)
+        self._stream.includes_usage = bool(options and options.include_usage)
         kept = {name: fields[name] for name in _PASSED if name in fields}
         return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
 
@@ -161,7 +161,7 @@ def _sampling(fields: Fields) -> JSON:
     told["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
     temperature = read(fields, "temperature", _NUMBER, None)
     if temperature is not None:
-        # Chat completions go to 2, Messages to 1; Anthropic's own OpenAI endpoint caps it in the same way.
+        # The maximum is 2 in chat completions and 1 in Messages; Anthropic's own OpenAI endpoint caps it likewise.
         told["temperature"] = min(temperature, _MAX_TEMPERATURE)
     stop = read(fields, "stop", _STOP, None)
     if stop:
@@ -172,7 +172,7 @@ def _sampling(fields: Fields) -> JSON:
 def _tools(fields: Fields, conversation: Conversation, unsayable: Unsayable) -> JSON:
     tools = read(fields, "tools", _TOOLS, None) or []
     if not tools:
-        # Messages refuses a conversation with tool calls that defines no tools.
+        # Messages rejects a conversation with tool calls but no tool definitions.
         named = [{"name": name, "input_schema": {"type": "object"}} for name in conversation.tool_names]
         return {"tools": named, "tool_choice": {"type": "none"}} if named else {}
     told: JSON = {"tools": [_tool(f"tools[{index}]", tool, unsayable) for index, tool in enumerate(tools)]}

@@ -1,8 +1,8 @@
-"""A chat conversation as Messages turns.
+"""Translates a chat conversation to Messages turns.
 
-What changes on the way, knowingly: system and developer messages become the system prompt, wherever they stood; the
-messages of tools and what the user says after them become one turn, as do messages of one role in a row; empty texts,
-which Messages refuses, are left out; ids of tool calls become unique and lose letters that Messages does not allow.
+Intended changes: system and developer messages become the system prompt, wherever they were; tool messages and the
+user's next message become one turn, as do consecutive messages of a role; empty texts, which Messages rejects, are
+omitted; ids of tool calls are made unique and lose characters that Messages does not allow.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PDF = "application/pdf"
 
 
 class Conversation:
-    """The turns so far.
+    """The translated turns.
 
     Attributes:
-        system: the blocks of the system prompt.
-        turns: turns of user and assistant in alternation.
-        tool_names: the tools that were called, in order.
+        system: blocks of the system prompt.
+        turns: alternating turns of user and assistant.
+        tool_names: names of the called tools, in order.
     """
 
     def __init__(self, unsayable: Unsayable) -> None:
-        """Takes where to note what Messages cannot say."""
+        """Sets the collector of what Messages cannot express."""
         self.system: list[JSON] = []
         self.turns: list[JSON] = []
         self.tool_names: dict[str, None] = {}
@@ -136,7 +136,7 @@ class Conversation:
 
 
 def _inline(url: str) -> tuple[str, str]:
-    """Returns media type and base64 of a `data:` address; both empty if it is none."""
+    """Returns media type and base64 data of a `data:` URL; both empty for any other URL."""
     head, found, data = url.removeprefix("data:").partition(";base64,")
     return (head.partition(";")[0], data) if found else ("", "")
 

@@ -1,7 +1,7 @@
-"""A Messages stream as the chunks of a chat stream.
+"""Translates a Messages stream to the chunks of a chat stream.
 
-Invariant: the chunks of one answer have one id; a tool call begins with its id and name and its arguments are JSON in
-the end; the stream ends with a finish reason and `[DONE]`, or with an error.
+Invariant: all chunks of an answer have the same id; a tool call starts with its id and name, and its joined arguments
+are JSON; the stream ends with a finish reason and `[DONE]`, or with an error.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _USAGE = msgspec.json.Decoder(MessageUsage)
 
 
 class ChunkStream:
-    """Turns events into chunks; one object per stream.
+    """Translates the events of one stream.
 
     Attributes:
-        tells_usage: the caller asked for a last chunk with the usage.
+        includes_usage: whether the caller asked for a last chunk with the usage.
     """
 
     __slots__ = (
@@ -63,12 +63,12 @@ class ChunkStream:
         "_thoughts",
         "_tools",
         "_usage",
-        "tells_usage",
+        "includes_usage",
     )
 
     def __init__(self, created: int) -> None:
-        """Takes the time that the chunks name, seconds since 1970."""
-        self.tells_usage = False
+        """Sets the creation time of the chunks, seconds since 1970."""
+        self.includes_usage = False
         self._created = created
         self._id = ""
         self._model = ""
@@ -83,10 +83,10 @@ class ChunkStream:
         self._over = False
 
     def event(self, event: bytes) -> list[bytes]:
-        """Returns the caller's chunks for one event of the backend.
+        """Returns the caller's chunks for an event of the backend.
 
         Raises:
-            BackendUnavailable: if it is not one of a Messages stream.
+            BackendUnavailable: if it is not an event of a Messages stream.
         """
         data = None if self._over else event_data(event)
         if data is None:
@@ -200,7 +200,7 @@ class ChunkStream:
         out = []
         if not self._finish:
             out.append(self._chunk({}, finish_reason=finish_of(None)))
-        if self.tells_usage:
+        if self.includes_usage:
             out.append(encode_event(encode(self._envelope() | {"choices": [], "usage": chat_usage(self._usage)})))
         out.append(encode_event(DONE))
         return out

@@ -1,6 +1,6 @@
-"""What chat completions and Messages say differently and mean alike: ids, stop reasons, usage.
+"""Equivalents between chat completions and Messages: ids, stop reasons, usage.
 
-Both ways are kept side by side, so that one undoes the other.
+Both directions are side by side, so that one is the inverse of the other.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "
 
 
 def message_id(chat_id: str) -> str:
-    """Returns the id of a message made from a chat completion; the two can be matched in logs."""
+    """Returns the id of a message translated from a chat completion; the two can be matched in logs."""
     return _MESSAGE_ID + chat_id.removeprefix(_CHAT_ID)
 
 
 def chat_id(message: str) -> str:
-    """Returns the id of a chat completion made from a message."""
+    """Returns the id of a chat completion translated from a message."""
     return _CHAT_ID + message.removeprefix(_MESSAGE_ID)
 
 
 def tool_use_id(call_id: str) -> str:
-    """Returns a tool call's id in the letters that Messages allows."""
+    """Returns a tool call's id in the characters that Messages allows."""
     return _TOOL_ID.sub("_", call_id) or "_"
 
 
 def made_tool_id(answer_id: str, index: int) -> str:
-    """Returns an id for a tool call whose backend gave it none."""
+    """Returns an id for a tool call without one."""
     return f"toolu_{_TOOL_ID.sub('_', answer_id.removeprefix(_CHAT_ID))}_{index}"
 
 
 def stop_of(finish_reason: str | None, matched: object, *, calls_tools: bool) -> tuple[str, str | None]:
-    """Returns stop reason and stop sequence of a chat completion's finish reason.
+    """Returns the stop reason and stop sequence for a finish reason.
 
     Args:
-        matched: what engines such as vLLM say of a stop: the stop sequence, a token's id, or nothing.
-        calls_tools: the answer holds tool calls; engines say `stop` then if the caller named the tool.
+        matched: stop reported by engines such as vLLM: the stop sequence, a token id, or nothing.
+        calls_tools: whether the answer has tool calls; engines report `stop` if the caller forced the tool.
     """
     reason = _STOP_REASONS.get(finish_reason or "stop", "end_turn")
     if reason == "end_turn" and calls_tools:
@@ -76,12 +76,12 @@ def stop_of(finish_reason: str | None, matched: object, *, calls_tools: bool) ->
 
 
 def finish_of(stop_reason: str | None) -> str:
-    """Returns the finish reason of a message's stop reason."""
+    """Returns the finish reason for a stop reason."""
     return _FINISH_REASONS.get(stop_reason or "end_turn", "stop")
 
 
 class ChatDetails(msgspec.Struct):
-    """The parts of a chat completion's token counts."""
+    """Details of a chat completion's token counts."""
 
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -89,7 +89,7 @@ class ChatDetails(msgspec.Struct):
 
 
 class ChatUsage(msgspec.Struct):
-    """A chat completion's usage: cached tokens are within the prompt's."""
+    """Usage of a chat completion, whose prompt tokens include cached ones."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -98,13 +98,13 @@ class ChatUsage(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """The parts of a message's output tokens."""
+    """Details of a message's output tokens."""
 
     thinking_tokens: int | None = None
 
 
 class MessageUsage(msgspec.Struct):
-    """A message's usage: cached tokens are beside the input's."""
+    """Usage of a message, whose input tokens exclude cached ones."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -114,7 +114,7 @@ class MessageUsage(msgspec.Struct):
 
 
 def message_usage(usage: ChatUsage | None) -> JSON:
-    """Returns a chat completion's usage as Messages counts it; zeros if the backend told none."""
+    """Returns the usage in the format of Messages; zeros if the backend reported none."""
     usage = usage or ChatUsage()
     details = usage.prompt_tokens_details or ChatDetails()
     read, written = details.cached_tokens or 0, details.cache_write_tokens or 0
@@ -131,7 +131,7 @@ def message_usage(usage: ChatUsage | None) -> JSON:
 
 
 def chat_usage(usage: MessageUsage) -> JSON:
-    """Returns a message's usage as chat completions count it."""
+    """Returns the usage in the format of chat completions."""
     read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
     prompt, completion = (usage.input_tokens or 0) + read + written, usage.output_tokens or 0
     told: JSON = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,7 +1,7 @@
 """The parts of Messages requests and answers that are translated.
 
-Blocks of all kinds share one shape: what a kind needs is checked where it is translated, so that one error can name
-everything that is wrong.
+All types of blocks share one struct: required fields are checked during translation, so that one error can name all
+violations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fulmen_llm_proxy.translation.equivalents import MessageUsage
 
 
 class Source(msgspec.Struct):
-    """Where an image or a document comes from."""
+    """The source of an image or document."""
 
     type: str = ""
     media_type: str | None = None
@@ -23,7 +23,7 @@ class Source(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """One block of a turn's or an answer's content."""
+    """A content block."""
 
     type: str
     text: str | None = None
@@ -42,14 +42,14 @@ class Block(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: str
     content: str | list[Block]
 
 
 class Tool(msgspec.Struct):
-    """A tool that the model may use."""
+    """A tool definition."""
 
     name: str
     type: str | None = None
@@ -59,7 +59,7 @@ class Tool(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct):
-    """How the tools should be used."""
+    """A tool choice."""
 
     type: str
     name: str | None = None
@@ -67,27 +67,27 @@ class ToolChoice(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """The form that an answer must have."""
+    """The required format of an answer."""
 
     type: str = ""
     schema: msgspec.Raw = ABSENT
 
 
 class OutputConfig(msgspec.Struct):
-    """What is asked of an answer."""
+    """Options of the output."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(msgspec.Struct):
-    """Whom a request is made for."""
+    """The end user of a request."""
 
     user_id: str | None = None
 
 
 class StopDetails(msgspec.Struct):
-    """Why an answer was refused."""
+    """Details of a stop."""
 
     explanation: str | None = None
 

@@ -1,8 +1,8 @@
-"""A chat stream as the events of a Messages stream.
+"""Translates a chat stream to the events of a Messages stream.
 
-Invariant: content blocks never overlap: one is open at a time, each is started, filled and stopped, in the order of
-their indices. No piece of a backend's answer is lost: what belongs to a later block waits until the open one is whole.
-Every stream ends with a stop reason and `message_stop`, or with an error.
+Invariant: content blocks never overlap: one is open at a time, and blocks are started, filled and stopped in the order
+of their indices. No piece of the answer is lost: pieces of a later block wait until the open one is complete. Every
+stream ends with a stop reason and `message_stop`, or with an error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(slots=True, kw_only=True)
 class _Segment:
-    """A content block to be, and what of it has come and was not told yet.
+    """A content block, and its pieces not yet sent.
 
     Attributes:
         kind: "thinking", "text" or "tool_use".
         call: the backend's index of the tool call.
-        label: of thinking, the field that it came in.
-        told: pieces that the caller has; kept of tools alone.
+        label: for thinking, the field in which it arrived.
+        sent: pieces sent to the caller; kept for tools only.
     """
 
     kind: str
@@ -50,17 +50,17 @@ class _Segment:
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
     opened: bool = False
 
     def is_whole(self) -> bool:
-        """Tells whether nothing more of it can come, once something else has begun.
+        """Returns whether the block is complete once another one has started.
 
-        A tool call is whole when its arguments are: some backends send the pieces of parallel calls in turns.
+        A tool call is complete when its arguments are: some backends interleave parallel calls.
         """
         if self.kind != "tool_use":
             return True
-        text = "".join([*self.told, *self.pieces]).strip()
+        text = "".join([*self.sent, *self.pieces]).strip()
         if not text.endswith("}"):
             return False
         try:
@@ -71,7 +71,7 @@ class _Segment:
 
 
 class MessageStream:
-    """Turns chunks into events; one object per stream."""
+    """Translates the chunks of one stream."""
 
     __slots__ = (
         "_answer_id",
@@ -103,10 +103,10 @@ class MessageStream:
         self._usage: ChatUsage | None = None
 
     def event(self, event: bytes) -> list[bytes]:
-        """Returns the caller's events for one event of the backend.
+        """Returns the caller's events for an event of the backend.
 
         Raises:
-            BackendUnavailable: if it is not one of a chat stream, or says that the answer was given up.
+            BackendUnavailable: if it is not an event of a chat stream, or reports an aborted answer.
         """
         if self._over:
             return []
@@ -126,7 +126,7 @@ class MessageStream:
         out: list[bytes] = []
         if chunk.usage is not None:
             self._usage = chunk.usage
-        if not self._started and chunk.choices:  # Azure tells what it thinks of the prompt before, under no id
+        if not self._started and chunk.choices:  # Azure sends the result of its prompt filter before, without an id
             out.append(self._start(chunk))
         for choice in chunk.choices or ():
             if choice.index == 0:
@@ -210,9 +210,9 @@ class MessageStream:
             segment.pieces.append(function.arguments)
 
     def _segment_of(self, call: ToolCall, function: Function) -> _Segment | None:
-        """Returns the block of a call, a new one if it begins here; None for what follows a call that is whole.
+        """Returns the block of a tool call, a new one if the call starts here; None for data after a complete call.
 
-        Some backends give parallel calls the same index, or none: then a new id tells that a new call begins.
+        Some backends give parallel calls the same index, or none; a new id then starts a new call.
         """
         last = self._last_call if call.index is None else call.index
         segment = next((known for known in reversed(self._segments) if known.call == last), None)
@@ -226,11 +226,11 @@ class MessageStream:
         return segment
 
     def _advance(self, out: list[bytes], *, final: bool) -> None:
-        """Tells what can be told: all of the open block, and of the next ones as soon as it is whole."""
+        """Emits what can be sent: the open block, and the next ones once it is complete."""
         segments = self._segments
         while segments:
             segment = segments[0]
-            if not self._tell(segment, out, final=final):
+            if not self._emit(segment, out, final=final):
                 return
             if not (final or (len(segments) > 1 and segment.is_whole())):
                 return
@@ -238,8 +238,8 @@ class MessageStream:
             self._index += 1
             self._closed.add(segments.popleft().call)
 
-    def _tell(self, segment: _Segment, out: list[bytes], *, final: bool) -> bool:
-        """Tells what has come of a block; returns false if it cannot begin yet."""
+    def _emit(self, segment: _Segment, out: list[bytes], *, final: bool) -> bool:
+        """Emits the pieces of a block; returns False if it cannot start yet."""
         if not segment.opened:
             if segment.kind == "tool_use":
                 if not segment.name and not final:
@@ -250,7 +250,7 @@ class MessageStream:
         deltas = [_delta(segment.kind, piece) for piece in segment.pieces]
         out += [_event("content_block_delta", index=self._index, delta=delta) for delta in deltas]
         if segment.kind == "tool_use":
-            segment.told += segment.pieces
+            segment.sent += segment.pieces
         elif segment.kind == "thinking" and (final or len(self._segments) > 1):
             signature = {"type": "signature_delta", "signature": segment.label}
             out.append(_event("content_block_delta", index=self._index, delta=signature))

@@ -1,7 +1,7 @@
-"""An agent that speaks Messages, on a backend that serves chat completions; its tokens can be captured there.
+"""Translates Messages to chat completions, whose tokens can be captured.
 
-Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21; the chat completions API of OpenAI, and what vLLM and SGLang
-add to it. `docs/dialects.md` has the table of what becomes what.
+Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21; the chat completions API of OpenAI, with the
+extensions of vLLM and SGLang. `docs/dialects.md` has the table of the mapping.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class MessagesToChat:
         self._stream = MessageStream()
 
     def request(self, fields: Fields) -> Fields:
-        """Returns the chat request. Fields that Messages does not know pass through: engines have many of their own.
+        """Returns the chat request. Fields unknown to Messages pass through, for engines have their own.
 
         Raises:
-            ArgumentInvalid: if the request is malformed, or holds what chat completions cannot say.
+            ArgumentInvalid: if the request is malformed, or cannot be expressed in chat completions.
         """
         if given(fields.get("thread", ABSENT)):
             raise ArgumentInvalid(_NO_THREADS, vendor_code="thread_unsupported_request")
@@ -107,7 +107,7 @@ class MessagesToChat:
         turns = read(fields, "messages", _TURNS, [])
         told["messages"] = chat_messages(system, turns, unsayable)
         if turns and turns[-1].role == "assistant":
-            # The model goes on with its own turn: vLLM's and SGLang's words for it.
+            # The model continues its own turn: vLLM's and SGLang's fields for it.
             told |= {"continue_final_message": True, "add_generation_prompt": False}
         max_tokens = read(fields, "max_tokens", _COUNT, None)
         if max_tokens is not None:
@@ -127,10 +127,10 @@ class MessagesToChat:
         return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer as a message; of several choices the first.
+        """Returns the first choice of the answer as a message.
 
         Raises:
-            BackendUnavailable: if it is not a chat completion, or one that was given up.
+            BackendUnavailable: if it is not a chat completion, or was aborted.
         """
         try:
             answer = _COMPLETION.decode(body)
@@ -237,7 +237,7 @@ def _content(answer_id: str, choice: Choice) -> list[JSON]:
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """Returns a tool call's arguments as an object; what the model wrote wrongly is kept as text."""
+    """Returns a tool call's arguments as an object; malformed arguments are kept as text."""
     if not arguments.strip():
         return msgspec.Raw(b"{}")
     try:

@@ -1,8 +1,8 @@
-"""Builds a Responses answer from what a chat completion brings, piece by piece.
+"""Builds a Responses answer from the pieces of a chat completion.
 
-Invariant: a whole answer and its stream go through the same steps, so the response at the end of
-the stream is the one that a whole answer gives. Events are in the vendor's order and numbered
-without a gap; an item that was added is done before the response is over, unless it failed.
+Invariant: complete answers and streams take the same path, so the response at the end of a stream equals that of a
+complete answer. Events are in the vendor's order and numbered without gaps; every added item is done before the
+response ends, unless it failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TEXT_EVENTS = {
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """A part of an item that is still growing."""
+    """A growing part of an item."""
 
     type: str
     index: int
@@ -69,7 +69,7 @@ class _Part:
 
 @dataclass(slots=True, kw_only=True)
 class _Growing:
-    """An output item that is still growing."""
+    """A growing output item."""
 
     index: int
     item: JSON
@@ -83,10 +83,10 @@ class _Growing:
 
 
 class ResponseBuilder:
-    """Builds one answer; its events are taken with `take`."""
+    """Builds one answer; `drain` returns its events."""
 
     def __init__(self, request: Fields, *, streaming: bool) -> None:
-        """Takes the caller's request, parts of which the answer repeats."""
+        """Sets the caller's request, parts of which the answer repeats."""
         self._request = request
         self._streaming = streaming
         self._events: list[bytes] = []
@@ -100,16 +100,16 @@ class ResponseBuilder:
 
     @property
     def started(self) -> bool:
-        """True once the answer has an id."""
+        """Whether the answer has an id."""
         return bool(self._head)
 
-    def take(self) -> list[bytes]:
-        """Returns the events since the last take."""
+    def drain(self) -> list[bytes]:
+        """Returns the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def start(self, *, answer_id: str, created: float, model: str) -> None:
-        """Begins the answer."""
+        """Starts the answer."""
         self._name = answer_id.removeprefix("chatcmpl-").replace("-", "") or "0"
         self._head = {"id": f"resp_{self._name}", "object": "response", "created_at": int(created), "model": model}
         if self._streaming:
@@ -118,7 +118,7 @@ class ResponseBuilder:
             self._emit("response.in_progress", response=begun)
 
     def add(self, delta: Delta, logprobs: Sequence[msgspec.Raw] = ()) -> None:
-        """Adds a piece of the message, or all of it; the log-probabilities are its text's."""
+        """Adds a piece of the message, or all of it, with the log-probabilities of its text."""
         thought = delta.reasoning_content or delta.reasoning
         if thought:
             self._add_text("reasoning", "reasoning_text", thought, ())
@@ -132,7 +132,7 @@ class ResponseBuilder:
             self._add_call(piece, position if piece.index is None else piece.index)
 
     def finish(self, finish_reason: str | None, usage: Usage | None, service_tier: str | None) -> JSON:
-        """Ends the answer and returns it; of a stream, with its last events."""
+        """Ends the answer and returns it."""
         reason = _INCOMPLETE.get(finish_reason or "")
         if not self._output:
             self._add_text("message", "output_text", "", ())
@@ -148,7 +148,7 @@ class ResponseBuilder:
         return response
 
     def fail(self, code: str, message: str) -> None:
-        """Ends the answer with an error; what was said so far stays in it."""
+        """Ends the answer with an error; the text so far stays in it."""
         if not self.started:
             self.start(answer_id="", created=0, model="")
         self._close("incomplete")
@@ -238,7 +238,7 @@ class ResponseBuilder:
 
     def _close(self, status: str) -> None:
         self._close_item(status)
-        # Only now: a backend may go on with any of several calls as long as it speaks.
+        # Only now: until then the backend may continue any of several calls.
         for growing in self._calls.values():
             self._close_call(growing, status)
 

@@ -1,7 +1,7 @@
-"""Input items of a Responses request as chat messages.
+"""Translates the input items of a Responses request to chat messages.
 
-What one assistant turn produced (its reasoning, its text, its function calls) are several items and
-one message: items that follow each other are put together, as the answer was taken apart.
+An assistant turn (its reasoning, text and function calls) is several items but one message, so consecutive items are
+joined.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ JSON = dict[str, object]
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
-class Part(msgspec.Struct):
-    """A part of a message or of a function's output, of any type."""
+class ContentPart(msgspec.Struct):
+    """A content part of a message or of a function's output, of any type."""
 
     type: str
     text: str | None = None
@@ -29,30 +29,30 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """An input item of any type; a message may leave its type out."""
+    """An input item of any type; messages may omit their type."""
 
     type: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class MessageWriter:
-    """Writes the messages of one request, and notes what chat completions cannot say."""
+    """Writes the messages of a request, and collects what chat completions cannot express."""
 
     def __init__(self, unsaid: list[str]) -> None:
-        """Takes the list that names what cannot be said, by its place in the request."""
+        """Sets the list of what cannot be expressed, by position in the request."""
         self.messages: list[JSON] = []
         self._unsaid = unsaid
         self._turn: JSON | None = None
-        """The assistant's message that further items may still belong to."""
+        """The assistant's message to which further items may belong."""
 
     def add(self, item: Item, place: str) -> None:
-        """Adds one item."""
+        """Adds an item."""
         kind = item.type or ("message" if item.role else "")
         match kind:
             case "message":
@@ -74,7 +74,7 @@ class MessageWriter:
             self._add_said(item, place)
         else:
             self._turn = None
-            # Models other than OpenAI's know no developer, and OpenAI's read a system message as one.
+            # Only OpenAI's models know the developer role, and they treat system messages in the same way.
             name = "system" if role == "developer" else role
             self.messages.append({"role": name, "content": self._content(item.content, f"{place}.content")})
 
@@ -97,7 +97,7 @@ class MessageWriter:
             turn["refusal"] = "".join(refusals)
 
     def _add_reasoning(self, item: Item) -> None:
-        """Keeps reasoning that is plain text, which the model read as its own; what is encrypted only its vendor reads."""
+        """Keeps reasoning in plain text; only the vendor can read encrypted reasoning."""
         if not isinstance(item.content, list):
             return
         text = "".join(part.text or "" for part in item.content if part.type == "reasoning_text")
@@ -123,14 +123,14 @@ class MessageWriter:
         self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
     def _assistant(self, *, fresh_if: tuple[str, ...]) -> JSON:
-        """Returns the assistant's current message; a new one if the current has one of these already."""
+        """Returns the assistant's current message; a new one if that already has one of these fields."""
         turn = self._turn
         if turn is None or any(key in turn for key in fresh_if):
             turn = self._turn = {"role": "assistant"}
             self.messages.append(turn)
         return turn
 
-    def _content(self, content: str | list[Part] | None, place: str) -> str | list[JSON]:
+    def _content(self, content: str | list[ContentPart] | None, place: str) -> str | list[JSON]:
         if content is None or isinstance(content, str):
             return content or ""
         if len(content) == 1 and content[0].type in ("input_text", "output_text"):
@@ -138,21 +138,21 @@ class MessageWriter:
         said = [self._part(part, f"{place}[{index}]") for index, part in enumerate(content)]
         return [part for part in said if part is not None]
 
-    def _part(self, part: Part, place: str) -> JSON | None:
+    def _part(self, part: ContentPart, place: str) -> JSON | None:
         match part:
-            case Part(type="input_text" | "output_text" | "text"):
+            case ContentPart(type="input_text" | "output_text" | "text"):
                 return {"type": "text", "text": part.text or ""}
-            case Part(type="input_image", image_url=str(url)):
+            case ContentPart(type="input_image", image_url=str(url)):
                 detail = {} if part.detail is None else {"detail": part.detail}
                 return {"type": "image_url", "image_url": {"url": url, **detail}}
-            case Part(type="input_file", file_url=None) if part.file_data or part.file_id:
+            case ContentPart(type="input_file", file_url=None) if part.file_data or part.file_id:
                 told = {"file_data": part.file_data, "file_id": part.file_id, "filename": part.filename}
                 return {"type": "file", "file": {key: value for key, value in told.items() if value is not None}}
-            case Part(type="input_audio", input_audio=dict()):
+            case ContentPart(type="input_audio", input_audio=dict()):
                 return {"type": "input_audio", "input_audio": part.input_audio}
-            case Part(type="input_image"):
+            case ContentPart(type="input_image"):
                 self._unsaid.append(f"{place}: an image by `file_id`")
-            case Part(type="input_file"):
+            case ContentPart(type="input_file"):
                 self._unsaid.append(f"{place}: a file by `file_url`")
             case _:
                 self._unsaid.append(f"{place} of type '{part.type}'")

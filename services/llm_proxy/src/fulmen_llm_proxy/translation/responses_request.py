@@ -1,7 +1,7 @@
-"""A Responses request as a chat completions request.
+"""Translates a Responses request to a chat completions request.
 
-Fields that neither API names pass through: they are the engine's. What a Responses server would have
-to remember, or to run itself, is refused, and all of it is named at once.
+Fields of neither API pass through, since engines have their own. What requires a server that stores responses or runs
+tools itself is rejected in one error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fulmen_llm_proxy.translation.responses_input import JSON, Item, MessageWrit
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
 _STATEFUL = ("previous_response_id", "conversation", "background", "store", "prompt")
-"""Refused unless null or false: they need a server that keeps responses."""
+"""Rejected unless null or false: they need a server that stores responses."""
 _UNSAYABLE = ("context_management", "moderation")
 _RESPONSES_ONLY = frozenset(
     {
@@ -94,10 +94,10 @@ _COUNT = msgspec.json.Decoder(int | None)
 
 
 def wants_logprobs(fields: Fields) -> bool:
-    """Tells whether the caller asked for log-probabilities.
+    """Returns whether the caller asked for log-probabilities.
 
     Raises:
-        ArgumentInvalid: if a field that says so has a wrong type.
+        ArgumentInvalid: if a field has the wrong type.
     """
     return LOGPROBS_INCLUDED in (read(fields, "include", _INCLUDE, None) or ()) or bool(
         read(fields, "top_logprobs", _COUNT, None)
@@ -105,17 +105,17 @@ def wants_logprobs(fields: Fields) -> bool:
 
 
 def chat_request(fields: Fields) -> Fields:
-    """Returns the request as chat completions say it.
+    """Returns the chat completions request.
 
     Raises:
-        ArgumentInvalid: if a field has a wrong type, or something cannot be said; names every such thing.
+        ArgumentInvalid: if fields have the wrong type or cannot be expressed; names all of them.
     """
     require(fields, ("input",))
     unsaid = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
     if unsaid:
         raise ArgumentInvalid(
-            f"{', '.join(unsaid)}: only a backend that keeps responses itself serves this, and this model's calls are "
-            "answered by chat completions. Send the whole input with `store` false.",
+            f"{', '.join(unsaid)}: supported only by backends that store responses; this model is served by chat "
+            "completions. Send the complete input with `store` false.",
         )
     unsaid += [f"`{name}`" for name in _UNSAYABLE if bytes(fields.get(name, b"null")) != _NULL]
     if read(fields, "truncation", _STRING, None) not in (None, "disabled"):
@@ -125,7 +125,7 @@ def chat_request(fields: Fields) -> Fields:
     _add_tools(fields, chat, unsaid)
     _add_options(fields, chat, unsaid)
     if unsaid:
-        raise ArgumentInvalid(f"Chat completions, by which this model is served, cannot say: {'; '.join(unsaid)}.")
+        raise ArgumentInvalid(f"Not supported by chat completions, which serve this model: {'; '.join(unsaid)}.")
     return chat
 
 
@@ -157,7 +157,7 @@ def _add_tools(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
         tools.append({"type": "function", "function": {key: value for key, value in told.items() if value is not None}})
     choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsaid)
     if not tools:
-        return  # a server of chat completions refuses a choice of tools where there are none
+        return  # servers reject a tool choice without tools
     chat["tools"] = _raw(tools)
     if choice is not None:
         chat["tool_choice"] = _raw(choice)

@@ -1,4 +1,4 @@
-"""Serves a Responses call by chat completions: an agent of the new API on an engine whose tokens can be captured."""
+"""Translates Responses to chat completions, whose tokens can be captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RATE_LIMIT = "rate_limit_exceeded"
 
 
 class ResponsesToChat:
-    """Translates one call; see `Translator`."""
+    """Translates one try; see `Translator`."""
 
     def __init__(self) -> None:
         self.asked = Asked(stream_usage=True)
@@ -28,7 +28,7 @@ class ResponsesToChat:
         self._service_tier: str | None = None
 
     def request(self, fields: Fields) -> Fields:
-        """Returns the request as chat completions say it."""
+        """Returns the chat completions request."""
         chat = chat_request(fields)
         self._fields = fields
         self._builder = ResponseBuilder(fields, streaming=True)
@@ -36,7 +36,7 @@ class ResponsesToChat:
         return chat
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the `response` object of a chat completion; of several choices the first."""
+        """Returns the `response` object for the first choice of a chat completion."""
         try:
             answer = decode_answer(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -50,34 +50,34 @@ class ResponsesToChat:
         return encode(builder.finish(choice.finish_reason, answer.usage, answer.service_tier))
 
     def event(self, event: bytes) -> list[bytes]:
-        """Returns the events for one chunk; a comment passes as it is, since it keeps connections alive."""
+        """Returns the events for a chunk; comments pass unchanged, since they keep connections alive."""
         data = event_data(event)
         if data is None:
             return [event]
         if self._builder.over:
             return []
         if data == DONE:
-            return self._end(said_so=True)
+            return self._end(done=True)
         try:
             answer = decode_answer(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._builder.fail(_SERVER_ERROR, "The backend sent an event that is not a chat completion's.")
-            return self._builder.take()
+            return self._builder.drain()
         self._add(answer)
-        return self._builder.take()
+        return self._builder.drain()
 
     def end(self) -> list[bytes]:
-        """Returns the last events; none if the backend's last event has brought them."""
-        return self._end(said_so=False)
+        """Returns the last events, unless they have already been returned."""
+        return self._end(done=False)
 
-    def _end(self, *, said_so: bool) -> list[bytes]:
+    def _end(self, *, done: bool) -> list[bytes]:
         builder = self._builder
         if not builder.over:
-            if not builder.started or not (said_so or self._finish_reason):
+            if not builder.started or not (done or self._finish_reason):
                 builder.fail(_SERVER_ERROR, "The backend's answer ended before it was complete.")
             else:
                 builder.finish(self._finish_reason, self._usage, self._service_tier)
-        return builder.take()
+        return builder.drain()
 
     def _add(self, answer: Answer) -> None:
         builder = self._builder
@@ -88,7 +88,7 @@ class ResponsesToChat:
             return
         if not builder.started:
             if not (answer.id or answer.choices):
-                return  # Azure says first what its filter made of the prompt, in an event without an id
+                return  # Azure first sends the result of its prompt filter in an event without an id
             builder.start(answer_id=answer.id, created=answer.created, model=answer.model)
         for choice in answer.choices:
             if choice.index == 0:

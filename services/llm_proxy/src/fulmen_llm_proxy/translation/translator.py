@@ -1,4 +1,4 @@
-"""What a translator is."""
+"""The interface of translators."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from fulmen_llm_proxy.apis.collected import Asked, Fields
 
 
 class Translator(Protocol):
-    """Turns one call from the caller's API into the backend's, and the answer back.
+    """Translates a call from the caller's API to the backend's, and the answer back.
 
-    One object per try, used by one task, in this order: `request`, then `whole` or `refusal`, or
-    for a stream `event` with each event of the backend and `end` after the last one.
+    One object per try, used by one task, in this order: `request`, then `whole`, or for a stream `event` with each event
+    of the backend and `end` after the last one.
 
     Attributes:
-        asked: what it needs of the backend's answer, beyond the answer itself.
+        asked: what it needs of the backend's answer beyond the answer itself.
     """
 
     asked: Asked
 
     def request(self, fields: Fields) -> Fields:
-        """Returns the request in the backend's API; `model` and `stream` are there in both.
+        """Returns the request in the backend's API; `model` and `stream` exist in both.
 
         Raises:
-            ArgumentInvalid: if the request has a wrong type, or holds what the backend's API cannot say;
-                names every such field.
+            ArgumentInvalid: if fields have the wrong type or cannot be expressed in the backend's API; names all of them.
         """
         ...
 
@@ -39,7 +38,7 @@ class Translator(Protocol):
         ...
 
     def event(self, event: bytes) -> list[bytes]:
-        """Returns the caller's events, with terminators, for one event of the backend.
+        """Returns the caller's events, with terminators, for an event of the backend.
 
         Raises:
             BackendUnavailable: if it is not an event of the backend's API.
@@ -47,7 +46,7 @@ class Translator(Protocol):
         ...
 
     def end(self) -> list[bytes]:
-        """Returns the events that close the caller's stream.
+        """Returns the events that end the caller's stream.
 
         Raises:
             BackendUnavailable: if the backend's stream ended before its answer did.
@@ -56,27 +55,26 @@ class Translator(Protocol):
 
 
 class Unsayable:
-    """Collects what cannot be translated, so that the caller learns of everything at once."""
+    """Collects what cannot be translated, to report all of it at once."""
 
     __slots__ = ("_api", "_found")
 
     def __init__(self, api: ApiName) -> None:
-        """Takes the backend's API."""
+        """Sets the backend's API."""
         self._api = api
         self._found: list[str] = []
 
     def add(self, place: str, why: str) -> None:
-        """Notes one thing, by its place in the request."""
+        """Adds a violation, by position in the request."""
         self._found.append(f"{place} ({why})")
 
     def check(self) -> None:
-        """Does nothing if all could be said.
+        """Raises an error if anything was added.
 
         Raises:
-            ArgumentInvalid: naming everything that was noted.
+            ArgumentInvalid: if anything was added; names all of it.
         """
         if self._found:
             raise ArgumentInvalid(
-                f"The model's backend is called by another API, {self._api}, which cannot say: "
-                f"{'; '.join(self._found)}."
+                f"Not supported by {self._api}, the API of the model's backend: {'; '.join(self._found)}."
             )
