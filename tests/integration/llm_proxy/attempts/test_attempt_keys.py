@@ -210,7 +210,7 @@ async def test_an_attempt_of_another_project_is_none_to_a_key(proxy: RunningProx
         parse_attempt_name(attempt), project="projects/b", lease_id="l", epoch=1, mode="train", ttl_s=60
     )
     status, answer = await until_refused(proxy, key)
-    assert (status, answer["error"]["message"]) == (403, "There is no such attempt: its key does not count.")
+    assert (status, answer["error"]["message"]) == (403, "Attempt not found; its key is not valid.")
 
 
 async def test_a_revoked_token_is_refused_over_http(proxy: RunningProxy, store: FakeStore) -> None:

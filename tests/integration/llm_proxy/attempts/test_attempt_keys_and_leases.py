@@ -52,7 +52,7 @@ async def test_a_key_lives_and_ends_with_its_attempt(proxy: RunningProxy, stubs:
     assert [(await proxy.chat(held.attempt_key))[0] for _ in range(3)] == [200, 200, 200]
     await runner.complete([held])
     status, answer = await until_refused(proxy, held.attempt_key)
-    assert (status, answer["error"]["message"]) == (403, "The attempt has ended: its key no longer counts.")
+    assert (status, answer["error"]["message"]) == (403, "The attempt has ended; its key is no longer valid.")
 
 
 async def test_the_key_of_the_first_attempt_is_no_good_while_the_second_runs(proxy: RunningProxy, stubs: Stubs) -> None:
@@ -79,7 +79,7 @@ async def test_a_cancelled_rollouts_call_in_flight_is_ended(
     await stubs.rollouts.CancelRollouts(rollout_service_pb2.CancelRolloutsRequest(names=[name]))
     status, answer = await call
     await backend.aborted.acquire()
-    assert (status, answer["error"]["message"]) == (403, "The rollout was cancelled: the attempt is to stop.")
+    assert (status, answer["error"]["message"]) == (403, "The rollout was cancelled; the attempt should stop.")
 
 
 async def test_the_key_of_a_runner_that_is_gone_ends_with_its_lease(proxy: RunningProxy, stubs: Stubs) -> None:

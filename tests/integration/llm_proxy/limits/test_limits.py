@@ -120,7 +120,7 @@ async def test_a_refusal_tells_the_limit_and_when_to_come_back(world: World) -> 
         error = (await answer.json())["error"]
     assert error["code"] == "model_limit_exceeded"
     assert error["type"] == "rate_limit_error"
-    assert "requests_per_minute of projects/default is 1" in error["message"]
+    assert "requests_per_minute of projects/default exceeded (1)" in error["message"]
     assert proxy.figure("limit_refusals_total", limit="requests_per_minute", of="project") == 1
 
 
@@ -180,7 +180,7 @@ async def test_a_backends_limit_is_held_for_all_projects_and_proxies(world: Worl
             outcomes.append(status)
             await world.sync()
     assert outcomes == [200, 200, 429, 429]
-    assert "requests_per_minute of backends/one is 2" in document["error"]["message"]
+    assert "requests_per_minute of backends/one exceeded (2)" in document["error"]["message"]
     with pytest.raises(Exception, match="tokens_per_minute"):
         await first.register("one", world.backend.url, tokens_per_minute=-1)
 
