@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_llm_proxy.apis.chat_assembly import add_chunk, assemble_answer, merged, assemble
+from fulmen_llm_proxy.apis.chat_assembly import add_chunk, assemble, assemble_answer, merged
 
 EXTRA_CHOICE_KEYS = st.sampled_from([{}, {"logprobs": None}, {"logprobs": None, "stop_reason": None}])
 EXTRA_TOP_KEYS = st.sampled_from([{}, {"system_fingerprint": "fp"}, {"service_tier": "default", "usage": None}])

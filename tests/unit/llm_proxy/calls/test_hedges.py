@@ -25,9 +25,7 @@ async def a_try(state: BackendState, ending: asyncio.Event) -> BackendAnswer:
         state.release()
         raise
     return BackendAnswer(
-        dispatch=Dispatch(
-            choice=choice, plan=plan_call(request, choice, overrides={}, attributed=False), headers={}
-        ),
+        dispatch=Dispatch(choice=choice, plan=plan_call(request, choice, overrides={}, attributed=False), headers={}),
         status=200,
         content_type=b"application/json",
         retry_after="",
