@@ -33,16 +33,15 @@ from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.runs.chat import ChatAnswer, ChatRequest
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft, checked_run
 from fulmen_algorithm.runs.events import Event, EventLog
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row

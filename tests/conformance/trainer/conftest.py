@@ -11,9 +11,8 @@ import pytest
 import pytest_asyncio
 
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule

@@ -20,9 +20,8 @@ from fulmen_algorithm.losses.objectives import LossKl, Objective
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import OPEN
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from fulmen_algorithm.training.rows import Row

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.clients.chat import ChatClient
-from fulmen_algorithm.runs.chat import ChatRequest
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChatRequest
 
 GOOD = {
     "choices": [{"message": {"role": "assistant", "content": "fine"}}],

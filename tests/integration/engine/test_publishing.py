@@ -17,8 +17,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel, SwapStats
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (
     DeltaWeights,

@@ -26,8 +26,7 @@ from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_algorithm.clients.patience import Patience
 from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineKind
-from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
-from fulmen_algorithm.engines.swap_gate import ProxyGate
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, ProxyGate
 from fulmen_algorithm.engines.vllm_api import VllmApi, Weights, read_whole
 from fulmen_algorithm.policy.engine_settings import SwapMode
 from fulmen_algorithm.runs.ports import PublishedPolicy

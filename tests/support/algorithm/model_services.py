@@ -14,8 +14,7 @@ from pathlib import Path
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
-from fulmen_algorithm.runs.chat import ChatAnswer, ChatRequest
-from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapStats
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, SwapStats
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder

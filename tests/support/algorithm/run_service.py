@@ -21,8 +21,7 @@ from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from tests.support.algorithm.model_services import ModelChat, ModelQueue, ModelResources, ModelServing, World, no_build
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])

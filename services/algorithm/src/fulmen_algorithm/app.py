@@ -230,7 +230,7 @@ def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> Open
         if setup.compute.parallel.kind != "none":
             return await RankGroupTrainer.open(setup, group)
         in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
-        threads = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.torch_thread")
+        threads = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
         if not opened:
             opened.append(threads.TorchThread(torch_threads=settings.torch_threads))
             stack.callback(opened[0].close)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import SettingsInvalid
-from fulmen_algorithm.runs.chat import ChatRequest
 from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.ports import ChatRequest
 from fulmen_algorithm.runs.registry import Entry
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import SettingsInvalid
 from fulmen.scores import GraderIdentity, Problem, RolloutScore, Scores, Source, write_scores
-from fulmen_algorithm.algorithms.stored_groups import StoredGroups
+from fulmen_algorithm.algorithms.replay import StoredGroups
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.scored_groups import scored_groups
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory

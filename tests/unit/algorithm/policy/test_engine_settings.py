@@ -4,6 +4,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fulmen_algorithm.algorithms.grpo import GrpoSettings
+from fulmen_algorithm.algorithms.monitors import MismatchMonitor
 from fulmen_algorithm.policy.engine_settings import (
     EmbeddedEngine,
     EngineSettings,
@@ -12,7 +13,6 @@ from fulmen_algorithm.policy.engine_settings import (
     SwapMode,
     VllmEngine,
 )
-from fulmen_algorithm.policy.engine_watch import MismatchMonitor
 from fulmen_algorithm.runs.failure import RunFailed
 
 ENGINE = TypeAdapter(EngineSettings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_algorithm.rollouts.signal_watch import STEPS
+from fulmen_algorithm.algorithms.monitors import STEPS
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import CheckpointStore

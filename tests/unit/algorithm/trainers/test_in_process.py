@@ -7,8 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fulmen_algorithm.policy.trainer import TrainerSetup
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings
 
 

@@ -16,9 +16,8 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.execution import MAX_TRAINERS_LOST
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import Service, created
 from tests.unit.algorithm.runs.test_crashes import check, live

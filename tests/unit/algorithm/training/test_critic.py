@@ -25,7 +25,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.critic import Critic, generalised_advantages, value_loss
-from fulmen_algorithm.training.norm_watch import MIN_NORMS
+from fulmen_algorithm.training.optimizer import MIN_NORMS
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings

@@ -29,9 +29,9 @@ from fulmen_algorithm.algorithms.prompt_texts import (
 )
 from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, in_branch
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
-from fulmen_algorithm.runs.chat import ChatRequest
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChatRequest
 
 MEMORY = "apo"
 ALIAS = "best"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
+from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
-from fulmen_algorithm.algorithms.sequence_rows import sequence_row
 from fulmen_algorithm.losses.advantage_settings import ScoringSettings
 from fulmen_algorithm.rollouts.admission import groups_settled
 from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one

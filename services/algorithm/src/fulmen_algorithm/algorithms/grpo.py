@@ -16,15 +16,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
+from fulmen_algorithm.algorithms.monitors import MismatchMonitor, SignalMonitor
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
 from fulmen_algorithm.policy.engine_settings import MismatchSettings
-from fulmen_algorithm.policy.engine_watch import MismatchMonitor
 from fulmen_algorithm.rollouts.admission import groups_admitted
-from fulmen_algorithm.rollouts.signal_watch import SignalMonitor
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import StepResult

@@ -8,8 +8,8 @@ at its token; those that compare rollouts have the sum over the rollout.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout
-from fulmen_algorithm.algorithms.sequence_rows import sequence_row
 from fulmen_algorithm.losses.advantage_settings import ScoringSettings
 from fulmen_algorithm.losses.objectives import Kl, RewardKl
 from fulmen_algorithm.rollouts.trajectory import TokenSequence

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from fulmen_algorithm.algorithms.sequence_rows import sequence_row
 from fulmen_algorithm.rollouts.groups import FinishedGroup, Mode
-from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.algorithm import AlgorithmSettings, RolloutLimits, permutation
 from fulmen_algorithm.runs.context import RunContext
-from fulmen_algorithm.training.rows import Row, spread_advantage
+from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
 from fulmen_algorithm.training.settings import StepSettings
 
 GREEDY = 0
@@ -146,3 +145,38 @@ def supervised_rows(name: str, trajectory: RolloutTrajectory | None, *, policy: 
 def within(rows: Sequence[Row], token_budget: int) -> list[Row]:
     """Leaves out the rows that alone exceed the budget of a micro-batch."""
     return [row for row in rows if len(row.token_ids) <= token_budget]
+
+
+def sequence_row(
+    name: str,
+    sequence: TokenSequence,
+    *,
+    advantages: tuple[float, ...],
+    versions: tuple[int, ...] | None = None,
+    group: str = "",
+    rewards: tuple[float, ...] = (),
+    steps: tuple[int, ...] = (),
+) -> Row:
+    """Builds the row of a sequence; see `Row` for the arguments.
+
+    Args:
+        name: The rollout.
+        sequence: One of its sequences.
+        advantages: One for each token.
+        versions: Of the policy that sampled each token; None: it does not matter which.
+        group: Of the rollout; empty: it is none's.
+        rewards: For a critic; empty without one.
+        steps: Likewise.
+    """
+    return Row(
+        rollout_id=name,
+        token_ids=sequence.token_ids,
+        loss_mask=sequence.loss_mask,
+        old_logprobs=sequence.logprobs,
+        advantages=advantages,
+        policy_versions=(NO_VERSION,) * len(sequence.token_ids) if versions is None else versions,
+        group=group,
+        role=sequence.role,
+        rewards=rewards,
+        steps=steps,
+    )

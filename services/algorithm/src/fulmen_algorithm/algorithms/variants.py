@@ -1,15 +1,20 @@
-"""Variants of `grpo` by the names of their papers: the same loop and the same settings, with other defaults.
+"""Variants of `grpo` that differ in their defaults alone.
 
 Choices that a paper leaves open are those of `grpo`, above all the truncated importance weights against the sampler.
 """
 
 from typing import Annotated
 
+from pydantic import Field
+
 from fulmen_algorithm.algorithms.grpo import Grpo, GrpoSettings
 from fulmen_algorithm.losses.advantage_settings import (
     AdvantageSettings,
+    GaeAdvantage,
     GroupAdvantage,
     Overlong,
+    ReinforcePpAdvantage,
+    RlooAdvantage,
 )
 from fulmen_algorithm.losses.objectives import (
     Aggregation,
@@ -17,6 +22,7 @@ from fulmen_algorithm.losses.objectives import (
     ClipLoss,
     GspoLoss,
     Loss,
+    ReinforceLoss,
     SequenceMeanTokenMean,
     SequenceMeanTokenSumNorm,
 )
@@ -64,6 +70,42 @@ class CispoSettings(GrpoSettings):
     loss: Loss = CispoLoss()
 
 
+class RlooSettings(GrpoSettings):
+    """Settings of `rloo` (arXiv:2402.14740): the others of the group are the baseline, the gradient is REINFORCE's.
+
+    The paper takes one optimiser step for each batch, for which alone that gradient is right.
+    """
+
+    advantage: AdvantageSettings = RlooAdvantage()
+    loss: Loss = ReinforceLoss()
+    minibatches: int = Field(default=1, ge=1, le=1000)
+
+
+class ReinforcePpSettings(GrpoSettings):
+    """Settings of `reinforce_pp` (arXiv:2501.03262): token returns, whitened over the batch, under the clipped loss.
+
+    Attributes:
+        group_size: One rollout of each task, because rollouts are not compared within their group; with the baseline
+            `group` at least two.
+    """
+
+    advantage: AdvantageSettings = ReinforcePpAdvantage()
+    loss: Loss = ClipLoss(high=0.2)
+    group_size: int = Field(default=1, ge=1, le=1000)
+
+
+class PpoSettings(GrpoSettings):
+    """Settings of `ppo` (arXiv:1707.06347): a critic learns what to expect, and GAE makes the advantages.
+
+    Attributes:
+        group_size: One rollout of each task, because the critic provides the baseline.
+    """
+
+    advantage: AdvantageSettings = GaeAdvantage()
+    loss: Loss = ClipLoss(high=0.2)
+    group_size: int = Field(default=1, ge=1, le=1000)
+
+
 ENTRIES = tuple(
     AlgorithmEntry(name=name, settings=settings, make=Grpo, needs=("agent", "train_tasks"), takes=("validation_tasks",))
     for name, settings in (
@@ -71,5 +113,8 @@ ENTRIES = tuple(
         ("dapo", DapoSettings),
         ("gspo", GspoSettings),
         ("cispo", CispoSettings),
+        ("rloo", RlooSettings),
+        ("reinforce_pp", ReinforcePpSettings),
+        ("ppo", PpoSettings),
     )
 )

@@ -17,8 +17,8 @@ from fulmen.llm_proxy.v1 import completion_service_pb2 as pb
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_algorithm.clients.patience import AWAY, Notify
-from fulmen_algorithm.runs.chat import ChatAnswer, ChatRequest
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
 
 PATH = "/v1/chat/completions"
 CALL_DEADLINE_S = 600.0

@@ -2,16 +2,30 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fulmen.agent import RewardKey
 from fulmen.model_call import ModelCallInvalid
 from fulmen.scores import final_reward
 from fulmen.store.v1 import failure_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1.span_pb2 import SpanChunk
-from fulmen.trajectories import DropReason, Row, Trajectory, call_units, read_rewards, trajectory
-from fulmen_algorithm.clients.step_credit import StepCredit
+from fulmen.trajectories import (
+    AttemptReward,
+    CreditOption,
+    CreditSettings,
+    DropReason,
+    Row,
+    Trajectory,
+    assign_credit,
+    attach,
+    call_units,
+    read_rewards,
+    trajectory,
+    unit_rewards,
+)
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
-from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenCall, TokenSequence
+from fulmen_algorithm.rollouts.trajectory import CallCredits, CreditRule, RolloutTrajectory, TokenCall, TokenSequence
 
 TRUNCATED = "length"
 OUTPUT_SHOWN_CHARS = 2000
@@ -105,3 +119,24 @@ def _text(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return json.dumps(content) if content else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCredit:
+    """See `rollouts.trajectory.CreditOf`; it keeps the calls' records in memory until it is released."""
+
+    trajectory: Trajectory
+
+    def __call__(self, rewards: Mapping[RewardKey, float], rule: CreditRule) -> CallCredits:
+        """Gives credit; a reward that scores none of the calls counts nothing."""
+        given = [
+            AttemptReward(value=value, dimension=dimension, step=step, span_id=span_id)
+            for (dimension, step, span_id), value in rewards.items()
+        ]
+        scored = attach(self.trajectory, given)
+        settings = CreditSettings(option=CreditOption(rule.option), gamma=rule.gamma, weights=rule.weights)
+        rows = assign_credit(scored, settings).rows
+        return CallCredits(
+            credits=tuple(tuple(credit or 0.0 for credit in row.credits) for row in rows),
+            rewards=unit_rewards(scored, rule.weights).rewards,
+        )

@@ -1,7 +1,8 @@
 """The LLM proxy's administration: where the engine is, and which version it serves."""
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 
@@ -10,7 +11,9 @@ from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, rou
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import FulmenChannel
+from fulmen_algorithm.clients.patience import Patience
 from fulmen_algorithm.engines.engine import EngineAddress, EngineKind
+from fulmen_algorithm.runs.ports import PublishedPolicy
 
 CALL_DEADLINE_S = 20.0
 TARGET_WEIGHT = 100
@@ -107,3 +110,50 @@ class ProxyAdmin:
         request = backend_service_pb2.GetBackendHealthRequest()
         answer = await self._backends.GetBackendHealth(request, timeout=CALL_DEADLINE_S)
         return sum(health.in_flight_count for health in answer.backends if health.name == self._backend)
+
+
+ASK_AGAIN_S = 0.05
+
+
+class ProxyGate:
+    """The gate of one swap; see `clients.engine.SwapGate`."""
+
+    def __init__(
+        self,
+        proxy: ProxyAdmin,
+        policy: PublishedPolicy,
+        patience: Patience,
+        *,
+        promote: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`promote` names the new version at the proxy, where its routes may be missing; else they are there."""
+        self._proxy = proxy
+        self._policy = policy
+        self._patience = patience
+        self._promote = promote
+
+    async def hold(self, ttl_s: float) -> None:
+        """Lets new calls wait in the proxy, so long at most."""
+        await self._patience.call(lambda: self._proxy.hold(ttl_s))
+
+    async def idle(self, limit_s: float) -> bool:
+        """Waits until the proxy has no call at the engine; false if there still is one after so long."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while await self._patience.call(self._proxy.in_flight_count):  # noqa: ASYNC110 - no event to wait for
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def promote(self) -> None:
+        """Attributes tokens to the new version from now on."""
+        if self._promote is not None:
+            await self._promote()
+            return
+        policy = self._policy
+        await self._patience.call(lambda: self._proxy.promote(policy.policy, policy.version))
+
+    async def release(self) -> None:
+        """Releases held calls to the engine."""
+        await self._patience.call(self._proxy.release)

@@ -17,8 +17,7 @@ import structlog
 from fulmen.errors import FulmenError, RouteNotFound
 from fulmen_algorithm.clients.patience import AWAY, Patience
 from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, StartEngine
-from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
-from fulmen_algorithm.engines.swap_gate import ProxyGate
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, ProxyGate
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed

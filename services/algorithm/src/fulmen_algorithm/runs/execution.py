@@ -14,14 +14,13 @@ from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
-from fulmen_algorithm.runs.chat import ChatModels
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.context import RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation import parse_settings, read_inputs
 from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import Notify, ResourceStore, RolloutQueue, RunStorage, Serving
+from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunStorage, Serving
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
 from fulmen_algorithm.runs.registry import RunRegistry

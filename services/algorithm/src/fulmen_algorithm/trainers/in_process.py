@@ -1,19 +1,49 @@
 """A trainer in this process: a `LocalTrainer` in the service's torch thread."""
 
+import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
-from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class TorchThread:
+    """The one thread that runs all torch work of the service, in order, so that the event loop is never blocked."""
+
+    def __init__(self, *, torch_threads: int) -> None:
+        """Starts no thread yet; `torch_threads` is what torch itself may use inside an operation."""
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="torch", initializer=torch.set_num_threads, initargs=(torch_threads,)
+        )
+
+    async def run(
+        self, work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Runs a function in the thread; a cancelled caller leaves it running to its end."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Runs a function in the thread, and does not wait for it."""
+        self._executor.submit(work)
+
+    def close(self) -> None:
+        """Waits for the current call and drops queued ones."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class InProcessTrainer:

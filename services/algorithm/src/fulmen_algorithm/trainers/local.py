@@ -1,9 +1,12 @@
 """Training in this process, called from the thread that owns torch: the service's, or a rank's."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -13,7 +16,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
-from fulmen_algorithm.training.parallel import GradientReducer, wants_bf16
+from fulmen_algorithm.training.parallel import GradientReducer, join_group, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
@@ -157,3 +160,25 @@ def _load(folder: Path, device: str, lora: LoraSettings | None = None) -> Policy
     except (OSError, ValueError) as error:
         text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."
         raise RunFailed(text) from error
+
+
+def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: float) -> LocalTrainer:
+    """Opens a trainer on this rank.
+
+    Raises:
+        RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
+    """
+    torch.set_num_threads(threads)
+    place = torch.device(device)
+    if place.type == "cuda":
+        wanted, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if wanted > there:
+            raise RunFailed(f"The run asks for {wanted} ranks, and this machine has {there} GPUs.")
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return LocalTrainer.open(setup, _joined(place, deadline_s))
+
+
+@cache
+def _joined(place: torch.device, deadline_s: float) -> Ranks:
+    # A rank meets the others once, however often a trainer is opened on it.
+    return join_group(place, deadline_s=deadline_s)

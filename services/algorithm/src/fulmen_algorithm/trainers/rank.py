@@ -89,7 +89,7 @@ class Worker:
 
     def _open(self, setup: object) -> object:
         # Seconds of imports: the service knows by now that this rank is there.
-        from fulmen_algorithm.trainers.rank_start import open_on_rank
+        from fulmen_algorithm.trainers.local import open_on_rank
 
         return open_on_rank(
             setup,  # type: ignore[arg-type]  # decoded by the type of the call

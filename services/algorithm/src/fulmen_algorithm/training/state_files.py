@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fulmen_algorithm.training.checkpoints import MODEL, OtherArchitecture
 from fulmen_algorithm.training.critic import CRITIC
-from fulmen_algorithm.training.norm_watch import NormWatch
+from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.randomness import generators, set_generators
 from fulmen_algorithm.training.step import TrainingState
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged

@@ -28,12 +28,11 @@ from fulmen_algorithm.losses.losses import (
 from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
-from fulmen_algorithm.training.norm_watch import NormWatch
+from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.schedule import LearningRate
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
 from fulmen_exchange.ranks import StepInfo
 

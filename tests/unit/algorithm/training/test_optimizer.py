@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.training.norm_watch import MIN_NORMS, REMEMBERED, NormWatch
+from fulmen_algorithm.training.optimizer import MIN_NORMS, REMEMBERED, NormWatch
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
