@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 __all__ = ["ADAPTER_RANK", "ENVIRONMENT", "MODEL", "VllmServer", "build_models", "running_vllm", "settled"]
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-vllm"
@@ -214,3 +216,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(STOP_LIMIT_S)
+
+
+BACKEND = "vllm"
+
+
+INSTALL_LIMIT_S = 600
+
+
+def require_vllm() -> None:
+    """Where vLLM is not installed CI installs it, and others are told how to."""
+    if os.environ.get("CI"):
+        subprocess.run(["tools/vllm_env.sh"], cwd=ENVIRONMENT.parent, check=True, timeout=INSTALL_LIMIT_S)
+    elif not (ENVIRONMENT / ".setup-stamp").exists():
+        pytest.skip("vLLM is not installed: `make vllm-env` installs it")

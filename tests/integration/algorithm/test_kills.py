@@ -13,8 +13,8 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
-from tests.integration.algorithm.test_training import STEPS, Watcher, start_run
 from tests.support import soak
+from tests.support.algorithm.small_training import STEPS, Watcher, start_run
 from tests.support.cli.commands import fulmen
 from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets

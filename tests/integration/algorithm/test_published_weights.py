@@ -10,9 +10,9 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import connect
 from fulmen.store.v1 import resource_service_pb2
 from fulmen_algorithm.weights.delta import DELTA_FILE, read_header
-from tests.integration.algorithm import test_training as small
+from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import publish_training_inputs
+from tests.support.training import BUILD, POLICY, publish_training_inputs
 
 pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(420)]
 
@@ -23,25 +23,25 @@ WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 20, "dense_above"
 async def test_versions_by_delta_are_served_and_the_best_has_an_alias(
     short_tmp_path: Path, repository_root: Path
 ) -> None:
-    settings = {**small.SETTINGS, "steps": STEPS, "weights": WEIGHTS, "learning_rate": 1e-5}
+    settings = {**SETTINGS, "steps": STEPS, "weights": WEIGHTS, "learning_rate": 1e-5}
     async with (
         running_stack(short_tmp_path) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
-        inputs = await publish_training_inputs(client, repository_root, policy=small.POLICY)
+        inputs = await publish_training_inputs(client, repository_root, policy=POLICY)
         run = pb.TrainingRun(
             name="trainingRuns/by-delta",
             algorithm="grpo",
             settings_json=json.dumps(settings),
-            policy=pb.PolicySpec(name=small.POLICY, build=small.BUILD),
+            policy=pb.PolicySpec(name=POLICY, build=BUILD),
             inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
         )
         await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-        watcher = small.Watcher(stack, client, run.name)
+        watcher = Watcher(stack, client, run.name)
         ended = await watcher.end()
         assert ended.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        names = [f"resources/policy.{small.POLICY}/versions/{n}" for n in range(1, STEPS + 2)]
-        names.append(f"resources/policy.{small.POLICY}/aliases/best")
+        names = [f"resources/policy.{POLICY}/versions/{n}" for n in range(1, STEPS + 2)]
+        names.append(f"resources/policy.{POLICY}/aliases/best")
         found = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=names))
         versions = [json.loads(resource.content) for resource in found.resources[: STEPS + 1]]
         assert [v["kind"] for v in versions] == ["full", "delta", "delta", "full"]

@@ -18,7 +18,7 @@ from fulmen.store.v1 import resource_service_pb2
 from fulmen.trajectories import Trajectory
 from fulmen.trajectories.stored import read_stored
 from fulmen_cli.local.stack import LocalStack
-from tests.integration.algorithm.test_training import SETTINGS, Watcher
+from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import BUILD, check_books, finished_groups, publish_training_inputs, read_consumed
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from tests.integration.engine.conftest import Engine, Hold, chat_body, logprobs_in, teacher_forced
+from tests.support.algorithm.embedded_engine import Engine, Hold, chat_body, logprobs_in, teacher_forced
 
 
 async def events(engine: Engine, **body) -> list[dict]:

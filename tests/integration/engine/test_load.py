@@ -7,7 +7,7 @@ import pytest
 from fulmen_algorithm.engines.embedded.protocol import Sampling
 from fulmen_algorithm.engines.embedded.weights import prepare_full
 from fulmen_algorithm.training.policy import PolicyModel
-from tests.integration.engine.conftest import GATE_DEADLINE_S, Engine, chat_body, logprobs_in, teacher_forced
+from tests.support.algorithm.embedded_engine import GATE_DEADLINE_S, Engine, chat_body, logprobs_in, teacher_forced
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=4, stop=(), seed=None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.integration.engine.conftest import CLIENT_DEADLINE, chat_body
+from tests.support.algorithm.embedded_engine import CLIENT_DEADLINE, chat_body
 
 START_DEADLINE_S = 90
 END_DEADLINE_S = 30

@@ -29,7 +29,7 @@ from fulmen_algorithm.training.settings import (
     WeightsSettings,
 )
 from fulmen_algorithm.weights.tensor_files import read_folder
-from tests.integration.engine.conftest import CLIENT_DEADLINE, chat_body
+from tests.support.algorithm.embedded_engine import CLIENT_DEADLINE, chat_body
 
 pytestmark = pytest.mark.timeout(420)  # three engines start in one test
 

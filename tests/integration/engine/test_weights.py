@@ -14,7 +14,7 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.weights.weight_writer import WeightWriter, published_tensors
-from tests.integration.engine.conftest import GATE_DEADLINE_S, Hold, logprobs_in, teacher_forced
+from tests.support.algorithm.embedded_engine import GATE_DEADLINE_S, Hold, logprobs_in, teacher_forced
 
 
 @dataclass(kw_only=True)

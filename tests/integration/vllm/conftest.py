@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,18 +10,13 @@ import pytest
 from fulmen.llm_proxy.v1 import backend_pb2
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
-from tests.support.vllm import ENVIRONMENT, VllmServer, build_models, running_vllm
-
-BACKEND = "vllm"
-INSTALL_LIMIT_S = 600
-
-
-def require_vllm() -> None:
-    """Where vLLM is not installed CI installs it, and others are told how to."""
-    if os.environ.get("CI"):
-        subprocess.run(["tools/vllm_env.sh"], cwd=ENVIRONMENT.parent, check=True, timeout=INSTALL_LIMIT_S)
-    elif not (ENVIRONMENT / ".setup-stamp").exists():
-        pytest.skip("vLLM is not installed: `make vllm-env` installs it")
+from tests.support.vllm import (
+    BACKEND,
+    VllmServer,
+    build_models,
+    require_vllm,
+    running_vllm,
+)
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,12 @@ import pytest
 
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from tests.integration.vllm.conftest import BACKEND
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL as PUBLIC_MODEL
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.store import running as real
-from tests.support.vllm import MODEL, VllmServer
+from tests.support.vllm import BACKEND, MODEL, VllmServer
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 

@@ -15,10 +15,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.llm_proxy.v1 import backend_service_pb2, route_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from tests.integration.vllm.conftest import BACKEND
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy
-from tests.support.vllm import VllmServer, settled
+from tests.support.vllm import BACKEND, VllmServer, settled
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 

@@ -31,14 +31,13 @@ from fulmen_algorithm.engines.vllm_api import VllmApi, Weights, read_whole
 from fulmen_algorithm.policy.engine_settings import SwapMode
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_cli.local.stack import LocalStack
-from tests.integration.vllm.conftest import require_vllm
+from tests.support.algorithm.vllm_training import STEPS, WAIT_S, Trained, train
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.otlp_collector import SentSpan, running_collector
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import POLICY, check_books, finished_groups, read_consumed
-from tests.support.vllm import ENVIRONMENT, VllmServer, settled
-from tests.support.vllm_training import STEPS, WAIT_S, Trained, train
+from tests.support.vllm import ENVIRONMENT, VllmServer, require_vllm, settled
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -4,8 +4,9 @@ import asyncio
 import importlib.util
 import json
 import random
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,12 +18,24 @@ from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import OpenTrainer
 from fulmen_algorithm.runs.creation import RunDraft, checked_run
+from fulmen_algorithm.runs.events import Event, EventLog
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.registry import RunRegistry
-from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from tests.support.algorithm.model_services import ModelChat, ModelQueue, ModelResources, ModelServing, World, no_build
+from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
+from fulmen_algorithm.transport.training_runs import own_past
+from tests.support.algorithm.model_services import (
+    Crashes,
+    ModelChat,
+    ModelQueue,
+    ModelResources,
+    ModelServing,
+    World,
+    no_build,
+)
+from tests.support.training import check_books, read_consumed
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
 
@@ -159,3 +172,98 @@ def sft_draft(grpo_draft: RunDraft) -> RunDraft:
 async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
     """Checks a draft against a world; `allowed` are the addresses that the operator names."""
     return await checked_run(draft, registry=ALGORITHMS, resources=ModelResources(world), now=now(), **allowed)
+
+
+LONGEST_RUN_S = 60
+
+
+async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
+    """Lets the service work until the run is final; returns False if the process was killed before."""
+    work = asyncio.create_task(service.worker.run())
+    ended = asyncio.create_task(service.runs.wait_final(run.name, timeout_s=LONGEST_RUN_S))
+    killed = asyncio.create_task(crashes.killed.wait())
+    try:
+        await asyncio.wait({work, ended, killed}, return_when=asyncio.FIRST_COMPLETED)
+        return not killed.done()
+    finally:
+        for task in (work, ended, killed):
+            task.cancel()
+        await asyncio.gather(work, ended, killed, return_exceptions=True)
+        service.close()
+
+
+def check(tmp_path: Path, world: World) -> None:
+    """Compares the run's books with what the world has delivered."""
+    check_books(read_consumed(tmp_path / "state/runs/small"), [g.group_id for g in world.feed], steps=4)
+
+
+WAIT_S = 30
+
+
+@asynccontextmanager
+async def working(service: Service) -> AsyncIterator[Service]:
+    """Lets the service work."""
+    task = asyncio.create_task(service.worker.run())
+    try:
+        yield service
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        service.close()
+
+
+async def until(service: Service, name: str, state: RunState) -> TrainingRun:
+    """Waits for an event that says that a run is in a state."""
+    async with asyncio.timeout(WAIT_S):
+        async for event in service.runs.entry(name).events.follow(0):
+            if event.run is not None and event.run.state is state:
+                return service.runs.entry(name).run
+    raise AssertionError(f"the run never became {state}")
+
+
+async def follow(log: EventLog, after: int) -> list[Event]:
+    """Collects events until the log closes."""
+    async with asyncio.timeout(10):
+        return [event async for event in log.follow(after)]
+
+
+def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
+    """Lists the checkpoints that a run can be put back to, oldest first."""
+    found = CheckpointStore(directory=service.folder.run_files(run.run_id).checkpoints).listed()
+    return [each for each in found if own_past(service.runs.entry(run.name).run, each)]
+
+
+def rollback(service: Service, run: TrainingRun, target: Checkpoint) -> TrainingRun:
+    """Puts a run back."""
+    return service.runs.rollback(run.name, sequence=target.sequence, step=int(target.progress["step"]))
+
+
+POLICY = "resources/policy.tiny"
+
+
+def with_settings(draft: RunDraft, **settings: object) -> RunDraft:
+    """Changes settings of a run."""
+    # Of a model this small a delta pays only where little moves.
+    settings = {"learning_rate": 1e-6, **settings}
+    return replace(draft, settings_json=json.dumps({**json.loads(draft.settings_json), **settings}))
+
+
+def descriptions(world: World) -> list[dict[str, object]]:
+    """Returns what the versions say of themselves."""
+    return [json.loads(content) for content in world.resources[POLICY]]
+
+
+async def carried_out(
+    draft: RunDraft, world: World, open_service: Callable[[World], Service], *, crashes: int = 0
+) -> TrainingRun:
+    """Carries a run out, killed some times; returns it at its end."""
+    run = await created(draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    for number in range(crashes + 1):
+        at = world.chance.randrange(5, 30) if number < crashes else None
+        world.crashes = Crashes(at_call=at, after_effect=world.chance.random() < 0.5)
+        if await live(service, run, world.crashes):
+            break
+        service = open_service(world)
+    return service.runs.entry(run.name).run

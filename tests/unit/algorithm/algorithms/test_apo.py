@@ -18,8 +18,7 @@ from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 FIRST = "Answer {question}."
 ADVICE = ("Think in steps.", "Answer with a number alone.", "Check the sign.")

@@ -11,8 +11,7 @@ from fulmen_algorithm.rollouts.groups import FinishedRollout
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 VALUE_FIGURES = {"value_loss", "value_grad_norm", "value_explained"}
 

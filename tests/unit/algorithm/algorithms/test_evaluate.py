@@ -16,8 +16,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, RunState, TrainingRun
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 SETTINGS = {"samples": 4, "pass_at": [1, 2, 4], "temperature": 0}
 TASKS = 7

@@ -12,10 +12,9 @@ import pytest
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import Service, created, live
 from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
-from tests.unit.algorithm.runs.test_crashes import live
 
 SETTINGS = {"steps": 4, "prompts_per_step": 2, "n": 3, "checkpoint_every": 2}
 LINES_ALLOWED = 50

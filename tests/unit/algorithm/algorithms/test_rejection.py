@@ -15,10 +15,9 @@ from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequenc
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import Service, created, live
 from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
-from tests.unit.algorithm.runs.test_crashes import live
 
 SETTINGS = {"steps": 3, "prompts_per_step": 2, "group_size": 4, "minibatches": 2, "validate_every": 3}
 KEEPS = [

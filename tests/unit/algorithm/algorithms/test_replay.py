@@ -19,10 +19,9 @@ from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import Service, created, live
 from tests.support.soak import long_after
 from tests.support.training import read_consumed
-from tests.unit.algorithm.runs.test_crashes import live
 
 TRIALS = 4
 STEPS = 4

@@ -13,9 +13,8 @@ from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service
-from tests.unit.algorithm.algorithms.test_scoring import settings_of, team
-from tests.unit.algorithm.policy.test_versions import carried_out, descriptions, with_settings
+from tests.support.algorithm.run_service import Service, carried_out, descriptions, with_settings
+from tests.support.algorithm.scored_rollouts import settings_of, team
 
 ROLES = ("planner", "solver")
 LORA = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"], "roles": list(ROLES)}

@@ -8,26 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen.agent import RewardKey
 from fulmen.trajectories import attach, trajectory, unit_rewards
 from fulmen.trajectories.rewards import AttemptReward
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer
 from fulmen_algorithm.clients.decode import rollout_trajectory
 from fulmen_algorithm.losses.advantage_settings import ScoringSettings
 from fulmen_algorithm.rollouts.groups import FinishedRollout
-from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenCall, TokenSequence
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.failure import RunFailed
+from tests.support.algorithm.scored_rollouts import FINAL, rollout, sequence, settings_of, team
 from tests.unit.sdk.trajectory_cases import attempts, chunk_of, plain, records_of
-
-FINAL: RewardKey = ("reward", None, b"")
-
-
-def rollout(name: str, reward: float | None = None, **more: float) -> FinishedRollout:
-    """A rollout that ended well, with final rewards."""
-    rewards = {(dimension, None, b""): value for dimension, value in more.items()}
-    if reward is not None:
-        rewards[FINAL] = reward
-    return FinishedRollout(name=name, attempt=f"{name}/attempts/1", succeeded=True, reward=reward, rewards=rewards)
 
 
 def with_steps(name: str, final: float, *steps: float) -> FinishedRollout:
@@ -68,28 +58,6 @@ def numbers(
     for each in scorer.numbers(scored):
         found.setdefault(each.rollout.name, []).append(each.rewards or each.advantages)
     return found
-
-
-def settings_of(**values: object) -> ScoringSettings:
-    return ScoringSettings.model_validate(values)
-
-
-def sequence(role: str, *calls: tuple[int, int]) -> TokenSequence:
-    """A row of a role: (unit, tokens) of each call, each after one token that is read."""
-    mask: list[bool] = []
-    made = []
-    for unit, tokens in calls:
-        mask += [False] + [True] * tokens
-        made.append(TokenCall(start=len(mask) - tokens, end=len(mask), unit=unit))
-    count = len(mask)
-    return TokenSequence(
-        token_ids=tuple(range(count)),
-        loss_mask=tuple(mask),
-        logprobs=(0.0,) * count,
-        policy_versions=(0,) * count,
-        role=role,
-        calls=tuple(made),
-    )
 
 
 def sampled(values: tuple[float, ...], of: TokenSequence) -> list[float]:
@@ -199,13 +167,6 @@ def test_what_no_call_is_known_of_has_no_credit_by_step():
     scorer = Scorer(settings_of(credit={"kind": "step_return"}))
     assert scorer.problem(RolloutTrajectory(sequences=(sequence("", (0, 1)),)))
     assert not scorer.problem(read(calls_of(1)))
-
-
-def team(name: str, reward: float, plan: float | None, workers: int) -> tuple[FinishedRollout, RolloutTrajectory]:
-    """A planner and some workers; the planner may have a reward of its own."""
-    made = rollout(name, reward, **({} if plan is None else {"plan": plan}))
-    rows = [sequence("planner", (0, 2)), *(sequence("worker", (1 + n, 1)) for n in range(workers))]
-    return made, RolloutTrajectory(sequences=tuple(rows))
 
 
 def test_a_role_with_rewards_of_its_own_is_compared_with_its_like():

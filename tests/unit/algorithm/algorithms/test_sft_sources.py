@@ -18,8 +18,7 @@ from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.sft import sft_row
 from tests.support.algorithm.model_services import ModelResources, World
-from tests.support.algorithm.run_service import ALGORITHMS, Service, created, now
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import ALGORITHMS, Service, created, live, now
 
 OTHER = "trainingRuns/other"
 

@@ -9,8 +9,7 @@ import pytest
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rejection"])

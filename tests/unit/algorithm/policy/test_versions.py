@@ -16,44 +16,14 @@ from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.creation import RunDraft, SettingsInvalid
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, Content
-from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
-from tests.support.algorithm.model_services import Crashes, ModelResources, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.model_services import ModelResources, World
+from tests.support.algorithm.run_service import POLICY, Service, carried_out, created, descriptions, with_settings
 from tests.support.soak import long_after
-from tests.unit.algorithm.runs.test_crashes import live
 
 DELTA = {"kind": "delta", "dtype": "bfloat16", "full_every": 3, "dense_above": 1.0}
-POLICY = "resources/policy.tiny"
-
-
-def with_settings(draft: RunDraft, **settings: object) -> RunDraft:
-    """Changes settings of a run."""
-    # Of a model this small a delta pays only where little moves.
-    settings = {"learning_rate": 1e-6, **settings}
-    return replace(draft, settings_json=json.dumps({**json.loads(draft.settings_json), **settings}))
-
-
-def descriptions(world: World) -> list[dict[str, object]]:
-    """Returns what the versions say of themselves."""
-    return [json.loads(content) for content in world.resources[POLICY]]
-
-
-async def carried_out(
-    draft: RunDraft, world: World, open_service: Callable[[World], Service], *, crashes: int = 0
-) -> TrainingRun:
-    """Carries a run out, killed some times; returns it at its end."""
-    run = await created(draft, world)
-    service = open_service(world)
-    service.runs.add(run)
-    for number in range(crashes + 1):
-        at = world.chance.randrange(5, 30) if number < crashes else None
-        world.crashes = Crashes(at_call=at, after_effect=world.chance.random() < 0.5)
-        if await live(service, run, world.crashes):
-            break
-        service = open_service(world)
-    return service.runs.entry(run.name).run
 
 
 async def test_versions_are_deltas_and_from_time_to_time_whole(

@@ -8,8 +8,7 @@ from fulmen_algorithm.algorithms.batches import LOST_STEPS, LOST_TO_TELL
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 PROMPTS = 4
 

@@ -13,8 +13,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import Service, created, live
 
 
 def small(draft: RunDraft, **more: object) -> RunDraft:

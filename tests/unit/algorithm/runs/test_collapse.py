@@ -15,9 +15,8 @@ from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import Checkpoint
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import WAIT_S, Service, created, working
 from tests.support.training import check_books, read_consumed
-from tests.unit.algorithm.runs.test_control import WAIT_S, working
 
 STEPS = 10
 GOOD, BAD = (1.0, 1.0, 0.5), (0.0, 0.0, 0.5)

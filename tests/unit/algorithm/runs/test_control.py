@@ -1,8 +1,6 @@
 """Runs are paused at a checkpoint, go on where they were, and end when they are cancelled."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,32 +8,9 @@ import pytest
 
 from fulmen.errors import PermissionDenied, TrainingRunExists, TrainingRunStateInvalid
 from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
-
-WAIT_S = 30
-
-
-@asynccontextmanager
-async def working(service: Service) -> AsyncIterator[Service]:
-    """Lets the service work."""
-    task = asyncio.create_task(service.worker.run())
-    try:
-        yield service
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        service.close()
-
-
-async def until(service: Service, name: str, state: RunState) -> TrainingRun:
-    """Waits for an event that says that a run is in a state."""
-    async with asyncio.timeout(WAIT_S):
-        async for event in service.runs.entry(name).events.follow(0):
-            if event.run is not None and event.run.state is state:
-                return service.runs.entry(name).run
-    raise AssertionError(f"the run never became {state}")
+from tests.support.algorithm.run_service import WAIT_S, Service, created, until, working
 
 
 async def test_a_paused_run_has_a_checkpoint_and_goes_on(

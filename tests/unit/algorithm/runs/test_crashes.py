@@ -8,34 +8,12 @@ from pathlib import Path
 import pytest
 
 from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import Service, check, created, live
 from tests.support.soak import long_after
-from tests.support.training import check_books, read_consumed
 
 TRIALS = 20
-LONGEST_RUN_S = 60
-
-
-async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
-    """Lets the service work until the run is final; returns False if the process was killed before."""
-    work = asyncio.create_task(service.worker.run())
-    ended = asyncio.create_task(service.runs.wait_final(run.name, timeout_s=LONGEST_RUN_S))
-    killed = asyncio.create_task(crashes.killed.wait())
-    try:
-        await asyncio.wait({work, ended, killed}, return_when=asyncio.FIRST_COMPLETED)
-        return not killed.done()
-    finally:
-        for task in (work, ended, killed):
-            task.cancel()
-        await asyncio.gather(work, ended, killed, return_exceptions=True)
-        service.close()
-
-
-def check(tmp_path: Path, world: World) -> None:
-    """Compares the run's books with what the world has delivered."""
-    check_books(read_consumed(tmp_path / "state/runs/small"), [g.group_id for g in world.feed], steps=4)
 
 
 @pytest.mark.parametrize("trial", long_after(4, range(TRIALS)))

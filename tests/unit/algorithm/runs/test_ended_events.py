@@ -21,8 +21,7 @@ from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun, rolled_back
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
-from tests.support.algorithm.run_service import now
-from tests.unit.algorithm.runs.test_events import follow
+from tests.support.algorithm.run_service import follow, now
 
 NAME = "trainingRuns/small"
 STEPS = 5

@@ -7,16 +7,10 @@ from pathlib import Path
 
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.events import Event, EventLog, StepMetrics
+from fulmen_algorithm.runs.events import EventLog, StepMetrics
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import created, now
-
-
-async def follow(log: EventLog, after: int) -> list[Event]:
-    """Collects events until the log closes."""
-    async with asyncio.timeout(10):
-        return [event async for event in log.follow(after)]
+from tests.support.algorithm.run_service import created, follow, now
 
 
 async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(

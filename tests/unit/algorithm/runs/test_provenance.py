@@ -12,8 +12,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from tests.support.algorithm.model_services import Crashes, ModelResources, World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_control import WAIT_S, working
+from tests.support.algorithm.run_service import WAIT_S, Service, created, working
 
 
 async def test_contents_weights_packages_and_machine_are_recorded_once(

@@ -13,28 +13,14 @@ from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.rollouts.groups import in_branch, of_branch, stored_train_index
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.progress import IndexSet
-from fulmen_algorithm.runs.run import RunState, TrainingRun
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
-from fulmen_algorithm.transport.training_runs import own_past
+from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.training.checkpoints import Checkpoint
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created
+from tests.support.algorithm.run_service import WAIT_S, Service, checkpoints, created, live, rollback, until, working
 from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
-from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
-from tests.unit.algorithm.runs.test_crashes import live
 
 TRIALS = 6
-
-
-def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
-    """Lists the checkpoints that a run can be put back to, oldest first."""
-    found = CheckpointStore(directory=service.folder.run_files(run.run_id).checkpoints).listed()
-    return [each for each in found if own_past(service.runs.entry(run.name).run, each)]
-
-
-def rollback(service: Service, run: TrainingRun, target: Checkpoint) -> TrainingRun:
-    """Puts a run back."""
-    return service.runs.rollback(run.name, sequence=target.sequence, step=int(target.progress["step"]))
 
 
 def consumed_up_to(target: Checkpoint) -> set[int]:

@@ -11,8 +11,7 @@ from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
+from tests.support.algorithm.run_service import WAIT_S, Service, created, until, working
 
 
 @dataclass

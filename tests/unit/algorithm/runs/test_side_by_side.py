@@ -12,8 +12,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created, now
-from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
+from tests.support.algorithm.run_service import WAIT_S, Service, created, now, until, working
 
 
 def named(draft: RunDraft, name: str, policy: str) -> RunDraft:

@@ -19,9 +19,7 @@ from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.runs.starting_point import starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created, now
-from tests.unit.algorithm.runs.test_control import WAIT_S, working
-from tests.unit.algorithm.runs.test_rollback import checkpoints, rollback
+from tests.support.algorithm.run_service import WAIT_S, Service, checkpoints, created, now, rollback, working
 
 KEEP = 2
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created, made_world, service_at
-from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
-from tests.unit.algorithm.runs.test_crashes import live
+from tests.support.algorithm.run_service import WAIT_S, Service, created, live, made_world, service_at, until, working
 
 KILLED_AT = (3, 12, 9, 11, 7)
 

@@ -19,8 +19,7 @@ from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, created
-from tests.unit.algorithm.runs.test_crashes import check, live
+from tests.support.algorithm.run_service import Service, check, created, live
 
 
 class Mortal:
