@@ -348,7 +348,6 @@ def _as_words(content: Bytes, like: RawTensor) -> Words:
     return np.ascontiguousarray(content).view(like.words.dtype)
 
 
-Bytes = NDArray[np.uint8]
 MAX_BYTES = 10
 _PAYLOAD = 0x7F
 _MORE = 0x80
