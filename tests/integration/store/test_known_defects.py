@@ -212,7 +212,7 @@ async def test_an_unknown_id_is_answered_at_once_with_a_clear_error(
     capsys.readouterr()
     with pytest.raises(RolloutNotFound) as caught:
         await get(stubs, unknown)
-    assert caught.value.message == "There is no such rollout."
+    assert caught.value.message == "The rollout does not exist."
     assert caught.value.metadata["rollout"] == unknown
     said = capsys.readouterr()
     assert said.out.count("GetRollout") == 1, "it was asked for more than once"

@@ -15,7 +15,7 @@ from fulmen_store.settings import StoreSettings
 
 Post = Annotated[
     bool,
-    typer.Option("--post", help="Also takes away what only the last release needs: no store of it may run any more."),
+    typer.Option("--post", help="Also removes what only the previous release needs: no store of it may run."),
 ]
 
 main = service_cli(StoreSettings, build)
@@ -23,7 +23,7 @@ main = service_cli(StoreSettings, build)
 
 @main.command(name="migrate")
 def migrate_command(*, post: Post = False) -> None:
-    """Brings the database's schema up to date and ends. The last release works on the new schema, until `--post`."""
+    """Brings the database's schema up to date and exits. The previous release works on the new schema until `--post`."""
     settings = load_settings(StoreSettings)
     assert isinstance(settings, StoreSettings)
     try:
@@ -33,12 +33,12 @@ def migrate_command(*, post: Post = False) -> None:
     for name in migrated.applied:
         typer.echo(f"applied {name}")
     for name in migrated.waiting:
-        typer.echo(f"waits for --post: {name}")
+        typer.echo(f"pending until --post: {name}")
     typer.echo("The schema is up to date.")
 
 
 def _caught_up(taken: int, missing: int) -> None:
-    typer.echo(f"restored into a younger server: its transaction counter has caught up {taken:,} of {missing:,}")
+    typer.echo(f"advancing the transaction counter after a restore: {taken:,} of {missing:,}")
 
 
 if __name__ == "__main__":

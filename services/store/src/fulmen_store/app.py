@@ -121,7 +121,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         settings, verifier=verifier, policy=ROLE_POLICY, service_names=SERVICE_NAMES, register=services.register
     )
     services.server = server
-    server.readiness.add("database", lambda: "" if database.is_up else "it does not answer, or takes no writes")
+    server.readiness.add("database", lambda: "" if database.is_up else "it does not answer, or is read-only")
     http = services.serve_http(server, stack)
     membership = MembershipRenewer(
         table=ReplicaTable(database),

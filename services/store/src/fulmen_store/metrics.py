@@ -36,14 +36,16 @@ class StoreMetrics:
         self._claims = self._meter.create_histogram(
             "fulmen.store.dispatch.duration",
             unit="s",
-            description="From the match of work and credit to its delivery, the commit of the claim included.",
+            description="Time from the match of work and credit to its delivery, including the commit of the claim.",
             explicit_bucket_boundaries_advisory=DISPATCH_BOUNDS_S,
         )
         self._claims_lost = self._meter.create_counter(
-            "fulmen.store.claims.lost", unit="{claim}", description="Claims whose row another replica or a cancel took."
+            "fulmen.store.claims.lost",
+            unit="{claim}",
+            description="Claims whose row another replica claimed or a cancellation changed.",
         )
         self._spans_rejected = self._meter.create_counter(
-            "fulmen.store.spans.rejected", unit="{span}", description="Spans of OTLP exports that were not kept."
+            "fulmen.store.spans.rejected", unit="{span}", description="Rejected spans of OTLP exports."
         )
         self._spans_repeated = self._meter.create_counter(
             "fulmen.store.spans.repeated",
@@ -51,7 +53,7 @@ class StoreMetrics:
             description="Spans that were stored more than once, dropped when they were read.",
         )
         self._chunks_unreadable = self._meter.create_counter(
-            "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that a reader had to pass over."
+            "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that readers skipped as unreadable."
         )
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
@@ -91,7 +93,7 @@ class StoreMetrics:
         """Reports, at every scrape, the queue as this replica knows it."""
         for name, read, text in (
             ("fulmen.store.queue.depth", known, "Waiting rollouts that this replica holds in memory."),
-            ("fulmen.store.queue.open_credit", credit, "Demand of runners that is not used."),
+            ("fulmen.store.queue.open_credit", credit, "Unused credit of runners."),
             ("fulmen.store.runners", runners, "Runners connected to this replica."),
         ):
             self._meter.create_observable_gauge(name, callbacks=[_observer(read)], description=text)
@@ -111,7 +113,7 @@ class StoreMetrics:
         gauges: tuple[tuple[str, Callable[[LabelDemand], float], str, str], ...] = (
             ("queued", lambda one: one.queued, "", "Rollouts of all replicas that wait for a runner."),
             ("running", lambda one: one.running, "", "Rollouts of all replicas that run."),
-            ("predicted_work", lambda one: one.predicted_work_s, "s", "What waits, one after the other, as predicted."),
+            ("predicted_work", lambda one: one.predicted_work_s, "s", "Predicted total duration of waiting rollouts."),
         )
         for name, read, unit, text in gauges:
             self._meter.create_observable_gauge(
@@ -123,7 +125,7 @@ class StoreMetrics:
         self._meter.create_observable_gauge(
             "fulmen.store.database.up",
             callbacks=[_observer(is_up)],
-            description="1 while PostgreSQL answers and takes writes, otherwise 0.",
+            description="1 while PostgreSQL answers and is writable, otherwise 0.",
         )
 
 

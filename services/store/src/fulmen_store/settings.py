@@ -30,7 +30,7 @@ class StoreSettings(KeyHolderSettings):
     )
     database_connections: int = Field(default=5, ge=2, le=100, description="Connections to PostgreSQL.")
     database_start_limit_s: float = Field(
-        default=30.0, ge=0, le=600, description="How long a start waits for PostgreSQL, seconds."
+        default=30.0, ge=0, le=600, description="Time that a start waits for PostgreSQL, seconds."
     )
     blob_url: str = Field(
         default="",
@@ -42,25 +42,25 @@ class StoreSettings(KeyHolderSettings):
         default=32 * 1024,
         ge=1,
         le=2**31 - 1,
-        description="Least size of a chunk of spans that goes to `blob_url`, bytes.",
+        description="Minimum size of a chunk of spans that goes to `blob_url`, bytes.",
     )
     lease_ttl_s: float = Field(
-        default=15.0, ge=0.3, le=3600, description="How long a runner session lives without a sign of life, seconds."
+        default=15.0, ge=0.3, le=3600, description="Lifetime of a runner session without activity, seconds."
     )
     attempt_grace_s: float = Field(
         default=30.0,
         ge=0,
         le=3600,
-        description="How long after its timeout an attempt may still be reported before the store ends it, seconds.",
+        description="Time after its timeout in which an attempt may still be reported before the store ends it, seconds.",
     )
     cancel_grace_s: float = Field(
         default=30.0,
         ge=0,
         le=3600,
-        description="How long a runner has to stop a cancelled attempt before the store ends it, seconds.",
+        description="Time that a runner has to stop a cancelled attempt before the store ends it, seconds.",
     )
     poll_interval_s: float = Field(
-        default=0.5, ge=0.01, le=60, description="How often work and news of other replicas are looked for, seconds."
+        default=0.5, ge=0.01, le=60, description="Interval of polls for work and events of other replicas, seconds."
     )
     advertise_address: str = Field(
         default="",
@@ -69,10 +69,10 @@ class StoreSettings(KeyHolderSettings):
         "the host is a wildcard, and the port.",
     )
     notify_peers: bool = Field(
-        default=True, description="Tells the other replicas what happens; without it they find out by their own looks."
+        default=True, description="Notifies the other replicas of events; without it they rely on polling."
     )
     drain_notice_s: float = Field(
-        default=2.0, ge=0, le=3600, description="How long runners have to move when this replica stops, seconds."
+        default=2.0, ge=0, le=3600, description="Time that runners have to move when this replica shuts down, seconds."
     )
 
     def peer_address(self, port: int) -> str:

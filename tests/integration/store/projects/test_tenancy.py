@@ -205,7 +205,7 @@ async def test_an_agents_key_reaches_its_own_attempt_only(
     assert not isinstance(await ask(ROLLOUTS + "GetRollout", pb.GetRolloutRequest(name=mine.rollout.name)), FulmenError)
     for name in (other.rollout.name, none):
         answer = await ask(ROLLOUTS + "GetRollout", pb.GetRolloutRequest(name=name))
-        assert (type(answer).__name__, str(answer)) == ("RolloutNotFound", "There is no such rollout.")
+        assert (type(answer).__name__, str(answer)) == ("RolloutNotFound", "The rollout does not exist.")
         for parent in (name, f"{name}/attempts/1"):
             answer = await ask(SPANS + "ListSpans", span_service_pb2.ListSpansRequest(parent=parent))
             assert isinstance(answer, PermissionDenied)

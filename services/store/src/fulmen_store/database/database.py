@@ -141,7 +141,7 @@ class Database:
     async def _connection(self) -> AsyncIterator[Any]:
         pool = self._pool
         if pool is None:
-            raise DatabaseUnavailable("The store's database is away.")
+            raise DatabaseUnavailable("The store's database is unavailable.")
         try:
             with mapped_errors():
                 # Each part has a limit of its own; this one is set by `lose`.

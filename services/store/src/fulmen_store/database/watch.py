@@ -147,7 +147,7 @@ class DatabaseWatch:
 
 def _refuse_if(read_only: asyncpg.Record | None) -> None:
     if read_only is None or read_only[0]:
-        raise DatabaseUnavailable("The store's database takes no writes.")
+        raise DatabaseUnavailable("The store's database is read-only.")
 
 
 def _reason(error: DatabaseUnavailable) -> str:

@@ -113,7 +113,7 @@ class AttemptEnds:
                 break
         for key in pending:
             raise DatabaseUnavailable(
-                "The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2])
+                "The lease changed repeatedly while its attempt ended.", attempt=attempt_name(key[0], key[2])
             )
         return statuses
 

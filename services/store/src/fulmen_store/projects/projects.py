@@ -90,7 +90,7 @@ class Projects:
         """
         violations = list(_problems(draft))
         if not etag:
-            violations.append(_violation("etag", "is needed: read the project and give its etag back"))
+            violations.append(_violation("etag", "is required: read the project and send its etag"))
         _raise_if(violations, "The project cannot be changed.")
         known = await self.get(draft.name)
         changed = await self._table.replace(draft, revision=known.revision) if etag == known.etag else None
@@ -139,7 +139,7 @@ def is_project_name(name: str) -> bool:
 def unknown_project(name: str) -> ProjectNotFound:
     """Returns the error that names a project that is not there, or that the caller may not see."""
     return ProjectNotFound(
-        "There is no such project: `fulmen project create` (CreateProject) makes one.", project=name[:MAX_TEXT]
+        "The project does not exist: create it with `fulmen project create` (CreateProject).", project=name[:MAX_TEXT]
     )
 
 

@@ -83,7 +83,7 @@ class Tokens:
         """
         well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
         if not well_formed or not await self._table.revoke(token_id, project=project):
-            raise TokenNotFound("There is no such token.", token_id=token_id[:TOKEN_ID_CHARS])
+            raise TokenNotFound("The token does not exist.", token_id=token_id[:TOKEN_ID_CHARS])
         self._revoked.add(token_id)
 
 

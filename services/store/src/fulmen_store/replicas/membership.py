@@ -72,4 +72,4 @@ class MembershipRenewer:
             try:
                 await self._table.remove(self._replicas.own_id)
             except DatabaseUnavailable:
-                _log.info("replica_left_silently", ttl_s=MEMBERSHIP_TTL_S)
+                _log.info("replica_leave_failed", ttl_s=MEMBERSHIP_TTL_S)

@@ -47,7 +47,7 @@ class Resources:
             text = "is not of the form resources/{resource}/aliases/{alias}, or names `latest`"
             raise ArgumentInvalid("The alias cannot be set.", violations=[Violation(field="name", description=text)])
         if etag and not etag.isdecimal():
-            text = "is not one that this service gave out"
+            text = "was not issued by this service"
             raise ArgumentInvalid("The alias cannot be set.", violations=[Violation(field="etag", description=text)])
         alias = await self._table.set_alias(project_id, ref, version, revision=int(etag) if etag else None)
         self._wakeups.announce([("resources", project_id)])

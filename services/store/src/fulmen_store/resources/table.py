@@ -208,7 +208,7 @@ async def _check_expected(transaction: Transaction, project_id: int, publication
     for resource, number in publication.expected.items():
         if latest.get(resource, 0) != number:
             raise EtagMismatch(
-                "Somebody published after the version that was expected to be the latest.",
+                "The latest version is not the expected one.",
                 resource=resource, expected_version=number, latest_version=latest.get(resource, 0),
             )  # fmt: skip
 

@@ -154,7 +154,7 @@ def parse_ref(name: str, *, field: str) -> ResourceRef:
 
 def not_found(name: str) -> ResourceNotFound:
     """Returns the error that names a resource, version or alias that is not there."""
-    return ResourceNotFound("There is no such resource, version or alias.", resource=name)
+    return ResourceNotFound("The resource, version or alias does not exist.", resource=name)
 
 
 def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:

@@ -118,7 +118,7 @@ class ResourceWatcher:
         floor = decode_cursor(cursor, selection) if cursor else None
         settled, newest = await self._table.watch_bounds()
         if floor is not None and floor > newest:
-            raise CursorInvalid("The cursor is not of this database.")
+            raise CursorInvalid("The cursor is from another database.")
         follower = _Follower(table=self._table, selection=selection, floor=settled if floor is None else floor)
         if floor is None:
             async for message in follower.snapshot():

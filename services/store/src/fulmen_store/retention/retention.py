@@ -49,7 +49,7 @@ class Retention:
             try:
                 await self.run_once()
             except (DatabaseUnavailable, BlobStorageUnavailable) as error:
-                _log.warning("retention_put_off", reason=error.reason)
+                _log.warning("retention_postponed", reason=error.reason)
                 await asyncio.sleep(RETRY_S)
                 continue
             await asyncio.sleep(INTERVAL_S)

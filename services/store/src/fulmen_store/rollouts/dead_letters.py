@@ -65,7 +65,7 @@ class DeadLetters:
         for rollout_id in rollout_ids:
             view = views.get(rollout_id)
             if view is None:
-                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
             if view.state not in FINAL_STATES:
                 raise RolloutStateInvalid(
                     "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
@@ -100,7 +100,7 @@ class DeadLetters:
                 # Another caller ran one of them again: choose others.
                 continue
             return Rerun(rollout_ids=new_ids, more=len(found) > len(chosen))
-        raise DatabaseUnavailable("The same rollouts kept being run again by others.")
+        raise DatabaseUnavailable("The same rollouts were run again by others repeatedly.")
 
     async def _first_result(self, project_id: int, request_id: str) -> tuple[list[UUID], bool]:
         if not request_id:

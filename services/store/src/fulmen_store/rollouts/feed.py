@@ -67,7 +67,7 @@ class FeedFollower:
             CursorInvalid: If the cursor is of another database's future.
         """
         if cursor.xid and cursor.xid > await self._table.newest_transaction():
-            raise CursorInvalid("The cursor is not of this database.")
+            raise CursorInvalid("The cursor is from another database.")
         key = ("finished", selection.project_id)
         quiet_s, poll_s = 0.0, self._poll_interval_s
         while not stopping():

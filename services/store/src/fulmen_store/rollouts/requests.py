@@ -236,7 +236,7 @@ def _schedule_problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tupl
     if len(rollout.task_type_name) > MAX_TASK_TYPE:
         yield "task_type", f"is longer than {MAX_TASK_TYPE} characters"
     if now_ms is not None and rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
-        yield "deadline_time", "has passed already"
+        yield "deadline_time", "has passed"
 
 
 def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
@@ -245,7 +245,7 @@ def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
         yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
     elif rollout.group_size > 1 and not rollout.group_id:
-        yield "group_id", "is needed when group_size is above 1"
+        yield "group_id", "is required with a group_size above 1"
 
 
 def _name_problems(name: str, now_ms: int | None) -> Iterator[tuple[str, str]]:

@@ -153,7 +153,7 @@ class Rollouts:
                 # One of them was created concurrently: nothing of this request was written.
                 there = {item.id for item in items} - {item.id for item in await self._missing(items)}
                 missing = [item for item in missing if item.id not in there]
-        raise DatabaseUnavailable("Rollouts of the same names kept appearing while these were created.")
+        raise DatabaseUnavailable("Rollouts of the same names were created concurrently.")
 
     async def _all_stored(self, rollout_ids: Sequence[UUID]) -> bool:
         return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
@@ -178,7 +178,7 @@ class Rollouts:
             if not pending:
                 break
         if pending:
-            raise DatabaseUnavailable("Some rollouts kept changing while they were cancelled.", count=len(pending))
+            raise DatabaseUnavailable("Some rollouts changed repeatedly while they were cancelled.", count=len(pending))
         return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
 
     async def cancel_run(self, project_id: int, training_run: str) -> CancelOutcome:

@@ -141,10 +141,10 @@ class RolloutTable:
                     created = await transaction.fetch("create_rollouts", *uses, *values)
         except asyncpg.UniqueViolationError as error:
             if error.table_name == RETRY_TABLE:
-                raise RolloutRetried("A rollout was run again at the same moment.") from error
+                raise RolloutRetried("A rollout was run again concurrently.") from error
             if error.table_name != ITEM_TABLE and not (error.table_name or "").startswith(ROLLOUT_PARTITION):
                 raise
-            raise RolloutAppeared("A rollout of the same name was created at the same moment.") from error
+            raise RolloutAppeared("A rollout of the same name was created concurrently.") from error
         return {row["id"] for row in created}
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:

@@ -115,7 +115,7 @@ class FleetWatcher:
                 while fleet.looks == seen:
                     await fleet.looked.wait()
         except TimeoutError:
-            raise DatabaseUnavailable("The runners could not be looked at in time.") from None
+            raise DatabaseUnavailable("The runners could not be read in time.") from None
 
     async def _look(self, project: str | None, fleet: _Fleet) -> None:
         views: dict[UUID, RunnerView] = {}

@@ -164,7 +164,7 @@ class Backlog:
         self._hinted.update(projects)
 
     def poll_soon(self) -> None:
-        """Creates the next refill a poll."""
+        """Turns the next refill into a poll."""
         self._next_poll = 0.0
 
     def poll_is_due(self) -> bool:

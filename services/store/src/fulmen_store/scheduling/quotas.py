@@ -136,7 +136,7 @@ class QueueQuotas:
         if known.has_room(count):
             return
         raise QuotaExceeded(
-            "The project may not have more rollouts waiting.",
+            "The project's quota of waiting rollouts is exceeded.",
             retry_after_s=max(0.0, known.stale_at - self._clock()),
             max_queued=known.count.max_queued,
             queued=known.count.queued + known.added,

@@ -90,7 +90,7 @@ class SpanTable:
         if chunk.blob is None:
             return chunk
         if self._blobs is None:
-            raise BlobMissing("A payload was put away, but this store has no blob storage.", blob=chunk.blob.key)
+            raise BlobMissing("A payload lies in a blob storage, but this store has none.", blob=chunk.blob.key)
         return replace(chunk, payload=await self._blobs.get(chunk.blob), blob=None)
 
 

@@ -44,7 +44,7 @@ def require_all_projects() -> None:
         PermissionDenied: If its token is bound to one.
     """
     if project_limit() is not None:
-        raise PermissionDenied("A token for all projects is needed.", role=current_caller().role)
+        raise PermissionDenied("A token for all projects is required.", role=current_caller().role)
 
 
 def project_limit() -> str | None:

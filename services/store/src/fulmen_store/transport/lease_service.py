@@ -158,7 +158,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             Draining: If it does.
         """
         if self._stopping.is_set():
-            raise Draining("The store is shutting down: another replica, or this one after its restart, has the work.")
+            raise Draining("The store is shutting down: connect to another replica, or retry.")
 
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext
@@ -262,7 +262,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 if message.renew.HasField("load"):
                     self._sessions.record_load(stream.session_id, packed_load(message.renew.load))
             case _:
-                raise malformed("message", "`open` is sent once, and an empty message never")
+                raise malformed("message", "must be set; `open` may be sent only once")
         return None
 
     async def _write(self, stream: RunnerStream) -> AsyncIterator[pb.StreamLeasesResponse]:
@@ -279,7 +279,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                     return
                 case StreamClosed():
                     raise SessionEnded(
-                        "The runner session is over, or its stream was opened again.",
+                        "The runner session has ended, or its stream was opened again.",
                         runner=runner_name(stream.session_id),
                     )
                 case Drained():
@@ -359,7 +359,7 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
                     return message
                 break
     except TimeoutError:
-        raise malformed("open", "did not come in time") from None
+        raise malformed("open", "was not received in time") from None
     raise malformed("open", "must be the first message")
 
 

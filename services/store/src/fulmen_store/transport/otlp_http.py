@@ -122,15 +122,15 @@ class OtlpHttpApp:
         path, method = scope["path"], scope["method"]
         expected = _METHODS.get(path)
         if expected is None:
-            raise _Refused(404, "Served are POST /v1/traces and GET /healthz.")
+            raise _Refused(404, "Unknown path: use POST /v1/traces or GET /healthz.")
         if method != expected:
-            raise _Refused(405, f"{path} answers {expected} only.", (b"allow", expected.encode()))
+            raise _Refused(405, f"{path} supports only {expected}.", (b"allow", expected.encode()))
         if path == HEALTH:
             ready = self._database.is_up and not self.draining
             await respond(send, 200 if ready else 503, b"ok" if ready else b"not serving", _TEXT)
             return 200 if ready else 503
         if self.draining:
-            raise Draining("The store is shutting down; send the same again.")
+            raise Draining("The store is shutting down; retry.")
         address = str((scope.get("client") or ("",))[0])
         caller = await self._authenticator.admit(RPC, header(scope, b"authorization").decode("latin-1"), address)
         if caller is not None:
@@ -151,7 +151,7 @@ class OtlpHttpApp:
             async with asyncio.timeout(BODY_LIMIT_S):
                 body = await read_body(scope, receive, self._max_body_bytes)
         except TimeoutError:
-            raise _Refused(408, "The body did not come in time.", (b"connection", b"close")) from None
+            raise _Refused(408, "The body was not received in time.", (b"connection", b"close")) from None
         if encoding != b"gzip":
             return body
         if len(body) <= INLINE_GUNZIP_BYTES:
@@ -180,7 +180,7 @@ def _unpacked(body: bytes, limit_bytes: int) -> bytes:
                 f"The unpacked body is over the limit of {limit_bytes} bytes.", limit_bytes=limit_bytes
             )
         if not unpacker.eof:
-            raise ArgumentInvalid("The gzip body breaks off.")
+            raise ArgumentInvalid("The gzip body is truncated.")
         parts.append(part)
         # A gzip file may have several members (RFC 1952, 2.2).
         body = unpacker.unused_data

@@ -44,7 +44,7 @@ class OtlpIngest:
         """
         if self._bytes_in_flight and self._bytes_in_flight + len(body) > MAX_BYTES_IN_FLIGHT:
             raise QuotaExceeded(
-                "The store is taking in as many spans as it can hold; send these again in a moment.",
+                "Too many spans are being stored; retry in a moment.",
                 retry_after_s=RETRY_AFTER_S,
                 quota="bytes in flight",
             )

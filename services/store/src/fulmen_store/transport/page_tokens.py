@@ -32,7 +32,7 @@ def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
     except (binascii.Error, ValueError):
         raise PageTokenInvalid("The page token is malformed.") from None
     if len(packed) != DIGEST_BYTES + key_bytes or packed[:DIGEST_BYTES] != _digest(listed):
-        raise PageTokenInvalid("The page token belongs to another list: begin at the first page.")
+        raise PageTokenInvalid("The page token belongs to another list: start from the first page.")
     return packed[DIGEST_BYTES:]
 
 

@@ -130,7 +130,7 @@ def checked_query(
     if min_runners > max_runners:
         raise malformed("min_runners", "is greater than max_runners")
     if slots != int(slots):
-        raise malformed(names[1], "is no whole number")
+        raise malformed(names[1], "is not an integer")
     return DemandQuery(
         project=project,
         labels=frozenset(f"{key}={value}" for key, value in labels.items()),

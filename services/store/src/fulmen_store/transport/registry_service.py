@@ -69,7 +69,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         except ArgumentInvalid:
             view = None
         if view is None:
-            raise RunnerNotFound("There is no such runner session.", runner=request.name[:128])
+            raise RunnerNotFound("The runner session does not exist.", runner=request.name[:128])
         return pb.GetRunnerResponse(runner=runner_of(view))
 
     async def WatchRunners(

@@ -136,7 +136,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             new_ids = await self._dead_letters.retry(ids, request_id=request.request_id)
             return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
         if request.names:
-            raise malformed("names", "is set beside `filter`: one of them selects")
+            raise malformed("names", "must be empty with `filter`")
         where = None if request.filter.strip() == ALL else parse_filter(request.filter)
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)
@@ -200,7 +200,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         for rollout_id in ids:
             view = found.get(rollout_id)
             if view is None or limit_id not in (None, view.project_id) or not is_own_attempt(rollout_id):
-                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
         return [found[rollout_id] for rollout_id in ids]
 
     async def _present(self, ids: Sequence[UUID]) -> list[rollout_pb2.Rollout]:

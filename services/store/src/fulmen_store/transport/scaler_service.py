@@ -156,9 +156,9 @@ def _number(given: Mapping[str, str], key: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        raise malformed(f"scalerMetadata.{key}", "is no number") from None
+        raise malformed(f"scalerMetadata.{key}", "is not a number") from None
     if not math.isfinite(value):
-        raise malformed(f"scalerMetadata.{key}", "is no number")
+        raise malformed(f"scalerMetadata.{key}", "is not a number")
     return value
 
 

@@ -159,7 +159,7 @@ def model_call_problem(chunk: Chunk) -> str:
     except ChunkUnreadable:
         return "payload cannot be decoded"
     if any(record.model_call for record in batch.spans):
-        return "model calls are recorded by services only"
+        return "only services may record model calls"
     if len(batch.spans) != chunk.span_count:
         return f"span_count is {chunk.span_count}, but there are {len(batch.spans)} spans"
     return ""

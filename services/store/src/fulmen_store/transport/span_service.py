@@ -186,7 +186,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         stored = await self._rollouts.stored([rollout_id for rollout_id, _ in parents])
         for rollout_id, _ in parents:
             if rollout_id not in stored or project_id not in (None, stored[rollout_id][0]):
-                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
         return project_id
 
     async def _append(self, request: pb.AppendSpansRequest, *, project_id: int | None) -> pb.AppendSpansResponse:
@@ -204,7 +204,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         response.accepted_count = sum(kept)
         for chunk, is_kept in zip(good, kept, strict=True):
             if not is_kept:
-                response.rejected.add(chunk_id=str(chunk.chunk_id), message="there is no such rollout")
+                response.rejected.add(chunk_id=str(chunk.chunk_id), message="the rollout does not exist")
         return response
 
     async def _project_limit(self) -> int | None:

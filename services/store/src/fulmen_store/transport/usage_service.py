@@ -182,7 +182,7 @@ def _grouping(number: int) -> Grouping:
     try:
         return Grouping(number)
     except ValueError:
-        raise malformed("group_by", "is not a grouping that this version knows") from None
+        raise malformed("group_by", "is not a known grouping") from None
 
 
 def _moment(field: Timestamp, path: str) -> datetime.datetime:
