@@ -18,7 +18,7 @@ from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.judge import MAX_ANSWERS, JudgeClient, judge
 from fulmen_runner.agents.specification import JudgeTarget
 from fulmen_runner.agents.tracing.spans import add_span_processor
-from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Mode, Work
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.program import Invocation
@@ -54,7 +54,7 @@ class World:
         self.backend.received.clear()
         attempt, key = self.proxy.attempt()
         self.attempt = attempt
-        item = Work(
+        item = Assignment(
             attempt=attempt,
             rollout=attempt.rpartition("/attempts")[0],
             number=1,
@@ -83,7 +83,7 @@ class World:
             environment=environment,
         )
         workspace = self.workspaces.of(item.input)
-        invocation = Invocation(work=item, task=item.task(), context=context, workspace=workspace)
+        invocation = Invocation(assignment=item, task=item.task(), context=context, workspace=workspace)
         client = JudgeClient()
         try:
             with entered(context):

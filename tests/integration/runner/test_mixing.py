@@ -33,12 +33,12 @@ from fulmen_runner.agents.python.preparation import prepare_process
 from fulmen_runner.agents.specification import NO_LIMITS
 from fulmen_runner.agents.tracing.exporter import RunnerExporter
 from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, AttemptSpans, add_span_processor
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.outcome import Succeeded
 from fulmen_runner.attempts.program import Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
-from tests.support.runner.assignments import tracing_restored, work
+from tests.support.runner.assignments import assignment, tracing_restored
 
 AGENTS_AT_ONCE = 100
 tracer = trace.get_tracer("mixing")
@@ -163,19 +163,19 @@ class World:
     async def run(self, kinds: list[int]) -> None:
         """Runs an agent of each kind, all at once, and checks that each kept to its own."""
         self.spans.clear()
-        works = [work(input_=b"{}", key=f"key-{number}") for number in range(len(kinds))]
+        assignments = [assignment(input_=b"{}", key=f"key-{number}") for number in range(len(kinds))]
         made = [python_agent(KINDS[kind], self.host, graded=False) for kind in kinds]
         outcomes = await asyncio.gather(
             *(
                 self._one(item, Program(agent=agent, grader=None, environment={}))
-                for item, agent in zip(works, made, strict=True)
+                for item, agent in zip(assignments, made, strict=True)
             )
         )
         ended = Counter(
             (s.name, s.attributes["fulmen.rollout"], s.context.trace_id) for s in self.spans.get_finished_spans()
         )
-        all_names = {_dimension(item.rollout) for item in works}
-        for item, outcome in zip(works, outcomes, strict=True):
+        all_names = {_dimension(item.rollout) for item in assignments}
+        for item, outcome in zip(assignments, outcomes, strict=True):
             name, trace_id = item.rollout, item.rollout.split("/")[1].replace("-", "")
             assert isinstance(outcome, Succeeded)
             assert {reward.dimension for reward in outcome.rewards} == {"reward"} | {
@@ -188,9 +188,9 @@ class World:
             assert {trace_of for _, trace_of in mine} == {int(trace_id, 16)}
             assert {span for span, _ in mine} & all_names == {_dimension(name)}
         assert not self.seen.keys
-        assert {rollout for _, rollout, _ in ended} == {item.rollout for item in works}
+        assert {rollout for _, rollout, _ in ended} == {item.rollout for item in assignments}
 
-    async def _one(self, item: Work, program: Program) -> object:
+    async def _one(self, item: Assignment, program: Program) -> object:
         name = _dimension(item.rollout)
         environment = {
             "OPENAI_BASE_URL": f"{self.seen.url}/v1",
@@ -207,7 +207,7 @@ class World:
             environment=environment,
         )
         workspace = self.workspaces.of(b"{}")
-        invocation = Invocation(work=item, task={"name": name}, context=context, workspace=workspace)
+        invocation = Invocation(assignment=item, task={"name": name}, context=context, workspace=workspace)
         with entered(context):
             return await asyncio.create_task(program.run(invocation))
 

@@ -9,15 +9,15 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from fulmen.ids import attempt_name, rollout_name, uuid7
-from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Mode, Work
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
 
 
-def work(
+def assignment(
     *, input_: bytes = b"{}", content_type: str = JSON_CONTENT_TYPE, key: str = "secret-key", timeout_s: float = 30.0
-) -> Work:
+) -> Assignment:
     """Returns an attempt of a new rollout."""
     rollout_id = uuid7()
-    return Work(
+    return Assignment(
         attempt=attempt_name(rollout_id, 1),
         rollout=rollout_name(rollout_id),
         number=1,

@@ -283,8 +283,8 @@ class KubernetesApi:
 
     # --- what controllers and nodes do ---
 
-    def _run(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _run(self, assignment: Any) -> None:
+        task = asyncio.create_task(assignment)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

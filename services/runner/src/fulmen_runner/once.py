@@ -20,7 +20,7 @@ from fulmen_runner.agents.python.loader import load_through
 from fulmen_runner.agents.python.main_thread import MainThread
 from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
-from fulmen_runner.attempts.assignment import Mode, Work
+from fulmen_runner.attempts.assignment import Assignment, Mode
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.outcome import Failed, Outcome
 from fulmen_runner.attempts.stragglers import Stragglers
@@ -120,7 +120,7 @@ def run_attempts(
         _specification(spec, packed=bool(stage.archive)),
         Bundle(archive=stage.archive, sha256_hex=stage.archive_sha256_hex),
     )
-    works = [_work(data, content_type, stage) for data, content_type in inputs]
+    assignments = [_assignment(data, content_type, stage) for data, content_type in inputs]
     failures: list[BaseException] = []
 
     async def attempts() -> None:
@@ -128,11 +128,11 @@ def run_attempts(
             executor = wire_attempts(
                 _settings(stage), stack, library=library, captures=_Captures(stage.calls_of), stragglers=Stragglers()
             )
-            for work in works:
-                on_start(work.rollout, work.attempt_key)
+            for assignment in assignments:
+                on_start(assignment.rollout, assignment.attempt_key)
                 started = time.monotonic()
-                outcome = await executor.execute(work)
-                on_end(Ended(rollout=work.rollout, outcome=outcome, seconds=time.monotonic() - started).as_dict())
+                outcome = await executor.execute(assignment)
+                on_end(Ended(rollout=assignment.rollout, outcome=outcome, seconds=time.monotonic() - started).as_dict())
 
     def background() -> None:
         try:
@@ -163,7 +163,7 @@ class _Library:
         """Returns its files."""
         return self.files
 
-    async def prompts(self, work: Work) -> Mapping[str, str]:
+    async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns none: its attempts name no resources."""
         return {}
 
@@ -189,9 +189,9 @@ def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
     return replace(known, bundle=_BUNDLE if packed else "")
 
 
-def _work(data: bytes, content_type: str, stage: Stage) -> Work:
+def _assignment(data: bytes, content_type: str, stage: Stage) -> Assignment:
     rollout = rollout_name(uuid7())
-    return Work(
+    return Assignment(
         attempt=f"{rollout}/attempts/1",
         rollout=rollout,
         number=1,

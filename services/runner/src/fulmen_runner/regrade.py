@@ -21,7 +21,7 @@ from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.host import PythonGrader
 from fulmen_runner.agents.specification import Bundle, CommandTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
-from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Mode, Work, decoded_input
+from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Assignment, Mode, decoded_input
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.executor import AttemptExecutor, Programs
@@ -119,7 +119,7 @@ class Regrader:
             grader=_WithRecord(self._program.grader, stored.record),
         )
         # One executor for each: which program runs is the only difference between them.
-        return await replace(self._executor, programs=_OneProgram(program)).execute(_work(stored, self._bench))
+        return await replace(self._executor, programs=_OneProgram(program)).execute(_assignment(stored, self._bench))
 
 
 @asynccontextmanager
@@ -148,7 +148,7 @@ async def _loaded(programs: Programs, bench: Bench) -> Program:
     nothing = Stored(
         attempt=attempt_name(uuid7(), 1), mode="test", input=b"", input_content_type="", content=b"", content_type=""
     )
-    return await programs.resolve(_work(nothing, bench))
+    return await programs.resolve(_assignment(nothing, bench))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class _WithRecord:
 class _OneProgram:
     program: Program
 
-    async def resolve(self, work: Work) -> Program:
+    async def resolve(self, assignment: Assignment) -> Program:
         """Returns the one program."""
         return self.program
 
@@ -198,7 +198,7 @@ class _Library:
         """Returns its files."""
         return self.files
 
-    async def prompts(self, work: Work) -> Mapping[str, str]:
+    async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns none: its attempts name no resources."""
         return {}
 
@@ -235,9 +235,9 @@ async def _span_sink(stack: AsyncExitStack) -> str:
     return f"http://127.0.0.1:{port}"
 
 
-def _work(stored: Stored, bench: Bench) -> Work:
+def _assignment(stored: Stored, bench: Bench) -> Assignment:
     name = parse_attempt_name(stored.attempt)
-    return Work(
+    return Assignment(
         attempt=stored.attempt,
         rollout=rollout_name(name.rollout_id),
         number=name.number,

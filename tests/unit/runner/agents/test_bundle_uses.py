@@ -31,7 +31,7 @@ from fulmen_runner.attempts.executor import AttemptExecutor
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
-from tests.support.runner.assignments import tracing_restored, work
+from tests.support.runner.assignments import assignment, tracing_restored
 from tests.unit.runner.agents.test_bundles import archive, file
 from tests.unit.runner.attempts.test_executor import Witness, all_acknowledged
 
@@ -74,7 +74,7 @@ class Bench:
     work_dir: Path
 
     async def run(self, agent: str, task: dict[str, str] | None = None, timeout_s: float = WAIT_S) -> Outcome:
-        item = replace(work(input_=json.dumps(task or {}).encode(), timeout_s=timeout_s), agent=agent)
+        item = replace(assignment(input_=json.dumps(task or {}).encode(), timeout_s=timeout_s), agent=agent)
         return await self.executor.execute(item)
 
     async def left(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import unquote
 
 from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
-from tests.support.runner.assignments import work
+from tests.support.runner.assignments import assignment
 
 ENDPOINTS = Endpoints(
     llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101", otlp_http_url="http://store:7103"
@@ -13,7 +13,7 @@ ENDPOINTS = Endpoints(
 
 
 def test_an_agent_finds_models_tracing_and_its_task() -> None:
-    item = work(input_=b'{"question": "why"}', key="the-key")
+    item = assignment(input_=b'{"question": "why"}', key="the-key")
     found = ENDPOINTS.attempt_environment(item)
     assert unquote(found.pop("OTEL_EXPORTER_OTLP_HEADERS")) == "authorization=Bearer the-key"
     assert found == {
@@ -34,12 +34,12 @@ def test_an_agent_finds_models_tracing_and_its_task() -> None:
 
 
 def test_a_task_that_no_variable_can_hold_is_left_out() -> None:
-    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(work(input_=b"x" * 100_001))
-    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(work(input_=b"a\0b"))
+    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(assignment(input_=b"x" * 100_001))
+    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(assignment(input_=b"a\0b"))
 
 
 def test_the_trace_is_named_after_the_rollout() -> None:
-    item = work()
+    item = assignment()
     version, trace_id, span_id, flags = traceparent(item.attempt).split("-")
     assert (version, flags) == ("00", "01")
     assert trace_id == item.rollout.removeprefix("rollouts/").replace("-", "")
@@ -54,7 +54,7 @@ def test_commands_get_an_allow_list_of_the_runners_environment() -> None:
 
 
 def test_the_key_is_in_no_representation() -> None:
-    assert "secret-key" not in repr(work(key="secret-key"))
+    assert "secret-key" not in repr(assignment(key="secret-key"))
 
 
 def test_frameworks_are_quiet_unless_the_runner_says_otherwise() -> None:

@@ -14,9 +14,9 @@ from fulmen.store.v1 import resource_service_pb2
 from fulmen.store.v1.resource_pb2 import ResourceVersion
 from fulmen_runner.agents.environment import Endpoints
 from fulmen_runner.agents.library import MAX_PROMPTS_BYTES, StoreLibrary
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed
-from tests.support.runner.assignments import work
+from tests.support.runner.assignments import assignment
 
 NAME = "resources/prompt.mine/versions/1"
 
@@ -37,9 +37,11 @@ class Store:
         return resource_service_pb2.GetResourcesResponse(resources=[found])
 
 
-def given(*uses: str) -> Work:
+def given(*uses: str) -> Assignment:
     """Returns an attempt whose rollout names the prompt under these names, and an input that is none."""
-    return replace(work(), resource_versions={**dict.fromkeys(uses, NAME), "data": "resources/dataset.x/versions/1"})
+    return replace(
+        assignment(), resource_versions={**dict.fromkeys(uses, NAME), "data": "resources/dataset.x/versions/1"}
+    )
 
 
 async def library(store: Store) -> StoreLibrary:

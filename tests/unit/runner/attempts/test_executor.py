@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fulmen_runner.agents.environment import expanded_environment
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
 from fulmen_runner.attempts.executor import AttemptExecutor
@@ -19,7 +19,7 @@ from fulmen_runner.attempts.program import Answer, Invocation, Program
 from fulmen_runner.attempts.rewards import reward_of_number
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
-from tests.support.runner.assignments import work
+from tests.support.runner.assignments import assignment
 
 Body = Callable[[Invocation], Awaitable[object]]
 
@@ -30,7 +30,7 @@ class HandedOut:
     def __init__(self, body: Body, *, failure: Exception | None = None) -> None:
         self._body, self._failure = body, failure
 
-    async def resolve(self, work: Work) -> Program:
+    async def resolve(self, assignment: Assignment) -> Program:
         if self._failure is not None:
             raise self._failure
         return Program(agent=self, grader=None, environment={"OPENAI_API_KEY": "overridden", "OWN": "1"})
@@ -80,7 +80,7 @@ async def one(_: Invocation) -> object:
 
 
 async def test_a_success_has_its_reward_and_output() -> None:
-    outcome = await executor(one).execute(work())
+    outcome = await executor(one).execute(assignment())
     assert isinstance(outcome, Succeeded)
     assert [reward.value for reward in outcome.rewards] == [1.0]
     assert outcome.output.content == b"1"
@@ -93,7 +93,7 @@ async def test_the_attempts_environment_goes_before_the_publishers() -> None:
         seen.update(invocation.context.environment)
         return 1
 
-    await executor(look).execute(work(key="the-key"))
+    await executor(look).execute(assignment(key="the-key"))
     assert seen == {"OPENAI_API_KEY": "the-key", "OWN": "1"}
 
 
@@ -105,7 +105,7 @@ def failing(message: str) -> Body:
 
 
 async def test_messages_hold_no_key_and_are_cut_at_the_front() -> None:
-    outcome = await executor(failing("begin" + "x" * 9000 + "secret-key end")).execute(work(key="secret-key"))
+    outcome = await executor(failing("begin" + "x" * 9000 + "secret-key end")).execute(assignment(key="secret-key"))
     assert isinstance(outcome, Failed)
     assert outcome.message.endswith(f"{MASKED} end")
     assert len(outcome.message.encode()) <= MAX_MESSAGE_BYTES
@@ -116,7 +116,7 @@ async def test_output_holds_no_key() -> None:
         invocation.context.rewards["reward", None, b""] = 1.0
         return f"my key is {invocation.work.attempt_key}"
 
-    outcome = await executor(tell).execute(work(key="secret-key"))
+    outcome = await executor(tell).execute(assignment(key="secret-key"))
     assert outcome.output.content == f"my key is {MASKED}".encode()
 
 
@@ -130,7 +130,7 @@ async def test_output_holds_no_key() -> None:
     ],
 )
 async def test_failures_around_the_agent(more: dict[str, object], kind: FailureKind) -> None:
-    outcome = await executor(one, **more).execute(work())
+    outcome = await executor(one, **more).execute(assignment())
     assert isinstance(outcome, Failed)
     assert outcome.kind is kind
 
@@ -145,7 +145,7 @@ async def test_a_cancelled_attempt_stops_its_agent() -> None:
         finally:
             stopped.set()
 
-    task: asyncio.Task[Outcome] = asyncio.create_task(executor(wait).execute(work()))
+    task: asyncio.Task[Outcome] = asyncio.create_task(executor(wait).execute(assignment()))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -167,7 +167,7 @@ async def test_what_ignores_its_cancellation_is_counted_until_it_ends(monkeypatc
 
     subject, changed = executor(stubborn), asyncio.Event()
     subject.stragglers.on_change = changed.set
-    outcome = await subject.execute(work(timeout_s=0.05))
+    outcome = await subject.execute(assignment(timeout_s=0.05))
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.TIMEOUT
     assert len(subject.stragglers) == 1
@@ -180,7 +180,7 @@ async def test_an_attempt_whose_spans_were_not_acknowledged_is_not_complete() ->
     async def two_missing(_: str) -> int:
         return 2
 
-    outcome = await executor(one, flush_spans=two_missing).execute(work())
+    outcome = await executor(one, flush_spans=two_missing).execute(assignment())
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.INFRA
     assert "2 spans" in outcome.message
@@ -196,5 +196,5 @@ async def test_an_agents_directory_is_there_while_the_attempt_is() -> None:
         directories.append(context.work_dir)
         return 1
 
-    assert isinstance(await executor(writes).execute(work()), Succeeded)
+    assert isinstance(await executor(writes).execute(assignment()), Succeeded)
     assert not directories[0].exists()

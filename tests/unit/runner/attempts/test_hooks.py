@@ -13,7 +13,7 @@ from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.hooks import TIMED_OUT, AttemptHooks, HookedAttempt, HookFailure, NamedHook
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward, Succeeded
 from fulmen_runner.hook_wiring import load_hooks
-from tests.support.runner.assignments import work
+from tests.support.runner.assignments import assignment
 
 POINTS = ("on_rollout_start", "on_trace_start", "on_trace_end", "on_rollout_end")
 SUCCESS = Succeeded(rewards=(Reward(value=1.0), Reward(value=0.5, step=2)))
@@ -87,7 +87,7 @@ def running(outcome: Outcome) -> Callable[[HookedAttempt], Awaitable[Outcome]]:
 async def test_hooks_are_called_in_order_and_at_ends_in_reverse() -> None:
     calls: list[tuple[object, ...]] = []
     hooks = hooks_of(Recorder("a", calls), Recorder("b", calls))
-    assert await hooks.around(work(), running(SUCCESS)) is SUCCESS
+    assert await hooks.around(assignment(), running(SUCCESS)) is SUCCESS
     assert [(name, point) for name, point, *_ in calls] == [
         *[(name, point) for point in POINTS[:2] for name in "ab"],
         *[(name, point) for point in POINTS[2:] for name in "ba"],
@@ -126,7 +126,7 @@ async def test_what_goes_wrong_in_a_hook_is_reported_and_changes_nothing(
 ) -> None:
     calls: list[tuple[object, ...]] = []
     hooks = hooks_of(Recorder("a", calls, point, act), Recorder("b", calls), deadline_s=0.02)
-    assert await hooks.around(work(), running(outcome)) is outcome
+    assert await hooks.around(assignment(), running(outcome)) is outcome
     assert hooks.witness.reports == [HookFailure(hook="h0", point=point, error=error)]
     assert hooks.failure_counts == {("h0", point): 1}
     assert len(calls) == 8
@@ -139,7 +139,7 @@ async def test_a_hook_with_wrong_parameters_or_missing_methods_harms_nothing() -
             """Takes nothing."""
 
     hooks = hooks_of(Half())
-    assert await hooks.around(work(), running(SUCCESS)) is SUCCESS
+    assert await hooks.around(assignment(), running(SUCCESS)) is SUCCESS
     [report] = hooks.witness.reports
     assert report.error.startswith("TypeError")
 
@@ -151,7 +151,7 @@ async def test_a_hook_may_fail_an_attempt(point: str) -> None:
 
     calls: list[tuple[object, ...]] = []
     hooks = hooks_of(Recorder("a", calls), Recorder("b", calls, point, refuse))
-    outcome = await hooks.around(work(), running(SUCCESS))
+    outcome = await hooks.around(assignment(), running(SUCCESS))
     assert isinstance(outcome, Failed)
     assert (outcome.kind, outcome.message) == (FailureKind.AGENT_ERROR, "not like this")
     assert not hooks.failure_counts
@@ -168,7 +168,7 @@ async def test_an_attempt_that_failed_keeps_its_own_reason() -> None:
         raise FailAttempt("not like this")
 
     hooks = hooks_of(Recorder("a", [], "on_rollout_end", refuse))
-    assert await hooks.around(work(), running(FAILED)) is FAILED
+    assert await hooks.around(assignment(), running(FAILED)) is FAILED
 
 
 async def test_hooks_hear_of_an_attempt_that_is_stopped_without_delaying_it() -> None:
@@ -182,7 +182,7 @@ async def test_hooks_hear_of_an_attempt_that_is_stopped_without_delaying_it() ->
         raise AssertionError
 
     hooks = hooks_of(Recorder("a", calls, "on_rollout_end", hangs), deadline_s=0.05)
-    task = asyncio.create_task(hooks.around(work(), run))
+    task = asyncio.create_task(hooks.around(assignment(), run))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

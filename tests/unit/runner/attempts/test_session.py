@@ -13,7 +13,7 @@ from fulmen_runner.attempts.session import (
     LeaseSession,
     Report,
 )
-from tests.support.runner.assignments import work
+from tests.support.runner.assignments import assignment
 
 SUCCESS = Succeeded(rewards=(Reward(value=1.0),))
 
@@ -39,7 +39,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def assign(self) -> None:
         self.credits -= 1
-        item = work()
+        item = assignment()
         self.granted.add(item.attempt)
         started = self.session.assigned(item, now_unix_s=0.0)
         assert started is not self.session.draining
@@ -48,7 +48,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(released=st.booleans())
     def finish(self, released: bool) -> None:
         running = next(iter(self.session.running.values()))
-        self.session.finished(running.work, None if released else SUCCESS)
+        self.session.finished(running.assignment, None if released else SUCCESS)
 
     @rule()
     def send(self) -> None:
@@ -58,9 +58,9 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(status=st.sampled_from(list(AckStatus)))
     def answer(self, status: AckStatus) -> None:
         report = self.in_flight.pop(0)
-        self.session.acknowledged(report.work.attempt, status, "because")
+        self.session.acknowledged(report.assignment.attempt, status, "because")
         if status is not AckStatus.INVALID or report.outcome is None:
-            self.done.add(report.work.attempt)
+            self.done.add(report.assignment.attempt)
 
     @rule()
     def break_stream(self) -> None:
@@ -102,7 +102,7 @@ def session_with(count: int, *, output: bytes = b"") -> LeaseSession:
     session.opened("one")
     outcome = Succeeded(rewards=(Reward(value=1.0),), output=Output(content=output, content_type="text/plain"))
     for _ in range(count):
-        item = work()
+        item = assignment()
         session.assigned(item, now_unix_s=0.0)
         session.finished(item, outcome)
     return session
@@ -123,7 +123,7 @@ def test_large_outputs_are_spread_over_messages_and_none_is_forgotten() -> None:
     sizes, seen = [], set()
     while batch := session.take_reports(now_s=0.0):
         sizes.append(sum(report.size_bytes for report in batch))
-        seen |= {report.work.attempt for report in batch}
+        seen |= {report.assignment.attempt for report in batch}
     assert max(sizes) <= MAX_REPORT_MESSAGE_BYTES
     assert len(seen) == 100
 
@@ -139,12 +139,12 @@ def test_a_report_that_was_not_answered_is_sent_again_after_a_while() -> None:
 def test_a_refused_report_becomes_an_error_and_then_a_release() -> None:
     session = session_with(1)
     [first] = session.take_reports(now_s=0.0)
-    session.acknowledged(first.work.attempt, AckStatus.INVALID, "too strange")
+    session.acknowledged(first.assignment.attempt, AckStatus.INVALID, "too strange")
     [second] = session.take_reports(now_s=0.0)
     assert isinstance(second.outcome, Failed)
     assert second.outcome.kind is FailureKind.AGENT_ERROR
     assert "too strange" in second.outcome.message
-    session.acknowledged(second.work.attempt, AckStatus.INVALID, "still")
+    session.acknowledged(second.assignment.attempt, AckStatus.INVALID, "still")
     [third] = session.take_reports(now_s=0.0)
     assert third.outcome is None
 
@@ -157,7 +157,7 @@ def test_no_work_is_asked_for_while_reports_pile_up() -> None:
 
 def test_the_end_of_a_session_clears_the_books() -> None:
     session = session_with(3)
-    item = work()
+    item = assignment()
     session.assigned(item, now_unix_s=0.0)
     assert session.ended() == [item.attempt]
     assert session.unacknowledged_count == 0

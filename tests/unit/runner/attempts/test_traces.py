@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from fulmen.ids import span_id_of, trace_id_of
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.attempts.traces import STOPPED, traced
 from tests.support.own_traces import KeptTraces, parent_of
-from tests.support.runner.assignments import work as make_work
+from tests.support.runner.assignments import assignment as make_work
 
 
 @pytest.mark.parametrize(
@@ -22,27 +22,27 @@ from tests.support.runner.assignments import work as make_work
     ],
 )
 async def test_an_attempt_that_was_run_is_below_the_attempt_as_a_whole(outcome: Outcome, told: str | None) -> None:
-    kept, work = KeptTraces(), make_work()
+    kept, assignment = KeptTraces(), make_work()
 
-    async def execute(_: Work) -> Outcome:
+    async def execute(_: Assignment) -> Outcome:
         return outcome
 
-    assert await traced(execute, kept.traces, host="host-7")(work) is outcome
+    assert await traced(execute, kept.traces, host="host-7")(assignment) is outcome
     [span] = kept.spans
     assert span.context is not None
-    assert f"{span.context.trace_id:032x}" == trace_id_of(work.attempt)
-    assert parent_of(span) == span_id_of(work.attempt)
+    assert f"{span.context.trace_id:032x}" == trace_id_of(assignment.attempt)
+    assert parent_of(span) == span_id_of(assignment.attempt)
     assert span.status.description == told
     assert span.attributes is not None
     assert span.attributes["host.name"] == "host-7"
     assert "secret-word" not in span.to_json()
-    assert work.attempt_key not in span.to_json()
+    assert assignment.attempt_key not in span.to_json()
 
 
 async def test_an_attempt_that_is_stopped_is_told_as_such() -> None:
     kept, began = KeptTraces(), asyncio.Event()
 
-    async def execute(_: Work) -> Outcome:
+    async def execute(_: Assignment) -> Outcome:
         began.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -21,7 +21,7 @@ POLICY = SlotPolicy(floor=2, ceiling=128, memory_share=0.8)
 FIRST = 16
 
 
-def load_of(*, memory: float = 0.1, cpu: float = 0.2) -> Load:
+def write_load(*, memory: float = 0.1, cpu: float = 0.2) -> Load:
     """Makes a load of a machine of 1000 bytes."""
     return Load(cpu=cpu, memory_bytes=int(memory * 1000), memory_limit_bytes=1000)
 
@@ -66,7 +66,7 @@ def test_it_stays_within_its_limits_moves_by_one_step_or_one_share_and_rests_in_
         for took_s, well, throttled in ends:
             end(slots, now_s, took_s=took_s, well=well, throttled=throttled, used=in_use)
         before = slots.limit
-        change = slots.decide(now_s=now_s, in_use=in_use, load=load_of(memory=memory, cpu=cpu))
+        change = slots.decide(now_s=now_s, in_use=in_use, load=write_load(memory=memory, cpu=cpu))
         assert POLICY.floor <= slots.limit <= POLICY.ceiling
         if change is None:
             assert slots.limit == before
@@ -95,7 +95,7 @@ def test_a_fixed_number_never_moves(history: list) -> None:
         now_s += wait_s
         for took_s, well, throttled in ends:
             end(slots, now_s, took_s=took_s, well=well, throttled=throttled)
-        assert slots.decide(now_s=now_s, in_use=in_use, load=load_of(memory=memory, cpu=cpu)) is None
+        assert slots.decide(now_s=now_s, in_use=in_use, load=write_load(memory=memory, cpu=cpu)) is None
     assert slots.limit == 300
 
 
@@ -105,7 +105,7 @@ def test_it_finds_about_as_many_as_a_backend_bears_and_stays_there(capacity: int
     for second in range(1, 1200):
         used = slots.limit
         end(slots, float(second), throttled=max(0, used - capacity), used=used)
-        slots.decide(now_s=float(second), in_use=used, load=load_of())
+        slots.decide(now_s=float(second), in_use=used, load=write_load())
         seen.append(slots.limit)
     settled = seen[len(seen) // 2 :]
     assert max(settled) <= capacity + POLICY.step
@@ -117,7 +117,7 @@ def test_one_burst_of_refused_calls_shrinks_it_once() -> None:
     for second in range(1, 40):
         # All of these began before the first of them was refused.
         end(slots, float(second), took_s=float(second), throttled=2)
-        slots.decide(now_s=float(second), in_use=FIRST, load=load_of())
+        slots.decide(now_s=float(second), in_use=FIRST, load=write_load())
     assert slots.change_counts[SlotReason.THROTTLED] == 1
     assert slots.last_change is not None
     assert slots.change_counts[SlotReason.BUSY] > 0, "it grows again once it has rested"
@@ -126,14 +126,14 @@ def test_one_burst_of_refused_calls_shrinks_it_once() -> None:
 def test_slots_that_nobody_uses_do_not_count_when_it_shrinks() -> None:
     slots = control(limit=100)
     end(slots, 1.0, throttled=1, used=10)
-    slots.decide(now_s=1.0, in_use=10, load=load_of())
+    slots.decide(now_s=1.0, in_use=10, load=write_load())
     assert slots.limit == 7
 
 
 def test_memory_shrinks_it_again_and_again_down_to_the_floor() -> None:
     slots = control(limit=100)
     for second in range(1, 400):
-        slots.decide(now_s=float(second), in_use=slots.limit, load=load_of(memory=0.9))
+        slots.decide(now_s=float(second), in_use=slots.limit, load=write_load(memory=0.9))
     assert slots.limit == POLICY.floor
     assert slots.last_change is not None
     assert slots.last_change.reason is SlotReason.MEMORY
@@ -145,17 +145,17 @@ def test_slower_attempts_shrink_it_only_where_the_processors_are_busy() -> None:
         for second in range(1, 60):
             took_s = 1.0 if second < 30 else 3.0
             end(slots, float(second), took_s=took_s, used=1)
-            slots.decide(now_s=float(second), in_use=1, load=load_of(cpu=cpu))
+            slots.decide(now_s=float(second), in_use=1, load=write_load(cpu=cpu))
         assert {reason for reason, count in slots.change_counts.items() if count} == reasons
 
 
 def test_it_does_not_grow_while_attempts_end_badly_or_none_ends() -> None:
     slots = control()
     for second in range(1, 30):
-        slots.decide(now_s=float(second), in_use=FIRST, load=load_of())
+        slots.decide(now_s=float(second), in_use=FIRST, load=write_load())
     for second in range(30, 60):
         end(slots, float(second), well=second % 2 == 1)
-        slots.decide(now_s=float(second), in_use=FIRST, load=load_of())
+        slots.decide(now_s=float(second), in_use=FIRST, load=write_load())
     assert slots.limit == FIRST
 
 
@@ -163,11 +163,11 @@ def test_a_number_set_by_hand_stays_until_it_is_automatic_again() -> None:
     slots = control()
     slots.fix(1000)
     end(slots, 10.0, throttled=5)
-    assert slots.decide(now_s=10.0, in_use=FIRST, load=load_of(memory=1.0)) is None
+    assert slots.decide(now_s=10.0, in_use=FIRST, load=write_load(memory=1.0)) is None
     assert slots.limit == 1000
     slots.automate()
     assert slots.limit == POLICY.ceiling, "the nearest number that it may decide"
-    assert slots.decide(now_s=20.0, in_use=POLICY.ceiling, load=load_of(memory=1.0)) is not None
+    assert slots.decide(now_s=20.0, in_use=POLICY.ceiling, load=write_load(memory=1.0)) is not None
 
 
 def test_a_fault_that_is_over_is_forgotten_in_minutes() -> None:
@@ -176,7 +176,7 @@ def test_a_fault_that_is_over_is_forgotten_in_minutes() -> None:
         end(slots, 1.0, well=False)
     for second in range(1, 200):
         end(slots, float(second))
-        slots.decide(now_s=float(second), in_use=FIRST, load=load_of())
+        slots.decide(now_s=float(second), in_use=FIRST, load=write_load())
     assert slots.limit > FIRST
 
 
@@ -185,7 +185,7 @@ def test_it_rests_after_a_decrease_before_it_grows_again() -> None:
     end(slots, 1.0, throttled=1)
     for second in range(1, 60):
         end(slots, float(second))
-        change = slots.decide(now_s=float(second), in_use=slots.limit, load=load_of())
+        change = slots.decide(now_s=float(second), in_use=slots.limit, load=write_load())
         if change is not None and change.reason is SlotReason.BUSY:
             grown_at.append(second)
     assert slots.change_counts[SlotReason.THROTTLED] == 1

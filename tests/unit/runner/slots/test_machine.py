@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import psutil
 import pytest
 
-from fulmen_runner.leases.codec import load_of
+from fulmen_runner.leases.codec import write_load
 from fulmen_runner.slots.load import GpuLoad, Load
 from fulmen_runner.slots.machine import Gpus, LoadMeter, Machine
 
@@ -143,7 +143,7 @@ async def test_what_hangs_while_it_measures_holds_nobody_up() -> None:
 
 def test_a_measurement_is_written_as_the_contract_has_it() -> None:
     gpu = GpuLoad(model="m", utilization=0.5, memory_bytes=3, memory_limit_bytes=4)
-    message = load_of(Load(cpu=0.25, memory_bytes=1, memory_limit_bytes=2, gpus=[gpu]))
+    message = write_load(Load(cpu=0.25, memory_bytes=1, memory_limit_bytes=2, gpus=[gpu]))
     assert (message.cpu_ratio, message.memory_bytes, message.memory_limit_bytes) == (0.25, 1, 2)
     assert (message.gpus[0].model, message.gpus[0].utilization_ratio) == ("m", 0.5)
     assert (message.gpus[0].memory_bytes, message.gpus[0].memory_limit_bytes) == (3, 4)

@@ -32,7 +32,7 @@ from fulmen_runner.agents.specification import (
     PythonTarget,
     Specification,
 )
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.attempts.program import Agent, Grader, Program
@@ -51,7 +51,7 @@ class Library(Protocol):
     async def bundle(self, name: str, project: str) -> Bundle:
         """Returns a version of a bundle. Raises AgentFailed or ProgramUnavailable."""
 
-    async def prompts(self, work: Work) -> Mapping[str, str]:
+    async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns the texts of an attempt's prompts, by name. Raises AgentFailed or ProgramUnavailable."""
 
 
@@ -75,17 +75,17 @@ class Catalogue:
     bundles: UnpackedBundles
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
-    async def resolve(self, work: Work) -> Program:
+    async def resolve(self, assignment: Assignment) -> Program:
         """Returns the program of an attempt.
 
         Raises:
             AgentFailed: If there is no such agent, or it cannot be loaded.
             ProgramUnavailable: If the store cannot be reached.
         """
-        key = (work.project, work.agent)
+        key = (assignment.project, assignment.agent)
         known = self._programs.get(key)
         if known is None:
-            known = asyncio.create_task(self._load(*key), name=f"load {work.agent or 'default agent'}")
+            known = asyncio.create_task(self._load(*key), name=f"load {assignment.agent or 'default agent'}")
             self._programs[key] = known
             known.add_done_callback(lambda task: self._settled(key, task))
         self._programs.move_to_end(key)

@@ -13,7 +13,7 @@ from fulmen.ids import span_id_of, trace_id_of
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.agents.tracing.instrumentation import NONE
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.workspace import Files, Workspace
 
 PLACEHOLDER_KEY = "fulmen-attempt-key"
@@ -92,21 +92,21 @@ class Endpoints:
             variables |= dict.fromkeys(_CA_VARIABLES, self.ca_file)
         return variables
 
-    def attempt_environment(self, work: Work) -> dict[str, str]:
+    def attempt_environment(self, assignment: Assignment) -> dict[str, str]:
         """Returns what the agent of an attempt finds in its environment; holds the attempt's key."""
-        variables = self.environment(work.attempt_key)
+        variables = self.environment(assignment.attempt_key)
         if self.otlp_url:
             # The values of this variable are percent-encoded (OpenTelemetry protocol exporter specification).
-            variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={_BEARER}{quote(work.attempt_key)}"
+            variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={_BEARER}{quote(assignment.attempt_key)}"
         variables |= {
-            "TRACEPARENT": traceparent(work.attempt),
-            "FULMEN_ROLLOUT": work.rollout,
-            "FULMEN_ATTEMPT": str(work.number),
+            "TRACEPARENT": traceparent(assignment.attempt),
+            "FULMEN_ROLLOUT": assignment.rollout,
+            "FULMEN_ATTEMPT": str(assignment.number),
         }
-        if work.prompts:
-            variables[PROMPTS_VARIABLE] = prompts_text(work.prompts)
-        if len(work.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in work.input:
-            variables["FULMEN_TASK"] = work.input.decode(errors="replace")
+        if assignment.prompts:
+            variables[PROMPTS_VARIABLE] = prompts_text(assignment.prompts)
+        if len(assignment.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in assignment.input:
+            variables["FULMEN_TASK"] = assignment.input.decode(errors="replace")
         return variables
 
 
@@ -116,7 +116,7 @@ def prompts_text(prompts: Mapping[str, str]) -> str:
 
 
 async def expanded_environment(
-    templates: Mapping[str, str], work: Work, task: object, workspace: Workspace
+    templates: Mapping[str, str], assignment: Assignment, task: object, workspace: Workspace
 ) -> dict[str, str]:
     """Expands the environment that an agent's publisher gave it; makes the attempt's files only if it names them.
 
@@ -128,7 +128,7 @@ async def expanded_environment(
     named = {}
     if any(f"{{{name}}}" in template for template in templates.values() for name in ("work_dir", "task_file")):
         named = named_files(await workspace.open())
-    values = Placeholders(input=work.input, task=task, named=named)
+    values = Placeholders(input=assignment.input, task=task, named=named)
     labels = {f"environment {name}": template for name, template in templates.items()}
     return dict(zip(templates, expand(labels, values).values(), strict=True))
 

@@ -134,7 +134,7 @@ class JudgeGrader:
     def _messages(self, invocation: Invocation, outcome: object) -> list[_Message]:
         marker = secrets.token_hex(8)
         shown = fenced(encode_output(outcome).content.decode(errors="replace"), marker)
-        task = fenced(invocation.work.input.decode(errors="replace"), marker)
+        task = fenced(invocation.assignment.input.decode(errors="replace"), marker)
         placeholders = placeholders_of(invocation, outcome=shown, task=task)
         prompt = expand({"judge.prompt": self.target.prompt or GENERAL_PROMPT}, placeholders)["judge.prompt"]
         if shown not in prompt:

@@ -23,7 +23,7 @@ from fulmen_runner.agents.specification import (
     PythonTarget,
     Specification,
 )
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
 
 FETCH_DEADLINE_S = 30.0
@@ -64,7 +64,7 @@ class StoreLibrary:
         resource = await self._fetch(name, project)
         return Bundle(archive=resource.content, sha256_hex=resource.sha256.hex())
 
-    async def prompts(self, work: Work) -> dict[str, str]:
+    async def prompts(self, assignment: Assignment) -> dict[str, str]:
         """Returns the texts of an attempt's prompts: of the resources whose id begins with `prompt.`, by their names.
 
         Versions never change, so that each is fetched once.
@@ -74,12 +74,12 @@ class StoreLibrary:
             ProgramUnavailable: If the store cannot be reached.
         """
         found: dict[str, str] = {}
-        for name, version in work.resource_versions.items():
+        for name, version in assignment.resource_versions.items():
             if not version.startswith(PROMPT_PREFIX):
                 continue
-            key = (work.project, version)
+            key = (assignment.project, version)
             if key not in self._prompts:
-                content = (await self._fetch(version, work.project)).content
+                content = (await self._fetch(version, assignment.project)).content
                 if len(content) > MAX_PROMPTS_BYTES:  # Before it is kept: a resource may be far larger.
                     raise _prompts_too_large()
                 try:

@@ -60,7 +60,7 @@ class Placeholders:
 
 def placeholders_of(invocation: Invocation, **named: str) -> Placeholders:
     """Returns what placeholders stand for in an attempt; `named` are those beside the input's, such as `work_dir`."""
-    return Placeholders(input=invocation.work.input, task=invocation.task, named=named)
+    return Placeholders(input=invocation.assignment.input, task=invocation.task, named=named)
 
 
 def expand(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str, str]:

@@ -23,7 +23,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Assignment:
     """An attempt to run.
 
     Attributes:

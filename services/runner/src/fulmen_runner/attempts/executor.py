@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import structlog
 
 from fulmen.agent import Context, entered
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds, classify
 from fulmen_runner.attempts.errors import (
     AgentFailed,
@@ -49,7 +49,7 @@ class Captures(Protocol):
 class Programs(Protocol):
     """Finds programs; the real one asks the store, tests hand some out."""
 
-    async def resolve(self, work: Work) -> Program:
+    async def resolve(self, assignment: Assignment) -> Program:
         """Returns the program of an attempt. Raises AgentFailed or ProgramUnavailable."""
 
 
@@ -57,12 +57,12 @@ class ExpandEnvironment(Protocol):
     """Expands the templates in the environment of an agent; the real one knows how, tests take them as they are."""
 
     async def __call__(
-        self, templates: Mapping[str, str], work: Work, task: object, workspace: Workspace
+        self, templates: Mapping[str, str], assignment: Assignment, task: object, workspace: Workspace
     ) -> dict[str, str]:
         """Returns the variables. Raises AgentFailed."""
 
 
-async def no_prompts(work: Work) -> Mapping[str, str]:
+async def no_prompts(assignment: Assignment) -> Mapping[str, str]:
     """Returns none."""
     return {}
 
@@ -83,26 +83,26 @@ class AttemptExecutor:
     captures: Captures
     programs: Programs
     stragglers: Stragglers
-    environment_of: Callable[[Work], dict[str, str]]
+    environment_of: Callable[[Assignment], dict[str, str]]
     expand_environment: ExpandEnvironment
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
-    prompts_of: Callable[[Work], Awaitable[Mapping[str, str]]] = no_prompts
+    prompts_of: Callable[[Assignment], Awaitable[Mapping[str, str]]] = no_prompts
 
-    async def execute(self, work: Work) -> Outcome:
+    async def execute(self, assignment: Assignment) -> Outcome:
         """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
         if self.hooks is None:
-            return await self._execute(work, None)
-        return await self.hooks.around(work, partial(self._execute, work))
+            return await self._execute(assignment, None)
+        return await self.hooks.around(assignment, partial(self._execute, assignment))
 
-    async def _execute(self, work: Work, hooked: HookedAttempt | None) -> Outcome:
-        deadline = time.monotonic() + work.timeout_s
+    async def _execute(self, assignment: Assignment, hooked: HookedAttempt | None) -> Outcome:
+        deadline = time.monotonic() + assignment.timeout_s
         try:
-            async with asyncio.timeout(work.timeout_s):
+            async with asyncio.timeout(assignment.timeout_s):
                 before = await self.captures.instances()
-                program = await self._program(work)
-                work = replace(work, prompts=await self.prompts_of(work))
+                program = await self._program(assignment)
+                assignment = replace(assignment, prompts=await self.prompts_of(assignment))
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except (ProgramUnavailable, HostUnavailable) as error:
@@ -111,114 +111,126 @@ class AttemptExecutor:
             message = "The attempt's time ended while its agent was being fetched."
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
-            return _agent_error(str(error), work)
+            return _agent_error(str(error), assignment)
         try:
-            return await self._execute_program(program, work, hooked, before=before, deadline=deadline)
+            return await self._execute_program(program, assignment, hooked, before=before, deadline=deadline)
         finally:
             # What it left running may still read them.
-            self.stragglers.after(work.attempt, program.end_use)
+            self.stragglers.after(assignment.attempt, program.end_use)
 
-    async def _program(self, work: Work) -> Program:
+    async def _program(self, assignment: Assignment) -> Program:
         """Returns the program of an attempt, in use."""
         while True:
-            program = await self.programs.resolve(work)
+            program = await self.programs.resolve(assignment)
             # It may have been dropped before this attempt came to its turn.
             if program.begin_use():
                 return program
 
     async def _execute_program(
-        self, program: Program, work: Work, hooked: HookedAttempt | None, *, before: InstanceIds, deadline: float
+        self,
+        program: Program,
+        assignment: Assignment,
+        hooked: HookedAttempt | None,
+        *,
+        before: InstanceIds,
+        deadline: float,
     ) -> Outcome:
         if hooked is not None and (failed := await hooked.trace_start()) is not None:
             return failed
-        outcome = await self._run(program, work, deadline)
+        outcome = await self._run(program, assignment, deadline)
         try:
-            evidence = await self.captures.flush(work.attempt)
+            evidence = await self.captures.flush(assignment.attempt)
         except CapturesUnavailable:
             evidence = None
-        undelivered = await self.flush_spans(work.attempt)
+        undelivered = await self.flush_spans(assignment.attempt)
         if hooked is not None:
             await hooked.trace_end(evidence, undelivered)
-        return _without_secret(classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), work)
+        return _without_secret(
+            classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), assignment
+        )
 
-    async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:
-        workspace = self.workspaces.of(work.input)
+    async def _run(self, program: Program, assignment: Assignment, deadline: float) -> Outcome:
+        workspace = self.workspaces.of(assignment.input)
         try:
-            return await self._run_in(workspace, program, work, deadline)
+            return await self._run_in(workspace, program, assignment, deadline)
         finally:
             await workspace.close()
 
-    async def _run_in(self, workspace: Workspace, program: Program, work: Work, deadline: float) -> Outcome:
+    async def _run_in(self, workspace: Workspace, program: Program, assignment: Assignment, deadline: float) -> Outcome:
         try:
-            decoded = work.task()
-            own = await self.expand_environment(program.environment, work, decoded, workspace)
+            decoded = assignment.task()
+            own = await self.expand_environment(program.environment, assignment, decoded, workspace)
         except AgentFailed as error:
-            return _agent_error(str(error), work)
+            return _agent_error(str(error), assignment)
         context = Context(
-            rollout=work.rollout,
-            attempt=work.attempt,
-            attempt_number=work.number,
-            mode=work.mode.value,
+            rollout=assignment.rollout,
+            attempt=assignment.attempt,
+            attempt_number=assignment.number,
+            mode=assignment.mode.value,
             deadline=deadline,
-            environment={**own, **self.environment_of(work)},
-            resource_versions=work.resource_versions,
+            environment={**own, **self.environment_of(assignment)},
+            resource_versions=assignment.resource_versions,
             open_work_dir=lambda: workspace.open_here().work_dir,
         )
-        invocation = Invocation(work=work, task=decoded, context=context, workspace=workspace)
+        invocation = Invocation(assignment=assignment, task=decoded, context=context, workspace=workspace)
         with entered(context):
-            task = asyncio.create_task(program.run(invocation), name=work.attempt)
+            task = asyncio.create_task(program.run(invocation), name=assignment.attempt)
         try:
             await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
             timed_out = not task.done()
         finally:
-            await self._stop(task, work)
+            await self._stop(task, assignment)
         if timed_out:
             return Failed(kind=FailureKind.TIMEOUT, message=self._too_late(invocation))
         if task.cancelled():
-            return _agent_error("The agent cancelled itself.", work)
+            return _agent_error("The agent cancelled itself.", assignment)
         try:
             return task.result()
         except AgentFailed as error:
-            return _agent_error(str(error), work)
+            return _agent_error(str(error), assignment)
         except AgentTimedOut as error:
             return Failed(kind=FailureKind.TIMEOUT, message=str(error))
         except HostUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
 
     def _too_late(self, invocation: Invocation) -> str:
-        work = invocation.work
-        message = f"The attempt did not end within {work.timeout_s:g} s: its {invocation.progress.part} was at work."
-        if self.stragglers.left_by(work.attempt):
+        assignment = invocation.assignment
+        message = (
+            f"The attempt did not end within {assignment.timeout_s:g} s: its {invocation.progress.part} was at work."
+        )
+        if self.stragglers.left_by(assignment.attempt):
             message += (
                 ' It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = "process"`,'
                 " or the runner's setting FULMEN_RUNNER_ISOLATION=process, it runs in a process that can be killed."
             )
         return message
 
-    async def _stop(self, task: asyncio.Task[Outcome], work: Work) -> None:
+    async def _stop(self, task: asyncio.Task[Outcome], assignment: Assignment) -> None:
         if task.done():
             return
         task.cancel()
         # Counted from the start: this wait itself may be cancelled.
-        self.stragglers.add(task, work.attempt)
+        self.stragglers.add(task, assignment.attempt)
         await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
         if not task.done():
-            _log.warning("agent_ignores_cancellation", attempt=work.attempt)
+            _log.warning("agent_ignores_cancellation", attempt=assignment.attempt)
 
 
-Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
+Execute = Callable[[Assignment], Coroutine[Any, Any, Outcome]]
 
 
-def _agent_error(message: str, work: Work) -> Failed:
-    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, work.attempt_key)))
+def _agent_error(message: str, assignment: Assignment) -> Failed:
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, assignment.attempt_key)))
 
 
-def _without_secret(outcome: Outcome, work: Work) -> Outcome:
+def _without_secret(outcome: Outcome, assignment: Assignment) -> Outcome:
     """Takes the attempt's key out of an outcome, and cuts the message to what the contract allows."""
     output = outcome.output
-    content = masked_bytes(output.content, work.attempt_key)
+    content = masked_bytes(output.content, assignment.attempt_key)
     if content is not output.content:
         output = replace(output, content=content)
     if isinstance(outcome, Failed):
-        return replace(outcome, message=cut_at_front(masked_message(outcome.message, work.attempt_key)), output=output)
+        return replace(
+            outcome, message=cut_at_front(masked_message(outcome.message, assignment.attempt_key)), output=output
+        )
     return outcome if output is outcome.output else replace(outcome, output=output)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import structlog
 
 from fulmen.hooks import STOPPED, AttemptEnd, AttemptFacts, FailAttempt, RewardFact, SpansSummary
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded, cut_at_front
 
@@ -187,20 +187,20 @@ class AttemptHooks:
     failure_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _left: set["asyncio.Task[Any]"] = field(default_factory=set)
 
-    async def around(self, work: Work, run: Callable[[HookedAttempt], Awaitable[Outcome]]) -> Outcome:
+    async def around(self, assignment: Assignment, run: Callable[[HookedAttempt], Awaitable[Outcome]]) -> Outcome:
         """Runs an attempt between the calls of its hooks; returns the outcome to report."""
         began_s = time.monotonic()
-        attempt = HookedAttempt(hooks=self, facts=_facts_of(work))
-        self.witness.begin(work.attempt)
+        attempt = HookedAttempt(hooks=self, facts=_facts_of(assignment))
+        self.witness.begin(assignment.attempt)
         try:
             await attempt.call("on_rollout_start", self.hooks, attempt.facts)
             outcome = attempt.failure() or await run(attempt)
         except BaseException:
             # Stopped, or a bug of the runner's: whatever it is goes on at once.
-            self._behind(attempt.stopped(time.monotonic() - began_s), name=f"end hooks of {work.attempt}")
+            self._behind(attempt.stopped(time.monotonic() - began_s), name=f"end hooks of {assignment.attempt}")
             raise
         if attempt.spans is None:
-            self.witness.counted(work.attempt)
+            self.witness.counted(assignment.attempt)
         return await attempt.end(outcome, time.monotonic() - began_s)
 
     def report(self, attempt: str, failure: HookFailure) -> None:
@@ -238,16 +238,16 @@ class AttemptHooks:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def _facts_of(work: Work) -> AttemptFacts:
+def _facts_of(assignment: Assignment) -> AttemptFacts:
     return AttemptFacts(
-        rollout=work.rollout,
-        attempt=work.attempt,
-        attempt_number=work.number,
-        project=work.project,
-        mode=work.mode.value,
-        agent=work.agent,
-        input=work.input,
-        input_content_type=work.input_content_type,
-        timeout_s=work.timeout_s,
-        resource_versions=dict(work.resource_versions),
+        rollout=assignment.rollout,
+        attempt=assignment.attempt,
+        attempt_number=assignment.number,
+        project=assignment.project,
+        mode=assignment.mode.value,
+        agent=assignment.agent,
+        input=assignment.input,
+        input_content_type=assignment.input_content_type,
+        timeout_s=assignment.timeout_s,
+        resource_versions=dict(assignment.resource_versions),
     )

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.executor import Execute
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
 from fulmen_runner.attempts.session import LeaseSession
@@ -46,14 +46,14 @@ class AttemptPool:
         self._reasons: dict[str, StopReason] = {}
         stragglers.on_change = self.changed.set
 
-    def start(self, works: Iterable[Work]) -> None:
+    def start(self, assignments: Iterable[Assignment]) -> None:
         """Starts assigned attempts, or notes that they are given back."""
-        for work in works:
-            if self.session.assigned(work, now_unix_s=time.time()):
-                task = asyncio.create_task(self._attempt(work), name=f"run {work.attempt}")
-                self._tasks[work.attempt] = task
-                task.add_done_callback(partial(self._ended, work))
-                _log.debug("attempt_started", attempt=work.attempt, agent=work.agent)
+        for assignment in assignments:
+            if self.session.assigned(assignment, now_unix_s=time.time()):
+                task = asyncio.create_task(self._attempt(assignment), name=f"run {assignment.attempt}")
+                self._tasks[assignment.attempt] = task
+                task.add_done_callback(partial(self._ended, assignment))
+                _log.debug("attempt_started", attempt=assignment.attempt, agent=assignment.agent)
         self.changed.set()
 
     def stop(self, attempts: Iterable[str], reason: StopReason) -> None:
@@ -84,34 +84,34 @@ class AttemptPool:
             await asyncio.wait(list(self._tasks.values()), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    async def _attempt(self, work: Work) -> None:
+    async def _attempt(self, assignment: Assignment) -> None:
         try:
-            outcome = await self._execute(work)
+            outcome = await self._execute(assignment)
         except Exception:  # noqa: BLE001  # A bug of the runner's own must not cost the other attempts.
-            _log.exception("attempt_crashed", attempt=work.attempt)
+            _log.exception("attempt_crashed", attempt=assignment.attempt)
             outcome = Failed(kind=FailureKind.INFRA, message="The runner failed; its log tells more.")
-        if work.attempt not in self._reasons:
-            self._finish(work, outcome)
+        if assignment.attempt not in self._reasons:
+            self._finish(assignment, outcome)
 
-    def _ended(self, work: Work, _: asyncio.Task[None]) -> None:
-        del self._tasks[work.attempt]
-        reason = self._reasons.pop(work.attempt, None)
+    def _ended(self, assignment: Assignment, _: asyncio.Task[None]) -> None:
+        del self._tasks[assignment.attempt]
+        reason = self._reasons.pop(assignment.attempt, None)
         if reason is not None:
-            self._stopped(work, reason)
+            self._stopped(assignment, reason)
         self.changed.set()
 
-    def _finish(self, work: Work, outcome: Outcome | None) -> None:
-        if work.attempt in self.session.running:
+    def _finish(self, assignment: Assignment, outcome: Outcome | None) -> None:
+        if assignment.attempt in self.session.running:
             kind = outcome.kind.value if isinstance(outcome, Failed) else ""
-            _log.debug("attempt_finished", attempt=work.attempt, failure_kind=kind, released=outcome is None)
-            self.session.finished(work, outcome)
+            _log.debug("attempt_finished", attempt=assignment.attempt, failure_kind=kind, released=outcome is None)
+            self.session.finished(assignment, outcome)
 
-    def _stopped(self, work: Work, reason: StopReason) -> None:
-        _log.info("attempt_stopped", attempt=work.attempt, reason=reason.name)
+    def _stopped(self, assignment: Assignment, reason: StopReason) -> None:
+        _log.info("attempt_stopped", attempt=assignment.attempt, reason=reason.name)
         match reason:
             case StopReason.CANCELLED:
-                self._finish(work, Failed(kind=FailureKind.CANCELLED, message="The rollout was cancelled."))
+                self._finish(assignment, Failed(kind=FailureKind.CANCELLED, message="The rollout was cancelled."))
             case StopReason.RELEASED:
-                self._finish(work, None)
+                self._finish(assignment, None)
             case StopReason.LEASE_LOST:
-                self.session.forget(work.attempt)
+                self.session.forget(assignment.attempt)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fulmen.agent import Context
-from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, Work
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, Assignment
 from fulmen_runner.attempts.outcome import (
     MAX_OUTPUT_BYTES,
     Failed,
@@ -40,7 +40,7 @@ class Invocation:
         progress: Written by the program while it runs.
     """
 
-    work: Work
+    assignment: Assignment
     task: object
     context: Context
     workspace: Workspace

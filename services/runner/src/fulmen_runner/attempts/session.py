@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, Failed, FailureKind, Outcome, cut_at_front
 
 MAX_REPORTS_PER_MESSAGE = 1000
@@ -33,7 +33,7 @@ class AckStatus(StrEnum):
 class Running:
     """An attempt that runs; `start_unix_s` is when it began here."""
 
-    work: Work
+    assignment: Assignment
     start_unix_s: float
 
 
@@ -41,7 +41,7 @@ class Running:
 class Report:
     """An outcome for the store; None gives the lease back unrun."""
 
-    work: Work
+    assignment: Assignment
     outcome: Outcome | None
 
     @property
@@ -109,21 +109,21 @@ class LeaseSession:
         self._open_credits += granted
         return granted
 
-    def assigned(self, work: Work, *, now_unix_s: float) -> bool:
+    def assigned(self, assignment: Assignment, *, now_unix_s: float) -> bool:
         """Notes an assignment; returns whether to run it. While the runner drains it is given back instead."""
         self._open_credits = max(0, self._open_credits - 1)
-        if work.attempt in self.running:
+        if assignment.attempt in self.running:
             return False
         if self.draining:
-            self._pending[work.attempt] = _Pending(report=Report(work=work, outcome=None))
+            self._pending[assignment.attempt] = _Pending(report=Report(assignment=assignment, outcome=None))
             return False
-        self.running[work.attempt] = Running(work=work, start_unix_s=now_unix_s)
+        self.running[assignment.attempt] = Running(assignment=assignment, start_unix_s=now_unix_s)
         return True
 
-    def finished(self, work: Work, outcome: Outcome | None) -> None:
+    def finished(self, assignment: Assignment, outcome: Outcome | None) -> None:
         """Notes the end of an attempt, to be reported; outcome None gives its lease back."""
-        self.running.pop(work.attempt, None)
-        self._pending[work.attempt] = _Pending(report=Report(work=work, outcome=outcome))
+        self.running.pop(assignment.attempt, None)
+        self._pending[assignment.attempt] = _Pending(report=Report(assignment=assignment, outcome=outcome))
         if outcome is not None:
             self.ended_counts[outcome.kind if isinstance(outcome, Failed) else None] += 1
 
@@ -168,7 +168,7 @@ class LeaseSession:
         if not pending.refusals:
             text = cut_at_front(f"The store refused the attempt's result: {message}")
             outcome = Failed(kind=FailureKind.AGENT_ERROR, message=text)
-        report = Report(work=pending.report.work, outcome=outcome)
+        report = Report(assignment=pending.report.assignment, outcome=outcome)
         self._pending[attempt] = _Pending(report=report, refusals=pending.refusals + 1)
 
     def set_slots(self, slots: int) -> None:

@@ -4,7 +4,7 @@ import time
 
 from fulmen import attributes as names
 from fulmen.ids import span_id_of, trace_id_of
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.executor import Execute
 from fulmen_runner.attempts.outcome import Failed, Outcome
 from fulmen_service_kit.own_traces import OwnTraces
@@ -16,21 +16,21 @@ STOPPED = "STOPPED"
 def traced(execute: Execute, traces: OwnTraces, *, host: str) -> Execute:
     """Returns what runs an attempt and adds a span of it, below that of the attempt as a whole."""
 
-    async def run(work: Work) -> Outcome:
+    async def run(assignment: Assignment) -> Outcome:
         start_ns, ended = time.time_ns(), STOPPED
         try:
-            outcome = await execute(work)
+            outcome = await execute(assignment)
             ended = outcome.kind.value if isinstance(outcome, Failed) else ""
         finally:
             traces.add(
                 "fulmen.runner.run",
-                trace_id=trace_id_of(work.attempt),
-                parent_id=span_id_of(work.attempt),
+                trace_id=trace_id_of(assignment.attempt),
+                parent_id=span_id_of(assignment.attempt),
                 start_ns=start_ns,
                 attributes={
-                    names.ROLLOUT: work.rollout,
-                    names.ATTEMPT: work.number,
-                    "fulmen.agent": work.agent,
+                    names.ROLLOUT: assignment.rollout,
+                    names.ATTEMPT: assignment.number,
+                    "fulmen.agent": assignment.agent,
                     "host.name": host,
                 },
                 error=ended,

@@ -2,7 +2,7 @@
 
 from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
 from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2
-from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Mode, Work
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Reward, Succeeded
 from fulmen_runner.attempts.session import AckStatus, Report
 from fulmen_runner.slots.load import Load
@@ -20,14 +20,14 @@ _STATUSES = {
 }
 
 
-def work_of(assignment: lease_pb2.Assignment) -> Work:
+def read_assignment(assignment: lease_pb2.Assignment) -> Assignment:
     """Reads an assignment.
 
     Raises:
         ArgumentInvalid: If the attempt's name is malformed.
     """
     rollout = assignment.rollout
-    return Work(
+    return Assignment(
         attempt=assignment.attempt,
         rollout=rollout.name,
         number=parse_attempt_name(assignment.attempt).number,
@@ -44,14 +44,14 @@ def work_of(assignment: lease_pb2.Assignment) -> Work:
     )
 
 
-def result_of(report: Report) -> lease_pb2.AttemptResult:
+def write_result(report: Report) -> lease_pb2.AttemptResult:
     """Writes a report that has an outcome.
 
     Raises:
         ValueError: If it has none: such a lease is released, not completed.
     """
     result = lease_pb2.AttemptResult(
-        attempt=report.work.attempt, lease_id=report.work.lease_id, epoch=report.work.epoch
+        attempt=report.assignment.attempt, lease_id=report.assignment.lease_id, epoch=report.assignment.epoch
     )
     match report.outcome:
         case Succeeded(rewards=rewards):
@@ -66,7 +66,7 @@ def result_of(report: Report) -> lease_pb2.AttemptResult:
     return result
 
 
-def load_of(load: Load) -> lease_pb2.RunnerLoad:
+def write_load(load: Load) -> lease_pb2.RunnerLoad:
     """Writes a measurement of the machine, and how many slots there are."""
     message = lease_pb2.RunnerLoad(
         cpu_ratio=load.cpu,
@@ -90,7 +90,7 @@ def load_of(load: Load) -> lease_pb2.RunnerLoad:
     return message
 
 
-def status_of(ack: lease_pb2.CompletionAck) -> AckStatus | None:
+def read_status(ack: lease_pb2.CompletionAck) -> AckStatus | None:
     """Reads the status of an acknowledgement; None if this version does not know it."""
     return _STATUSES.get(ack.status)
 

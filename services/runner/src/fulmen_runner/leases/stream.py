@@ -19,7 +19,7 @@ from fulmen.rpc.channel import DuplexStream, FulmenChannel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.pool import AttemptPool, StopReason
-from fulmen_runner.leases.codec import load_of, result_of, status_of, work_of
+from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_result
 from fulmen_runner.slots.load import Load
 
 OPEN_DEADLINE_S = 15.0
@@ -166,7 +166,7 @@ class LeaseStream:
                 raise StreamClosed("The store closed the stream.")
             match message.WhichOneof("message"):
                 case "assign":
-                    self._pool.start([work_of(assignment) for assignment in message.assign.assignments])
+                    self._pool.start([read_assignment(assignment) for assignment in message.assign.assignments])
                 case "ack":
                     self._acknowledge(message.ack.acks)
                 case "cancel":
@@ -181,7 +181,7 @@ class LeaseStream:
 
     def _acknowledge(self, acks: Any) -> None:
         for ack in acks:
-            status = status_of(ack)
+            status = read_status(ack)
             if status is None:
                 _log.warning("ack_not_understood", attempt=ack.attempt, status=ack.status)
                 continue
@@ -214,14 +214,14 @@ class LeaseStream:
     async def _renew(self, stream: Stream) -> None:
         load = self._load()
         self._told_slots = self._session.slots
-        renewal = messages.RenewSession(load=None if load is None else load_of(load))
+        renewal = messages.RenewSession(load=None if load is None else write_load(load))
         await stream.write(messages.StreamLeasesRequest(renew=renewal))
 
     async def _send_news(self, stream: Stream) -> None:
         """Sends reports, then demand."""
         while reports := self._session.take_reports(now_s=time.monotonic()):
-            results = [result_of(report) for report in reports if report.outcome is not None]
-            released = [report.work.attempt for report in reports if report.outcome is None]
+            results = [write_result(report) for report in reports if report.outcome is not None]
+            released = [report.assignment.attempt for report in reports if report.outcome is None]
             if results:
                 complete = messages.CompletedAttempts(results=results)
                 await stream.write(messages.StreamLeasesRequest(complete=complete))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.executor import Captures, Execute
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
@@ -49,21 +49,21 @@ class SlotWitness:
     def watched(self, execute: Execute) -> Execute:
         """Returns what runs an attempt as `execute` does, seen by the control; a stopped one tells nothing."""
 
-        async def run(work: Work) -> Outcome:
+        async def run(assignment: Assignment) -> Outcome:
             began_s = self._clock()
             self._running += 1
             try:
-                outcome = await execute(work)
+                outcome = await execute(assignment)
                 self._control.ended(
                     began_s=began_s,
                     now_s=self._clock(),
                     well=not isinstance(outcome, Failed) or outcome.kind not in _NOT_THE_AGENTS,
-                    throttled=self._throttled.get(work.attempt, 0),
+                    throttled=self._throttled.get(assignment.attempt, 0),
                     in_use=self._running,
                 )
             finally:
                 self._running -= 1
-                self._throttled.pop(work.attempt, None)
+                self._throttled.pop(assignment.attempt, None)
             return outcome
 
         return run

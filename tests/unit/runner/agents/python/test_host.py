@@ -28,7 +28,7 @@ from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeed
 from fulmen_runner.attempts.program import Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
-from tests.support.runner.assignments import tracing_restored, work
+from tests.support.runner.assignments import assignment, tracing_restored
 
 TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 Function = Callable[..., object]
@@ -59,7 +59,7 @@ def program(host: PythonHost, agent: Function, grader: Function | None = None) -
 
 
 async def run(made: Program) -> Outcome:
-    item = work(input_=b'{"question": "why"}')
+    item = assignment(input_=b'{"question": "why"}')
     context = Context(
         rollout=item.rollout,
         attempt=item.attempt,
@@ -68,7 +68,7 @@ async def run(made: Program) -> Outcome:
         deadline=time.monotonic() + 30,
         environment={"TRACEPARENT": TRACEPARENT},
     )
-    invocation = Invocation(work=item, task=item.task(), context=context, workspace=Workspaces().of(item.input))
+    invocation = Invocation(assignment=item, task=item.task(), context=context, workspace=Workspaces().of(item.input))
     with entered(context):
         return await asyncio.create_task(made.run(invocation))
 

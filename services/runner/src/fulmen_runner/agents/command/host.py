@@ -103,7 +103,7 @@ class Command:
             # A NUL character that came with the input.
             raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
         # By itself, since it may begin in the middle of the key.
-        result = replace(result, stderr=masked_bytes(result.stderr, invocation.work.attempt_key))
+        result = replace(result, stderr=masked_bytes(result.stderr, invocation.assignment.attempt_key))
         if result.failure:
             raise AgentFailed(f"The command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
@@ -121,7 +121,7 @@ class CommandAgent:
 
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the command on the rollout's input."""
-        printed = await self.command.run(invocation, invocation.work.input)
+        printed = await self.command.run(invocation, invocation.assignment.input)
         output = printed.text.rstrip("\r\n")
         rewards = () if self.graded else rewards_of_last_line(output)
         return Answer(value=output, rewards=rewards, emitted=printed.emitted)

@@ -160,14 +160,14 @@ class ContainerAgent:
         return Answer(value=output, rewards=() if self.graded else rewards_of_last_line(output))
 
     def _order(self, invocation: Invocation) -> ContainerOrder:
-        work = invocation.work
+        assignment = invocation.assignment
         files: list[bytes | Path] = [] if self.bundle is None else [self.bundle]
         return ContainerOrder(
-            name=f"fulmen-{work.rollout.rpartition('/')[2]}-{work.number}-{work.epoch}",
+            name=f"fulmen-{assignment.rollout.rpartition('/')[2]}-{assignment.number}-{assignment.epoch}",
             config=self._config(invocation),
-            files=[*files, attempt_archive(work.input)],
+            files=[*files, attempt_archive(assignment.input)],
             files_at=ROOT,
-            stdin=work.input,
+            stdin=assignment.input,
             result_path=REWARDS_FILE,
             output_kept_bytes=self.target.output_kept_bytes or MAX_OUTPUT_BYTES,
             output_allowed_bytes=self.host.output_allowed_bytes,
@@ -176,14 +176,14 @@ class ContainerAgent:
 
     def _config(self, invocation: Invocation) -> dict[str, Any]:
         """Returns the container as the engine's API takes it (Docker Engine API 1.41, `ContainerCreate`)."""
-        work, host = invocation.work, self.host
+        assignment, host = invocation.assignment, self.host
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
         arguments = {f"argument {number}": argument for number, argument in enumerate(self.target.argv)}
         argv = list(expand(arguments, placeholders).values())
         variables = {
             **host.inherited,
             **expanded_variables(self.environment, placeholders),
-            **host.endpoints.attempt_environment(work),
+            **host.endpoints.attempt_environment(assignment),
             WORK_DIR_VARIABLE: WORK_DIR,
             REWARDS_FILE_VARIABLE: REWARDS_FILE,
         }
@@ -191,10 +191,10 @@ class ContainerAgent:
             "Image": self.target.image,
             "Env": [f"{name}={value}" for name, value in variables.items()],
             "Labels": {
-                ATTEMPT_LABEL: work.attempt,
+                ATTEMPT_LABEL: assignment.attempt,
                 HOST_LABEL: host.owner.host,
                 PROCESS_LABEL: host.owner.process,
-                DEADLINE_LABEL: str(int(time.time() + work.timeout_s + OVERTIME_S)),
+                DEADLINE_LABEL: str(int(time.time() + assignment.timeout_s + OVERTIME_S)),
             },
             "AttachStdin": True,
             "OpenStdin": True,

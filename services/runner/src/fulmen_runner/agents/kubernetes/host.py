@@ -176,7 +176,7 @@ class JobAgent:
 
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the Job on the rollout's input."""
-        if len(invocation.work.input) > MAX_INPUT_BYTES:
+        if len(invocation.assignment.input) > MAX_INPUT_BYTES:
             raise AgentFailed(f"The rollout's input is larger than the {MAX_INPUT_BYTES} bytes that a Job can get.")
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
         order = self._order(invocation, expanded_variables(self.environment, placeholders))
@@ -194,17 +194,17 @@ class JobAgent:
         return Answer(value=output, rewards=() if self.graded else rewards_of_last_line(output))
 
     def _order(self, invocation: Invocation, environment: Mapping[str, str]) -> JobOrder:
-        work, host = invocation.work, self.host
-        rollout_id = work.rollout.rpartition("/")[2]
+        assignment, host = invocation.assignment, self.host
+        rollout_id = assignment.rollout.rpartition("/")[2]
         return JobOrder(
-            name=f"fulmen-{rollout_id}-{work.number}-{work.epoch}",
+            name=f"fulmen-{rollout_id}-{assignment.number}-{assignment.epoch}",
             rollout_id=rollout_id,
-            attempt=work.attempt,
+            attempt=assignment.attempt,
             owner=host.owner,
-            variables={**environment, **host.endpoints.attempt_environment(work), WORK_DIR_VARIABLE: WORK_DIR},
+            variables={**environment, **host.endpoints.attempt_environment(assignment), WORK_DIR_VARIABLE: WORK_DIR},
             defaults=QUIET,
-            input=work.input,
-            timeout_s=work.timeout_s,
+            input=assignment.input,
+            timeout_s=assignment.timeout_s,
             ttl_s=host.ttl_s,
             limits=granted(self.limits, host.limits),
             limits_asked=self.limits,

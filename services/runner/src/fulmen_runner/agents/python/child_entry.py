@@ -62,23 +62,23 @@ def plain_environment(specification: Specification) -> dict[str, str]:
 
 
 async def _called(children: Children, program: ChildProgram, invocation: Invocation, *, outcome: object) -> Document:
-    context, work = invocation.context, invocation.work
+    context, assignment = invocation.context, invocation.assignment
     files = await invocation.workspace.open()
     request = {
         "rollout": context.rollout,
         "attempt": context.attempt,
         "attempt_number": context.attempt_number,
-        "attempt_key": work.attempt_key,
+        "attempt_key": assignment.attempt_key,
         "mode": context.mode,
         "remaining_s": context.remaining_s,
         "environment": {**context.environment, WORK_DIR_VARIABLE: str(files.work_dir)},
         "resource_versions": dict(context.resource_versions),
         "rewards": _rows(context.rewards),
-        "content_type": work.input_content_type,
+        "content_type": assignment.input_content_type,
         "outcome": outcome,
     }
     try:
-        answer = await children.call(program, request, work.input)
+        answer = await children.call(program, request, assignment.input)
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"The outcome cannot be sent to the grader's process: {error}") from None
     if answer.get("undelivered_spans"):

@@ -116,8 +116,10 @@ class PythonCallable:
         except asyncio.CancelledError:
             stop.set()
             if not thread.done():
-                self.stragglers.add(thread, invocation.work.attempt)
-                _log.warning("agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process")
+                self.stragglers.add(thread, invocation.assignment.attempt)
+                _log.warning(
+                    "agent_blocks", attempt=invocation.assignment.attempt, setting="FULMEN_RUNNER_ISOLATION=process"
+                )
             raise
 
 
