@@ -74,16 +74,14 @@ def good(script: str, *rewards: tuple[str, float]) -> Case:
 
 
 CASES = {
-    "kills itself": Case(script="echo last words >&2; kill -KILL $$", says=r"signal 9 \(SIGKILL\)\.\nlast words"),
-    "exits": Case(script="echo why >&2; exit 7", says=r"exited with status 7\.\nwhy"),
-    "floods its errors": Case(script="exec cat /dev/zero >&2", says="wrote more than 1000000 bytes"),
-    "starts threads": Case(script="exec python threads.py", says=r"ran \d+ processes and threads"),
+    "kills itself": Case(script="echo last words >&2; kill -KILL $$", says=r"signal 9 \(SIGKILL\)\nlast words"),
+    "exits": Case(script="echo why >&2; exit 7", says=r"exited with status 7\nwhy"),
+    "floods its errors": Case(script="exec cat /dev/zero >&2", says="output limit of 1000000 bytes"),
+    "starts threads": Case(script="exec python threads.py", says=r"limit of \d+ processes and threads"),
     "eats memory in four processes": Case(
-        script="exec python eat.py", says=r"took \d+\.\d MiB .* allowed are 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY"
+        script="exec python eat.py", says=r"memory limit of 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY"
     ),
-    "kills its keeper": Case(
-        script="kill -KILL $PPID; sleep 3600", says="lost the process that watches it|that was to start it ended"
-    ),
+    "kills its keeper": Case(script="kill -KILL $PPID; sleep 3600", says="keeper process died"),
     "escapes and ends": good('python escape.py "$1" "$PIDS/$1"; echo 1'),
     "escapes and fails": Case(script='python escape.py "$1" "$PIDS/$1"; exit 5', says="status 5"),
     "leaves zombies": good("exec python zombies.py"),
@@ -103,7 +101,7 @@ CASES = {
     ),
     "gives broken rewards": Case(script='echo x >>"$FULMEN_REWARDS_FILE"; echo 1', says="line 1: "),
     "makes its rewards a pipe": Case(
-        script='rm "$FULMEN_REWARDS_FILE"; mkfifo "$FULMEN_REWARDS_FILE"; echo 1', says="no plain file"
+        script='rm "$FULMEN_REWARDS_FILE"; mkfifo "$FULMEN_REWARDS_FILE"; echo 1', says="not a regular file"
     ),
     "makes its rewards a link": Case(
         script='ln -sf /etc/passwd "$FULMEN_REWARDS_FILE"; echo 1', says="rewards file cannot be read"

@@ -105,19 +105,19 @@ CASES = {
     "a signal": Case(
         script="import os; os.kill(os.getpid(), 11)", kind="AGENT_ERROR", says="signal 11"
     ),
-    "no reward": Case(script="print('done')", kind="REWARD_MISSING", says="ended well"),
+    "no reward": Case(script="print('done')", kind="REWARD_MISSING", says="agent succeeded"),
     "memory": Case(
-        script=HOG, limits=Limits(memory_bytes=64 * MEBIBYTE), kind="AGENT_ERROR", says="its 67108864 bytes of memory"
+        script=HOG, limits=Limits(memory_bytes=64 * MEBIBYTE), kind="AGENT_ERROR", says="memory limit of 67108864 bytes"
     ),
     "too many processes": Case(
         script=FORKS, limits=Limits(process_count=20), rewards={("reward", None): 1.0}
     ),
-    "a flood": Case(script=FLOOD, kind="AGENT_ERROR", says="wrote more than"),
+    "a flood": Case(script=FLOOD, kind="AGENT_ERROR", says="output limit"),
     "a secret on standard error": Case(
         script="import os, sys; sys.exit(os.environ['OPENAI_API_KEY'])", kind="AGENT_ERROR", says="[masked]"
     ),
-    "a hang that ignores SIGTERM": Case(script=IGNORES, kind="TIMEOUT", says="within 3 s", timeout_s=3),
-    "no such image": Case(image="fulmen-tests/never-was:1", kind="AGENT_ERROR", says="has no image"),
+    "a hang that ignores SIGTERM": Case(script=IGNORES, kind="TIMEOUT", says="timeout of 3 s", timeout_s=3),
+    "no such image": Case(image="fulmen-tests/never-was:1", kind="AGENT_ERROR", says="is not present"),
     "no such program": Case(argv=("no-such-program",), kind="AGENT_ERROR", says="no-such-program"),
     "a network that is not given": Case(
         script="print(1)", network="bridge", kind="AGENT_ERROR", says="FULMEN_RUNNER_CONTAINER_NETWORKS"
@@ -131,7 +131,7 @@ CASES = {
     "a huge file of rewards": Case(
         script="import os; open(os.environ['FULMEN_REWARDS_FILE'], 'wb').truncate(1 << 30)",
         kind="AGENT_ERROR",
-        says="larger than",
+        says="exceeds",
     ),
 }  # fmt: skip
 

@@ -24,4 +24,4 @@ async def test_a_runner_without_one_says_so(store: DoubleStore, start_runner: St
     [name] = await store.create(rollouts_of("", [{}]))
     [ended] = (await store.ended([name]))[name]
     assert ended.kind == "AGENT_ERROR"
-    assert "started without one" in ended.message
+    assert "has no default agent" in ended.message

@@ -87,12 +87,12 @@ def late(says: str) -> End:
     return End(kind="TIMEOUT", says=says, rewards=0)
 
 
-LATE = late(rf"within {TIMEOUT_S} s")
-LEFT = late("keeps its slot until it ends")
+LATE = late(rf"timeout of {TIMEOUT_S} s")
+LEFT = late("keeps its slot until it returns")
 MISSING = End(kind="REWARD_MISSING", rewards=0)
-CROWD = error(rf"ran \d+ processes .* allowed are {PROCESS_COUNT} \(FULMEN_RUNNER_ATTEMPT_PROCESSES\)")
+CROWD = error(rf"limit of {PROCESS_COUNT} processes .*\(FULMEN_RUNNER_ATTEMPT_PROCESSES\)")
 FLOOD = error(r"wrote more than 1000000 bytes.*MAX_COMMAND_OUTPUT")
-HUNGRY = error(r"took \d+\.\d MiB .* allowed are 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY_BYTES\)")
+HUNGRY = error(r"memory limit of 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY_BYTES\)")
 SIGNAL = error(r"signal 11 \(SIGSEGV\)")
 MASKED = error(r"my key is \[masked\]")
 NO_NUMBER = error("finite")

@@ -104,9 +104,9 @@ def test_one_that_fails_is_reported_and_the_program_and_the_others_go_on(site: P
     traced, errors = run(site, "auto", "langchain", "crewai")
     assert traced["langchain"] == []
     assert [name for name, _ in traced["crewai"]] == ["two"]
-    assert errors == "fulmen: the instrumentor langchain was left out: RuntimeError: not with this version\n"
+    assert errors == "fulmen: instrumentor langchain is not enabled: RuntimeError: not with this version\n"
     _, errors = run(site, "missing", "langchain")
-    assert errors == "fulmen: the instrumentor missing was left out: No such instrumentor is installed.\n"
+    assert errors == "fulmen: instrumentor missing is not enabled: not installed\n"
 
 
 def test_one_that_does_not_fit_the_frameworks_version_is_left_out(site: Path) -> None:

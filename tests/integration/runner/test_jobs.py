@@ -85,14 +85,16 @@ CASES = {
         template=template("import sys; sys.exit('gone wrong')"), kind="AGENT_ERROR", says=("status 1.\ngone wrong",)
     ),
     "a signal": Case(template=template("import os; os.kill(os.getpid(), 11)"), kind="AGENT_ERROR", says=("signal 11",)),
-    "no reward": Case(template=template("print('done')"), kind="REWARD_MISSING", says=("ended well",)),
+    "no reward": Case(template=template("print('done')"), kind="REWARD_MISSING", says=("agent succeeded",)),
     "a secret in the log": Case(
         template=template("import os, sys; sys.exit(os.environ['OPENAI_API_KEY'])"),
         kind="AGENT_ERROR",
         says=("[masked]",),
     ),
     "a long log": Case(
-        template=template("print('x' * (1 << 21))"), kind="AGENT_ERROR", says=("log is longer than 1048576 bytes",)
+        template=template("print('x' * (1 << 21))"),
+        kind="AGENT_ERROR",
+        says=("log of the agent exceeds 1048576 bytes",),
     ),
     "a hang": Case(
         template=template("import time; time.sleep(3600)"), kind="TIMEOUT", says=("within 2 s",), timeout_s=2
@@ -103,19 +105,19 @@ CASES = {
         says=("deadline of 1 s",),
     ),
     "a Job that the API refuses": Case(
-        template=template(job={"backofLimit": 3}), kind="AGENT_ERROR", says=("refuses", "backofLimit")
+        template=template(job={"backofLimit": 3}), kind="AGENT_ERROR", says=("rejected", "backofLimit")
     ),
     "a template with problems": Case(
         template="apiVersion: batch/v2\nkind: Job\nspec: {parallelism: 3, template: {spec: {hostNetwork: true}}}",
         kind="AGENT_ERROR",
-        says=("batch/v2", "spec.parallelism", "names no container", "hostNetwork"),
+        says=("batch/v2", "spec.parallelism", "containers is empty", "hostNetwork"),
     ),
-    "memory": fated(Fate.OUT_OF_MEMORY, "AGENT_ERROR", "more than its 268435456 of memory"),
+    "memory": fated(Fate.OUT_OF_MEMORY, "AGENT_ERROR", "memory limit of 268435456"),
     "no such image": fated(Fate.NO_SUCH_IMAGE, "AGENT_ERROR", "not pulled within 3 s", "not found"),
     "a bad name of an image": fated(Fate.BAD_NAME, "AGENT_ERROR", "InvalidImageName"),
     "no such program": fated(Fate.CANNOT_START, "AGENT_ERROR", "cannot be started", "no-such-program"),
     "a registry that is away": fated(Fate.NO_REGISTRY, "INFRA", "not pulled within 3 s", "i/o timeout"),
-    "no node with room": fated(Fate.NO_NODE, "INFRA", "No node took the pod", "no memory"),
+    "no node with room": fated(Fate.NO_NODE, "INFRA", "pod was not scheduled", "no memory"),
     "no pod at all": fated(Fate.NO_POD, "INFRA", "made no pod within 3 s"),
     "an eviction": fated(Fate.EVICTED, "INFRA", "low on resource"),
     "a preemption": fated(Fate.PREEMPTED, "INFRA", "PreemptionByScheduler"),
@@ -233,7 +235,7 @@ async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(
 
 
 @pytest.mark.parametrize(
-    ("kubeconfig", "says"), [("", "FULMEN_RUNNER_JOB_KUBECONFIG"), ("/nowhere/kubeconfig", "cannot be read")]
+    ("kubeconfig", "says"), [("", "FULMEN_RUNNER_JOB_KUBECONFIG"), ("/nowhere/kubeconfig", "cannot be loaded")]
 )
 async def test_without_a_cluster_the_attempt_says_what_to_do(
     store: DoubleStore, start_runner: StartRunner, kubeconfig: str, says: str

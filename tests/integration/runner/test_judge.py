@@ -152,7 +152,7 @@ async def test_bad_answers_are_asked_again_and_then_name_the_grader(world: World
     given = iter(["no idea", scores(reward=11), scores(reward=5)])
     assert await world.grade(lambda _: next(given)) == (Reward(value=0.5),)
     assert "is 11, not from 0 to 10" in world.asked[2]["messages"][-1]["content"]
-    with pytest.raises(AgentFailed, match=r"The grader failed.*no verdict in 3 answers.*no JSON object"):
+    with pytest.raises(AgentFailed, match=r"grader failed.*no valid verdict in 3 answers.*no JSON object"):
         await world.grade(lambda _: "still no idea")
     assert len(world.asked) == MAX_ANSWERS
 
@@ -171,7 +171,7 @@ async def test_a_failing_backend_is_no_fault_of_the_agent(world: World, monkeypa
 
 
 async def test_a_model_that_the_proxy_does_not_have_is_a_fault_of_the_specification(world: World) -> None:
-    with pytest.raises(AgentFailed, match=r"The grader failed.*'other' is refused: 404"):
+    with pytest.raises(AgentFailed, match=r"grader failed.*'other' was rejected: 404"):
         await world.grade(lambda _: scores(reward=1), model="other")
 
 
@@ -185,4 +185,4 @@ async def test_a_runner_asks_the_judge_that_a_specification_names(
     [name] = await store.create(rollouts_of(agent, [{}]))
     [ended] = (await store.ended([name]))[name]
     assert ended.kind == "AGENT_ERROR"
-    assert "The judge 'm' gave no verdict in 3 answers" in ended.message
+    assert "judge 'm' gave no valid verdict in 3 answers" in ended.message

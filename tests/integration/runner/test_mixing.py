@@ -231,7 +231,7 @@ async def _with_world(workspaces: Workspaces, check: Callable[[World], object]) 
                 output_allowed_bytes=1,
                 limits=NO_LIMITS,
             ),
-            policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1),
+            policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1),
         )
         own_spans = AttemptSpans(
             RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1

@@ -76,7 +76,7 @@ async def gives_up_when_the_attempt_is_over(home: Path, framework: str, *argumen
         refused, seen = world.refusals(), len(world.backend.received)
         ran = await world.run(framework, *arguments, "agent", key=key)
         assert ran.status != 0
-        assert "The attempt has ended" in ran.errors, ran.errors
+        assert "attempt has ended" in ran.errors, ran.errors
         assert (world.refusals() - refused, len(world.backend.received) - seen) == (requests, 0)
 
 

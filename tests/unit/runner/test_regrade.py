@@ -121,7 +121,7 @@ async def test_the_record_is_in_the_context_of_a_grader_that_takes_one() -> None
 @pytest.mark.parametrize(
     ("grader", "kind", "text"),
     [
-        ("sleeps", "TIMEOUT", "its grader was at work"),
+        ("sleeps", "TIMEOUT", "while the grader was running"),
         ("quiet", "REWARD_MISSING", "no reward"),
         ("place", "AGENT_ERROR", "KeyError"),
     ],
@@ -180,6 +180,6 @@ async def test_a_grader_that_cannot_be_loaded_is_told_at_once() -> None:
     with pytest.raises(AgentFailed, match="no callable 'missing'"):
         async with open_regrader(python("missing"), bench()):
             pass
-    with pytest.raises(AgentFailed, match="No grader"):
+    with pytest.raises(AgentFailed, match="no grader"):
         async with open_regrader(pb.Grader(), bench()):
             pass

@@ -1,10 +1,11 @@
-"""Composition root of the runner: the one file that knows all its parts."""
+"""Composition root of the runner: the one module that knows all parts."""
 
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
@@ -13,6 +14,7 @@ from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.host import CommandHost
 from fulmen_runner.agents.environment import (
+    Endpoints,
     expanded_environment,
     inherited_environment,
     network_environment,
@@ -21,29 +23,33 @@ from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.library import StoreLibrary
 from fulmen_runner.agents.own_directory import own_directory
+from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python.host import PythonHost
 from fulmen_runner.agents.python.preparation import prepare_process
-from fulmen_runner.agents.specification import PythonTarget, Specification
+from fulmen_runner.agents.specification import Limits, PythonTarget, Specification
 from fulmen_runner.agents.tracing.command import startup_environment
 from fulmen_runner.agents.tracing.exporter import RunnerExporter
+from fulmen_runner.agents.tracing.span_counts import SpanCounts
 from fulmen_runner.agents.tracing.spans import AttemptSpans
 from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.attempts.drain import Drain
 from fulmen_runner.attempts.executor import AttemptExecutor, Captures
+from fulmen_runner.attempts.hooks import AttemptHooks
 from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.attempts.session import LeaseSession
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.traces import traced
 from fulmen_runner.attempts.workspace import Workspaces
-from fulmen_runner.hook_wiring import make_hooks
-from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts, store_url
-from fulmen_runner.leases.guard import GuardedLease, LeaseGuard, end_process, store_dialler
+from fulmen_runner.hooks.loading import load_hooks
+from fulmen_runner.leases.guard import LeaseGuard, store_dialler
 from fulmen_runner.leases.stream import LeaseStream, RunnerIdentity
-from fulmen_runner.metrics import RunnerMetrics
+from fulmen_runner.metrics import HookMetrics, RunnerMetrics
 from fulmen_runner.servicer import RunnerServicer
-from fulmen_runner.settings import RunnerSettings, split
-from fulmen_runner.slots.keeper import SlotKeeper, SlotWitness
-from fulmen_runner.slots.machine import LoadMeter, Machine
+from fulmen_runner.settings import AUTOMATIC, INITIAL_SLOTS, RunnerSettings, split
+from fulmen_runner.slots.control import SlotControl, SlotPolicy
+from fulmen_runner.slots.keeper import SlotKeeper, SlotMonitor
+from fulmen_runner.slots.load import LoadMeter
+from fulmen_runner.slots.machine import Machine
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.lifecycle import ServiceParts
@@ -62,44 +68,47 @@ POLICY = RolePolicy(
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
-    """Makes the runner's parts."""
+    """Builds the runner."""
     assert isinstance(settings, RunnerSettings)  # The command line reads this class.
     token, tls = settings.secret("token"), settings.peer_tls()
     store = open_channel(settings.store_target, token=token, tls=tls)
     stack.push_async_callback(store.close)
+
+    # Attempts: from an assignment to an outcome.
     stragglers = Stragglers()
-    control = settings.slot_control()
-    witness = SlotWitness(control, _captures(settings, stack))
-    hosts = make_hosts(settings)
-    executor = wire_attempts(
-        settings, stack, library=StoreLibrary(store), captures=witness, stragglers=stragglers, hosts=hosts
+    control = _slot_control(settings)
+    monitor = SlotMonitor(control, _captures(settings, stack))
+    hosts = Hosts(settings, agent_endpoints(settings))
+    executor = build_executor(
+        settings, stack, library=StoreLibrary(store), captures=monitor, stragglers=stragglers, hosts=hosts
     )
-    session = LeaseSession(slots=control.limit)
-    execute, traces = witness.watched(executor.execute), own_traces()
+    execute, traces = monitor.observed(executor.execute), own_traces()
     if traces is not None:
         execute = traced(execute, traces, host=settings.runner_host)
+    session = LeaseSession(slots=control.limit)
     pool = AttemptPool(session=session, execute=execute, stragglers=stragglers)
+
+    # Leases and slots: how many attempts there are, and the store's view of them.
+    meter = LoadMeter(Machine().measure)
+    keeper = SlotKeeper(control=control, pool=pool, meter=meter, configured=settings.max_slots)
     identity = RunnerIdentity(
         host=settings.runner_host,
         version=VERSION,
-        labels=await announced_labels(settings, hosts),
+        labels=await hosts.announced_labels(),
         projects=tuple(split(settings.projects)),
         address=lambda: settings.address(server.port),
     )
-    load_meter = LoadMeter(Machine().measure)
-    keeper = SlotKeeper(control=control, pool=pool, measured=lambda: load_meter.latest, configured=settings.most_slots)
-    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=keeper.load)
+    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, keeper=keeper)
     guard = LeaseGuard(
+        lease_stream,
         dial=store_dialler(settings.store_target, tls),
         token=token,
-        lease=lambda: GuardedLease(runner=session.runner, ttl_s=lease_stream.ttl_s),
         limit_s=settings.loop_blocked_limit_s,
-        end=end_process,
     )
-    collector = RunnerMetrics(pool, control, blocked_s=lambda: guard.blocked_s_total)
-    REGISTRY.register(collector)
-    stack.callback(REGISTRY.unregister, collector)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
+    _register(stack, RunnerMetrics(pool, control, guard))
+
+    # The runner's own rpcs.
     servicer = RunnerServicer(pool=pool, drain=drain, keeper=keeper, version=VERSION)
     server = build_server(
         settings,
@@ -108,13 +117,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         service_names=[SERVICE_NAME],
         register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
     )
-    server.readiness.add("store", lambda: "" if lease_stream.is_open else "there is no session with it")
+    server.readiness.add("store", lambda: "" if lease_stream.is_open else "no session is open")
     return ServiceParts(
         server=server,
         roles={
             "lease_stream": lease_stream,
             "lease_guard": guard,
-            "load_meter": load_meter,
+            "load_meter": meter,
             "slot_keeper": keeper,
             "hosts": hosts,
         },
@@ -123,7 +132,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
 
 
-def wire_attempts(
+def build_executor(
     settings: RunnerSettings,
     stack: AsyncExitStack,
     *,
@@ -132,13 +141,11 @@ def wire_attempts(
     stragglers: Stragglers,
     hosts: Hosts | None = None,
 ) -> AttemptExecutor:
-    """Makes what runs attempts, wherever they come from."""
-    endpoints = endpoints_of(settings)
-    hosts = hosts or make_hosts(settings)
-    stack.push_async_callback(hosts.close)
-    # Commands get what the runner was started with, not what in-process agents need.
-    inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
+    """Builds the executor of attempts, for the service and for offline runs."""
+    endpoints = agent_endpoints(settings)
     prepare_process(endpoints)
+    hosts = hosts or Hosts(settings, endpoints)
+    stack.push_async_callback(hosts.close)
     exporter = RunnerExporter(
         otlp_url=store_url(settings) if settings.peer_tls() else endpoints.otlp_url,
         token=settings.secret("token"),
@@ -152,41 +159,70 @@ def wire_attempts(
     stack.callback(workspaces.close)
     guardian = Guardian()
     stack.push_async_callback(guardian.close)
-    commands = CommandHost(
-        guardian=guardian,
-        inherited={**inherited, **startup_environment(settings.instrument, inherited)},
-        work_dir=work_dir,
-        output_allowed_bytes=settings.max_command_output_bytes,
-        memory_bytes=settings.attempt_memory_bytes,
-        process_count=settings.attempt_processes,
+    # Variables of the runner's own environment, without those set for in-process agents.
+    inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
+    children = Children(
+        host=ChildHost(
+            guardian=guardian,
+            inherited=inherited,
+            endpoints=endpoints,
+            flush_s=settings.flush_s,
+            output_allowed_bytes=settings.max_command_output_bytes,
+            limits=Limits(memory_bytes=settings.attempt_memory_bytes, process_count=settings.attempt_processes),
+        ),
+        policy=ChildPolicy(
+            max_attempts=settings.child_attempts,
+            max_idle=settings.child_idle_count,
+            idle_timeout_s=settings.child_idle_s,
+        ),
     )
-    children = make_children(settings, guardian, inherited)
     stack.push_async_callback(children.close)
     judges = JudgeClient()
     stack.push_async_callback(judges.close)
+    programs = Catalogue(
+        library=library,
+        commands=CommandHost(
+            guardian=guardian,
+            inherited={**inherited, **startup_environment(settings.instrument, inherited)},
+            work_dir=work_dir,
+            output_allowed_bytes=settings.max_command_output_bytes,
+            memory_bytes=settings.attempt_memory_bytes,
+            process_count=settings.attempt_processes,
+        ),
+        python=PythonHost(
+            stragglers=stragglers, spans=spans, children=children, own_process=settings.isolation == "process"
+        ),
+        default=_default_agent(settings),
+        hosts=hosts,
+        judges=judges,
+        bundles=UnpackedBundles(work_dir=work_dir),
+    )
     return AttemptExecutor(
         captures=captures,
-        programs=_catalogue(
-            settings,
-            library,
-            python=PythonHost(
-                stragglers=stragglers,
-                spans=spans,
-                children=children,
-                own_process=settings.isolation == "process",
-            ),
-            commands=commands,
-            hosts=hosts,
-            judges=judges,
-        ),
+        programs=programs,
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
         expand_environment=expanded_environment,
-        prompts_of=library.prompts,
         workspaces=workspaces,
         flush_spans=spans.flush,
-        hooks=make_hooks(settings, stack, spans),
+        hooks=_hooks(settings, stack, spans),
     )
+
+
+def agent_endpoints(settings: RunnerSettings) -> Endpoints:
+    """Returns the endpoints of agents on the runner's machine."""
+    return Endpoints(
+        llm_proxy_url=settings.llm_proxy_url,
+        otlp_url=settings.agents_otlp_url or store_url(settings),
+        ca_file=settings.agents_ca_file,
+        otlp_http_url=settings.agents_otlp_http_url,
+        instrument=settings.instrument,
+    )
+
+
+def store_url(settings: RunnerSettings) -> str:
+    """Returns the URL of the store's gRPC port."""
+    return f"{'https' if settings.peer_tls() else 'http'}://{settings.store_target}"
 
 
 def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
@@ -200,25 +236,38 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
     return CaptureClient(proxies=tuple(proxies), reach_s=settings.proxy_reach_s, flush_s=settings.flush_s)
 
 
-def _catalogue(
-    settings: RunnerSettings,
-    library: Library,
-    *,
-    python: PythonHost,
-    commands: CommandHost,
-    hosts: Hosts,
-    judges: JudgeClient,
-) -> Catalogue:
-    default = None
-    if settings.agent:
-        grader = PythonTarget(target=settings.grader) if settings.grader else None
-        default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(
-        library=library,
-        commands=commands,
-        python=python,
-        default=default,
-        hosts=hosts,
-        judges=judges,
-        bundles=UnpackedBundles(work_dir=commands.work_dir),
+def _slot_control(settings: RunnerSettings) -> SlotControl:
+    return SlotControl(
+        policy=SlotPolicy(
+            min_slots=settings.slots_min, max_slots=settings.slots_max, memory_share=settings.slots_memory_share
+        ),
+        limit=INITIAL_SLOTS if settings.slots == AUTOMATIC else settings.slots,
+        automatic=settings.slots == AUTOMATIC,
     )
+
+
+def _default_agent(settings: RunnerSettings) -> Specification | None:
+    if not settings.agent:
+        return None
+    grader = PythonTarget(target=settings.grader) if settings.grader else None
+    return Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
+
+
+def _hooks(settings: RunnerSettings, stack: AsyncExitStack, spans: AttemptSpans) -> AttemptHooks | None:
+    """Returns the configured hooks; None without any, so that attempts bear no cost."""
+    targets = split(settings.hooks)
+    if not targets:
+        return None
+    counts = SpanCounts()
+    hooks = AttemptHooks(
+        hooks=load_hooks(targets), timeout_s=settings.hook_deadline_s, spans=counts, flush_spans=spans.flush
+    )
+    spans.add_processor(counts)
+    stack.push_async_callback(hooks.close)
+    _register(stack, HookMetrics(hooks))
+    return hooks
+
+
+def _register(stack: AsyncExitStack, collector: Collector) -> None:
+    REGISTRY.register(collector)
+    stack.callback(REGISTRY.unregister, collector)

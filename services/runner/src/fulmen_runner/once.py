@@ -1,7 +1,7 @@
-"""Runs attempts of one agent without a store: the same parts as in a runner, with work, models and spans from the caller.
+"""Runs attempts of one agent without a store, with the runner's own executor. Used by `fulmen agent check`.
 
-Used by `fulmen agent check`. The agent's Python callables run in the calling thread, so that breakpoints have the
-terminal; everything else runs in a thread of its own.
+The agent's Python callables run in the calling thread, so that breakpoints have the terminal; everything else runs in
+another thread.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.loader import load_through
 from fulmen_runner.agents.python.main_thread import MainThread
 from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
-from fulmen_runner.app import wire_attempts
+from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import Assignment, Mode
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.outcome import Failed, Outcome
@@ -27,7 +27,7 @@ from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
 
 NO_TIMEOUT_S = 30 * 86400.0
-"""Long enough to sit at a breakpoint over a weekend."""
+"""Effectively unlimited: long enough for a breakpoint over a weekend."""
 
 FLUSH_S = 10.0
 _AGENT = "resources/agent.check/versions/1"
@@ -36,12 +36,12 @@ _BUNDLE = "resources/bundle.check/versions/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """An attempt that has ended.
+    """An ended attempt.
 
     Attributes:
-        rollout: `rollouts/{uuid}`.
-        outcome: What became of it.
-        seconds: How long it took.
+        rollout: Name of the rollout.
+        outcome: Outcome of the attempt.
+        seconds: Duration.
     """
 
     rollout: str
@@ -49,7 +49,7 @@ class Ended:
     seconds: float
 
     def as_dict(self) -> dict[str, object]:
-        """Returns it as JSON-ready values."""
+        """Returns a dictionary for JSON."""
         outcome = self.outcome
         failed = isinstance(outcome, Failed)
         rewards = () if isinstance(outcome, Failed) else outcome.rewards
@@ -70,17 +70,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where an agent is tried.
+    """Environment of an offline run.
 
     Attributes:
-        folder: The agent's files: Python is run from there, in place.
-        archive: The same as a tar.gz, for what runs in processes of its own; empty: those run in this process' folder.
-        archive_sha256_hex: Its digest.
-        llm_proxy_url: Where agents find their models.
-        otlp_url: Where spans go, OTLP over gRPC.
-        calls_of: Counts an attempt's model calls, and those of them that failed for no fault of the agent's.
-        timeout_s: How long an attempt may run; None: as long as it takes.
-        attempt_key: Makes the key of an attempt.
+        folder: The agent's files; Python callables are loaded from there.
+        archive: The same files as a tar.gz, for agents in other processes; empty to run those in the working directory.
+        archive_sha256_hex: Digest of the archive.
+        llm_proxy_url: Model proxy.
+        otlp_url: Receiver of spans, OTLP over gRPC.
+        calls_of: Returns the number of an attempt's model calls, and of those that failed because of the infrastructure.
+        timeout_s: Timeout of an attempt, in seconds; None for none.
+        attempt_key: Returns a new attempt key.
     """
 
     folder: Path
@@ -101,22 +101,22 @@ def run_attempts(
     on_start: Callable[[str, str], None],
     on_end: Callable[[dict[str, object]], None],
 ) -> None:
-    """Runs one attempt after another; call it in the main thread.
+    """Runs attempts one after another; for the main thread.
 
     Args:
-        spec: How the agent is started and scored.
-        inputs: The input of each attempt and its content type.
-        stage: Where it happens.
-        on_start: Is told each attempt's rollout and key.
-        on_end: Is given what became of each.
+        spec: Specification of the agent.
+        inputs: Input and content type of each attempt.
+        stage: Environment of the run.
+        on_start: Called with each attempt's rollout and key.
+        on_end: Called with each ended attempt; see `Ended.as_dict`.
 
     Raises:
-        AgentFailed: If the spec does not say how the agent is started.
+        AgentFailed: If the specification is invalid.
         KeyboardInterrupt: On Ctrl-C.
     """
     main = MainThread()
     load_through(lambda target, _: main.load(target, stage.folder))
-    library = _Library(
+    library = FixedLibrary(
         _specification(spec, packed=bool(stage.archive)),
         Bundle(archive=stage.archive, sha256_hex=stage.archive_sha256_hex),
     )
@@ -125,7 +125,7 @@ def run_attempts(
 
     async def attempts() -> None:
         async with AsyncExitStack() as stack:
-            executor = wire_attempts(
+            executor = build_executor(
                 _settings(stage), stack, library=library, captures=_Captures(stage.calls_of), stragglers=Stragglers()
             )
             for assignment in assignments:
@@ -151,7 +151,9 @@ def run_attempts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Library:
+class FixedLibrary:
+    """A library of one agent, without prompts."""
+
     known: Specification
     files: Bundle
 
@@ -160,11 +162,11 @@ class _Library:
         return self.known
 
     async def bundle(self, name: str, project: str) -> Bundle:
-        """Returns its files."""
+        """Returns the agent's files."""
         return self.files
 
     async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
-        """Returns none: its attempts name no resources."""
+        """Returns no prompts."""
         return {}
 
 
@@ -173,17 +175,17 @@ class _Captures:
     count: Callable[[str], tuple[int, int]]
 
     async def instances(self) -> InstanceIds:
-        """Returns nobody: the calls are recorded in this process."""
+        """Returns no proxies: calls are recorded in this process."""
         return ()
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Returns what was recorded."""
+        """Returns the recorded counts."""
         calls, failed = self.count(attempt)
         return CaptureEvidence(call_count=calls, infra_failure_count=failed)
 
 
 def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
-    """Returns the agent as it is tried: Python in this process and from its own folder."""
+    """Returns the specification for an offline run: Python in this process, from the agent's folder."""
     known = inside_runner(specification_of(spec, "The agent"))
     packed = packed and not isinstance(known.entry, PythonTarget)
     return replace(known, bundle=_BUNDLE if packed else "")
@@ -212,7 +214,7 @@ def _settings(stage: Stage) -> RunnerSettings:
     values: Mapping[str, object] = {
         "dev_mode": True,
         "llm_proxy_url": stage.llm_proxy_url,
-        "llm_proxy_targets": "127.0.0.1:1",  # Never asked: the calls are recorded by the caller.
+        "llm_proxy_targets": "127.0.0.1:1",  # Never called: calls are recorded by the caller.
         "agents_otlp_url": stage.otlp_url,
         "token": "check",
         "flush_s": FLUSH_S,

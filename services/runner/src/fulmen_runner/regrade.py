@@ -1,9 +1,9 @@
-"""Scores outcomes that the store has with another grader: the same parts as in a runner, with the outcome as it was.
+"""Scores stored outcomes with another grader, with the runner's own executor. Used by `fulmen rollout rescore`.
 
-Used by `fulmen rollout rescore`. No agent runs: where an attempt would have one, the stored outcome stands.
+No agent runs: the stored outcome takes the place of its return value.
 
-Invariant: what a rollout gets here is what the grader would have given in a runner, within the same time limit, and
-under the same kinds of failure; nothing is written to the store.
+Invariant: rewards, timeout and failure kinds are those that the grader would have in a runner. Nothing is written to the
+store.
 """
 
 import secrets
@@ -19,8 +19,8 @@ from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.host import PythonGrader
-from fulmen_runner.agents.specification import Bundle, CommandTarget, Specification, inside_runner
-from fulmen_runner.app import wire_attempts
+from fulmen_runner.agents.specification import Bundle, CommandTarget, inside_runner
+from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Assignment, Mode, decoded_input
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.attempts.errors import AgentFailed
@@ -28,6 +28,7 @@ from fulmen_runner.attempts.executor import AttemptExecutor, Programs
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward
 from fulmen_runner.attempts.program import Answer, Grader, Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.once import FixedLibrary
 from fulmen_runner.settings import RunnerSettings
 
 __all__ = ["AgentFailed", "Bench", "Regrader", "Stored", "open_regrader"]
@@ -41,14 +42,14 @@ _FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where a grader works.
+    """Environment of a grader.
 
     Attributes:
-        archive: Its files as a tar.gz; empty: it is installed, or a judge.
-        archive_sha256_hex: Their digest.
-        llm_proxy_url: Where it finds models; empty for none.
-        key: For calls to models. Secret.
-        timeout_s: How long it may take for one outcome.
+        archive: The grader's files as a tar.gz; empty if it is installed or a judge.
+        archive_sha256_hex: Digest of the archive.
+        llm_proxy_url: Model proxy; empty for none.
+        key: Key for model calls. Secret.
+        timeout_s: Timeout per outcome, in seconds.
     """
 
     archive: bytes = field(repr=False, default=b"")
@@ -60,14 +61,16 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """An attempt's input and outcome, as the store has them.
+    """A stored attempt: its input and outcome.
 
     Attributes:
         attempt: `rollouts/{uuid}/attempts/{n}`.
         mode: `train`, `validation` or `test`.
-        content: What the agent returned, encoded by its runner; empty for nothing.
-        content_type: The media type of that.
-        record: What the grader's context has as `stored`.
+        input: The encoded input.
+        input_content_type: Media type of the input.
+        content: The agent's encoded return value; empty for none.
+        content_type: Media type of the content.
+        record: Value of `stored` in the grader's context.
     """
 
     attempt: str
@@ -80,7 +83,7 @@ class Stored:
 
 
 class Regrader:
-    """Scores stored outcomes, any number at once."""
+    """Scores any number of stored outcomes concurrently."""
 
     def __init__(self, executor: AttemptExecutor, program: Program, bench: Bench) -> None:
         self._executor = executor
@@ -89,16 +92,16 @@ class Regrader:
 
     @property
     def takes_context(self) -> bool:
-        """Tells whether the grader asks for the context, in which the whole record is."""
+        """Whether the grader takes the context, which has the whole record."""
         grader = self._program.grader
         return isinstance(grader, PythonGrader) and grader.entry.wants_context
 
     async def grade(self, stored: Stored) -> dict[str, Any]:
-        """Scores one outcome; being cancelled, it stops the grader.
+        """Scores one outcome. On cancellation, stops the grader.
 
         Returns:
-            `failure`, with `kind` and `message` or None, and `rewards`, each with `dimension`, `step`, `span_id` and
-            `value`: JSON-ready.
+            A dictionary for JSON: `failure`, None or with `kind` and `message`, and `rewards`, each with `dimension`,
+            `step`, `span_id` and `value`.
         """
         outcome = await self._outcome(stored)
         if isinstance(outcome, Failed):
@@ -106,39 +109,39 @@ class Regrader:
         return {"failure": None, "rewards": [_as_dict(reward) for reward in outcome.rewards]}
 
     async def _outcome(self, stored: Stored) -> Outcome:
-        # An outcome of no type is what an agent left that returned nothing, or what a runner did not say.
+        # The content type is empty if the agent returned nothing, or the runner did not send it.
         kind = stored.content_type or TEXT_CONTENT_TYPE
         try:
             value = decoded_input(stored.content, kind) if stored.content or stored.content_type else None
         except AgentFailed as error:
-            return Failed(kind=FailureKind.AGENT_ERROR, message=f"The stored outcome cannot be read. {error}")
-        assert self._program.grader is not None  # `open_regrader` has seen to it.
+            return Failed(kind=FailureKind.AGENT_ERROR, message=f"stored outcome cannot be decoded: {error}")
+        assert self._program.grader is not None  # Checked by `open_regrader`.
         program = replace(
             self._program,
             agent=_StoredAnswer(value),
             grader=_WithRecord(self._program.grader, stored.record),
         )
-        # One executor for each: which program runs is the only difference between them.
+        # Each outcome has its own program.
         return await replace(self._executor, programs=_OneProgram(program)).execute(_assignment(stored, self._bench))
 
 
 @asynccontextmanager
 async def open_regrader(grader: pb.Grader, bench: Bench) -> AsyncIterator[Regrader]:
-    """Makes what scores, loads the grader, and stops everything at the end.
+    """Opens a regrader with its grader loaded.
 
     Raises:
-        AgentFailed: If there is no grader, or it cannot be loaded.
+        AgentFailed: If there is no grader or it cannot be loaded.
     """
     named = specification_of(pb.AgentSpec(grader=grader, command=pb.CommandEntry(argv=_NOT_RUN)), "The grader")
     if named.grader is None:
-        raise AgentFailed("No grader is named.")
-    # Inside: a child would not get the record of what is scored.
+        raise AgentFailed("no grader is given")
+    # In this process: a child would not get the stored record.
     known = replace(inside_runner(named), entry=CommandTarget(argv=_NOT_RUN), bundle=_BUNDLE if bench.archive else "")
     files = Bundle(archive=bench.archive, sha256_hex=bench.archive_sha256_hex)
     async with AsyncExitStack() as stack:
         settings = _settings(bench, await _span_sink(stack))
-        executor = wire_attempts(
-            settings, stack, library=_Library(known, files), captures=_NoCaptures(), stragglers=Stragglers()
+        executor = build_executor(
+            settings, stack, library=FixedLibrary(known, files), captures=_NoCaptures(), stragglers=Stragglers()
         )
         program = await _loaded(executor.programs, bench)
         yield Regrader(executor, program, bench)
@@ -153,25 +156,25 @@ async def _loaded(programs: Programs, bench: Bench) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _StoredAnswer:
-    """Stands where the agent would run."""
+    """An agent that returns a stored value."""
 
     value: object
 
     async def run(self, invocation: Invocation) -> Answer:
-        """Returns the outcome as it was; its old rewards do not count."""
+        """Returns the stored value without its old rewards."""
         return Answer(value=self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class _WithRecord:
-    """Gives the grader's context what the store has of the attempt."""
+    """A grader whose context has the stored record."""
 
     grader: Grader
     record: object
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
-        """Scores; what the grader emits is kept in the same mapping."""
-        # The mapping of emitted rewards is shared with the context that is the current one.
+        """Scores the outcome."""
+        # The copy shares the mapping of emitted rewards with the current context.
         context = replace(invocation.context, stored=self.record)
         return await self.grader.grade(replace(invocation, context=context), outcome)
 
@@ -184,49 +187,35 @@ class _OneProgram:
         """Returns the one program."""
         return self.program
 
-
-@dataclass(frozen=True, slots=True)
-class _Library:
-    known: Specification
-    files: Bundle
-
-    async def specification(self, name: str, project: str) -> Specification:
-        """Returns the one agent."""
-        return self.known
-
-    async def bundle(self, name: str, project: str) -> Bundle:
-        """Returns its files."""
-        return self.files
-
     async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
-        """Returns none: its attempts name no resources."""
+        """Returns no prompts."""
         return {}
 
 
 class _NoCaptures:
-    """Stands for the model proxies: calls of graders are never recorded with the attempt that they score."""
+    """No proxies: a grader's calls are not recorded with the attempt that it scores."""
 
     async def instances(self) -> InstanceIds:
-        """Returns nobody."""
+        """Returns no proxies."""
         return ()
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Returns that there was no call."""
+        """Returns an empty summary."""
         return CaptureEvidence()
 
 
 class _SpanSink(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes the spans of graders and keeps none: the attempts that they score are over."""
+    """Discards the spans of graders: the attempts that they score have ended."""
 
     async def Export(  # noqa: N802  # The contract's name.
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Answers that all is well."""
+        """Accepts and discards the spans."""
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
 async def _span_sink(stack: AsyncExitStack) -> str:
-    """Starts the sink on a free port of this machine; returns its URL."""
+    """Starts the sink on a free local port; returns its URL."""
     server = grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_SpanSink(), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -258,7 +247,7 @@ def _settings(bench: Bench, otlp_url: str) -> RunnerSettings:
     values: Mapping[str, object] = {
         "dev_mode": True,
         "llm_proxy_url": bench.llm_proxy_url,
-        # Never asked: nothing is recorded.
+        # Never called: nothing is recorded.
         "llm_proxy_targets": _NO_PROXY_TARGET if bench.llm_proxy_url else "",
         "agents_otlp_url": otlp_url,
         "token": bench.key,

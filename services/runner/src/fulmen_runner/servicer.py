@@ -21,7 +21,7 @@ MAX_SLOTS = 10_000
 
 
 class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
-    """Looks after the runner."""
+    """Implements the runner's rpcs."""
 
     def __init__(self, *, pool: AttemptPool, drain: Drain, keeper: SlotKeeper, version: str) -> None:
         self._pool = pool
@@ -32,14 +32,14 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         self._draining: asyncio.Task[None] | None = None
 
     async def GetStatus(self, request: messages.GetStatusRequest, context: Any) -> messages.GetStatusResponse:
-        """Tells what the runner does now."""
+        """Returns the runner's status."""
         _require_all_projects()
         running = []
         for attempt, run in self._session.running.items():
             running.append(messages.RunningAttempt(attempt=attempt, start_time=_timestamp(run.start_unix_s)))
         control = self._keeper.control
         slots = messages.SlotStatus(
-            automatic=control.automatic, min_count=control.policy.floor, max_count=control.policy.ceiling
+            automatic=control.automatic, min_count=control.policy.min_slots, max_count=control.policy.max_slots
         )
         if control.last_change is not None:
             slots.last_change.CopyFrom(_change(control.last_change))
@@ -56,52 +56,52 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         )
 
     async def Drain(self, request: messages.DrainRequest, context: Any) -> messages.DrainResponse:
-        """Begins to drain; the process ends when it is done."""
+        """Starts draining; the process exits when done."""
         _require_all_projects()
         grace_s = self._drain.default_grace_s
         if request.HasField("grace"):
             grace_s = request.grace.ToTimedelta().total_seconds()
             if grace_s < 0:
-                raise _malformed("grace", "must not be negative")
+                raise _invalid("grace", "must not be negative")
         self._drain.begin()
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain.wait_then_request(grace_s), name="drain")
         return messages.DrainResponse(running_count=len(self._session.running))
 
     async def SetSlots(self, request: messages.SetSlotsRequest, context: Any) -> messages.SetSlotsResponse:
-        """Changes how many attempts may run at once, or lets the runner decide."""
+        """Sets the number of slots, or switches to automatic."""
         _require_all_projects()
         if request.automatic:
             if request.slot_count:
-                raise _malformed("slot_count", "must be 0 with `automatic`")
+                raise _invalid("slot_count", "must be 0 with `automatic`")
             self._keeper.automate()
         elif 1 <= request.slot_count <= MAX_SLOTS:
             self._keeper.fix(request.slot_count)
         else:
-            raise _malformed("slot_count", f"must lie in 1 to {MAX_SLOTS}")
+            raise _invalid("slot_count", f"must be between 1 and {MAX_SLOTS}")
         return messages.SetSlotsResponse(slot_count=self._session.slots, automatic=self._keeper.control.automatic)
 
     async def DumpStacks(self, request: messages.DumpStacksRequest, context: Any) -> messages.DumpStacksResponse:
-        """Returns where every thread and task is."""
+        """Returns the stacks of all threads and tasks."""
         _require_all_projects()
         return messages.DumpStacksResponse(text=stacks_text())
 
 
 def _require_all_projects() -> None:
-    """Checks that the caller reaches every project: a runner serves all, and to drain it concerns all of them.
+    """Checks that the caller has access to all projects, since the rpcs affect all of them.
 
     Raises:
-        PermissionDenied: If its token is bound to one.
+        PermissionDenied: If its token is bound to one project.
     """
     caller = current_caller()
     if caller.project != ALL_PROJECTS:
-        raise PermissionDenied("A token for all projects is needed.", role=caller.role)
+        raise PermissionDenied("token must be valid for all projects", role=caller.role)
 
 
 def _change(change: SlotChange) -> messages.SlotChange:
-    made_s = time.time() - (time.monotonic() - change.at_s)
+    unix_s = time.time() - (time.monotonic() - change.at_s)
     return messages.SlotChange(
-        time=_timestamp(made_s), from_count=change.before, to_count=change.after, reason=change.reason.value
+        time=_timestamp(unix_s), from_count=change.before, to_count=change.after, reason=change.reason.value
     )
 
 
@@ -111,5 +111,5 @@ def _timestamp(unix_s: float) -> Timestamp:
     return timestamp
 
 
-def _malformed(field: str, description: str) -> ArgumentInvalid:
-    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=description)])
+def _invalid(field: str, description: str) -> ArgumentInvalid:
+    return ArgumentInvalid("request is invalid", violations=[Violation(field=field, description=description)])

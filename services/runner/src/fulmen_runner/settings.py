@@ -5,19 +5,127 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from fulmen_runner import container_settings, job_settings
-from fulmen_runner.slots.control import SlotControl, SlotPolicy
-from fulmen_service_kit.settings import settings_config
+from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 MAX_SLOTS = 10_000
 AUTOMATIC: Final = "auto"
-FIRST_SLOTS: Final = 16
-"""What `auto` begins with, within its limits."""
+INITIAL_SLOTS: Final = 16
+"""Initial number of automatic slots, within the limits."""
 
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
-class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSettings):
+class ContainerSettings(ServiceSettings):
+    """Settings of containers."""
+
+    model_config = settings_config("FULMEN_RUNNER_")
+
+    container_engine: str = Field(
+        default="",
+        pattern=r"^((unix|tcp|http|https)://.+|off)?$",
+        description="Docker engine, `unix:///var/run/docker.sock` or `tcp://host:2376`; `off` for none. Empty: DOCKER_HOST, or "
+        "else /var/run/docker.sock. DOCKER_TLS_VERIFY and DOCKER_CERT_PATH apply.",
+    )
+    container_llm_proxy_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="Model proxy as seen by containers. Empty: llm_proxy_url.",
+    )
+    container_otlp_url: str = Field(
+        default="", description="Receiver of containers' spans, OTLP over gRPC. Empty: agents_otlp_url."
+    )
+    container_otlp_http_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="Receiver of containers' spans, OTLP over HTTP. Empty: agents_otlp_http_url, or none if container_otlp_url is set.",
+    )
+    container_networks: str = Field(
+        default="bridge",
+        min_length=1,
+        description="Networks that containers may join, comma-separated; the first is the default.",
+    )
+    container_pull: Literal["missing", "always", "never"] = Field(
+        default="missing", description="When images are pulled; `always`: once per version of an agent."
+    )
+    container_capabilities: str = Field(
+        default="", description="Linux capabilities that containers keep, comma-separated, such as `CHOWN`."
+    )
+    container_read_only: bool = Field(
+        default=False, description="Whether containers can write only to their working directory and /tmp."
+    )
+    container_memory_bytes: int = Field(
+        default=4 * 1024**3,
+        ge=16 * 1024**2,
+        description="Default and maximum memory limit of a container, bytes.",
+    )
+    container_cpu_count: float = Field(
+        default=2.0, gt=0, le=1024, description="Default and maximum number of processors of a container."
+    )
+    container_process_count: int = Field(
+        default=512,
+        ge=1,
+        le=1_000_000,
+        description="Default and maximum number of processes and threads of a container.",
+    )
+
+
+class JobSettings(ServiceSettings):
+    """Settings of Kubernetes Jobs."""
+
+    model_config = settings_config("FULMEN_RUNNER_")
+
+    job_kubeconfig: str = Field(
+        default="",
+        description="Path of a kubeconfig. Empty: KUBECONFIG, or else the pod's service account.",
+    )
+    job_kube_context: str = Field(default="", description="Context of the kubeconfig. Empty: its current one.")
+    job_namespace: str = Field(
+        default="",
+        pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
+        description="Namespace of Jobs. Empty: that of the context or the runner's pod, or `default`.",
+    )
+    job_llm_proxy_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="Model proxy as seen by pods. Empty: llm_proxy_url.",
+    )
+    job_otlp_url: str = Field(
+        default="", description="Receiver of pods' spans, OTLP over gRPC. Empty: agents_otlp_url."
+    )
+    job_otlp_http_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="Receiver of pods' spans, OTLP over HTTP. Empty: agents_otlp_http_url, or none if job_otlp_url is set.",
+    )
+    job_host_access: bool = Field(
+        default=False,
+        description="Whether templates may use the node (hostPath, hostNetwork, privileged and the like) and the "
+        "namespace's Secrets and service accounts.",
+    )
+    job_start_s: float = Field(
+        default=300.0, gt=0, le=86_400, description="Timeout for scheduling a Job's pod, seconds."
+    )
+    job_image_s: float = Field(default=60.0, gt=0, le=86_400, description="Timeout for pulling a Job's image, seconds.")
+    job_ttl_s: int = Field(
+        default=600,
+        ge=0,
+        le=604_800,
+        description="Time after which the cluster deletes an ended Job whose runner is dead, seconds.",
+    )
+    job_memory_bytes: int = Field(
+        default=4 * 1024**3,
+        ge=16 * 1024**2,
+        description="Default and maximum memory limit of each container of a Job, bytes.",
+    )
+    job_cpu_count: float = Field(
+        default=2.0,
+        gt=0,
+        le=1024,
+        description="Default and maximum number of processors of each container of a Job.",
+    )
+
+
+class RunnerSettings(ContainerSettings, JobSettings):
     """Settings of the runner."""
 
     model_config = settings_config("FULMEN_RUNNER_")
@@ -27,132 +135,127 @@ class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSetti
     port: int = Field(default=7401, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     metrics_port: int = Field(default=7402, ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")
     drain_grace_s: float = Field(
-        default=30.0, ge=0, le=3600, description="How long a stop waits for running attempts, seconds."
+        default=30.0, ge=0, le=3600, description="Grace period for running attempts when the runner stops, seconds."
     )
-    store_target: str = Field(default="127.0.0.1:7101", description="The store, `host:port`.")
+    store_target: str = Field(default="127.0.0.1:7101", description="Address of the store, `host:port`.")
     token: SecretStr = Field(default=SecretStr(""), description="Token of role `runner`. Secret.")
     llm_proxy_url: str = Field(
-        default="", pattern=r"^(https?://[^/]+/?)?$", description="Where agents send model calls, `http://host:7200`."
+        default="", pattern=r"^(https?://[^/]+/?)?$", description="Model proxy for agents, `http://host:7200`."
     )
     llm_proxy_targets: str = Field(
-        default="", description="gRPC addresses of all proxies behind llm_proxy_url, `host:port`, separated by commas."
+        default="", description="gRPC addresses of all proxies behind llm_proxy_url, `host:port`, comma-separated."
     )
     agents_otlp_url: str = Field(
-        default="", description="Where agents send spans, OTLP over gRPC. Empty means the store: http://<store_target>."
+        default="", description="Receiver of agents' spans, OTLP over gRPC. Empty: the store, http://<store_target>."
     )
     agents_otlp_http_url: str = Field(
         default="",
         pattern=r"^(https?://[^/]+/?)?$",
-        description="The same over HTTP, `http://host:7103`: FULMEN_TRACES_URL of agents, for those without gRPC.",
+        description="Receiver of agents' spans, OTLP over HTTP, `http://host:7103`; FULMEN_TRACES_URL of agents.",
     )
     agents_ca_file: str = Field(
         default="",
-        description="PEM file of the authorities that agents on this machine trust, where proxy and store have a certificate "
-        "of your own; those of other servers that agents call belong into it, too.",
+        description="PEM file of the CAs that agents on this machine trust, for a private CA of proxy and store. Include the "
+        "CAs of other servers that agents call.",
     )
     instrument: str = Field(
         default="auto",
         pattern=r"^[A-Za-z0-9_., -]+$",
-        description="Installed OpenTelemetry and OpenInference instrumentors for Python agents: `auto`: of models and "
-        "agents; `none`; or names, separated by commas.",
+        description="OpenTelemetry and OpenInference instrumentors to enable in Python agents: `auto` for installed ones of "
+        "models and agents, `none`, or comma-separated names.",
     )
     slots: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
-        default=64, description="How many attempts run at once; `auto` lets the runner decide."
+        default=64, description="Number of attempts that run concurrently; `auto` adapts it to the load."
     )
-    slots_min: int = Field(default=1, ge=1, le=MAX_SLOTS, description="The fewest slots that `auto` decides.")
-    slots_max: int = Field(default=512, ge=1, le=MAX_SLOTS, description="The most slots that `auto` decides.")
+    slots_min: int = Field(default=1, ge=1, le=MAX_SLOTS, description="Minimum number of slots with `auto`.")
+    slots_max: int = Field(default=512, ge=1, le=MAX_SLOTS, description="Maximum number of slots with `auto`.")
     slots_memory_share: float = Field(
-        default=0.85, gt=0, le=1, description="Share of the memory limit above which `auto` takes slots away."
+        default=0.85, gt=0, le=1, description="Share of the memory limit above which `auto` reduces the slots."
     )
     advertise_address: str = Field(
         default="",
         max_length=256,
-        description="Where people and tools reach this runner, `host:port`. Empty: `host` (or runner_host) and port.",
+        description="Advertised address of this runner, `host:port`. Empty: `host` (or runner_host) and port.",
     )
-    labels: str = Field(default="", description="Labels that rollouts may require, `key=value`, separated by commas.")
-    projects: str = Field(default="", description="Only work of these projects, separated by commas. Empty means all.")
+    labels: str = Field(default="", description="Labels that rollouts may require, `key=value`, comma-separated.")
+    projects: str = Field(
+        default="", description="Projects whose rollouts this runner takes, comma-separated. Empty: all."
+    )
     runner_host: str = Field(default_factory=socket.gethostname, max_length=128, description="Host or pod name.")
     agent: str = Field(
-        default="", description="Python target (`file.py:name`) of the agent for rollouts that name none."
+        default="", description="Python target (`file.py:name`) of the default agent, for rollouts that name none."
     )
-    grader: str = Field(default="", description="Python target of the grader that goes with `agent`.")
+    grader: str = Field(default="", description="Python target of the default agent's grader.")
     isolation: Literal["runner", "process"] = Field(
-        default="runner", description="Where Python agents and graders run that do not say: in the runner or a child."
+        default="runner",
+        description="Default isolation of Python agents and graders: in the runner's process or in a child process.",
     )
     child_attempts: int = Field(
-        default=100, ge=1, le=1_000_000, description="How many attempts a child runs; 1 gives each its own."
+        default=100, ge=1, le=1_000_000, description="Attempts per child process; 1 starts one for each attempt."
     )
-    child_idle_count: int = Field(default=8, ge=0, le=1000, description="How many children wait for work at most.")
-    child_idle_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="How long a child waits for work before it is ended, seconds."
-    )
+    child_idle_count: int = Field(default=8, ge=0, le=1000, description="Maximum number of idle child processes.")
+    child_idle_s: float = Field(default=60.0, gt=0, le=86_400, description="Idle timeout of a child process, seconds.")
     inherit_environment: str = Field(
-        default="", description="Further variables of the runner that commands get, separated by commas."
+        default="", description="Further environment variables that commands inherit from the runner, comma-separated."
     )
     work_dir: str = Field(
-        default="", description="Parent of the directory for bundles and task files. Empty: system's."
+        default="",
+        description="Parent of the directory for bundles and attempts' files. Empty: the system's temporary directory.",
     )
     max_command_output_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=65_536, description="A command that writes more than this is killed, bytes."
+        default=64 * 1024 * 1024,
+        ge=65_536,
+        description="Maximum output of a command, bytes; above it the command is killed.",
     )
     attempt_memory_bytes: int = Field(
-        default=0, ge=0, description="The most memory of an attempt's processes together, bytes; 0 is no limit."
+        default=0, ge=0, description="Memory limit of all processes of an attempt, bytes; 0: no limit."
     )
     attempt_processes: int = Field(
-        default=4096, ge=0, description="The most processes and threads of an attempt at once; 0 is no limit."
+        default=4096, ge=0, description="Limit of concurrent processes and threads of an attempt; 0: no limit."
     )
     proxy_reach_s: float = Field(
-        default=60.0, gt=0, le=3600, description="How long an attempt waits for the proxies before it begins, seconds."
+        default=60.0, gt=0, le=3600, description="Timeout for reaching the proxies when an attempt starts, seconds."
     )
     flush_s: float = Field(
-        default=30.0, gt=0, le=3600, description="How long an attempt waits for its spans at its end, seconds."
+        default=30.0, gt=0, le=3600, description="Timeout for storing an attempt's spans when it ends, seconds."
     )
 
     loop_blocked_limit_s: float = Field(
         default=300.0,
         ge=0,
         le=86_400,
-        description="An async agent that blocks the runner for longer ends it, so that attempts run elsewhere; 0: never.",
+        description="Time after which a blocked event loop ends the runner, so that its attempts run elsewhere, seconds; 0: never.",
     )
     hooks: str = Field(
         default="",
-        description="Hooks around attempts, `module:name` separated by commas, such as `fulmen_runner.hooks.monitor:Monitor`.",
+        description="Hooks around attempts, comma-separated `module:name`, such as `fulmen_runner.hooks.monitor:Monitor`.",
     )
     hook_deadline_s: float = Field(
         default=10.0,
         gt=0,
         le=600,
-        description="How long one call of a hook may take before it is left behind, seconds.",
+        description="Timeout of one hook call, seconds.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if any("=" not in label for label in split(self.labels)):
-            raise ValueError("labels are `key=value`, separated by commas")
+            raise ValueError("labels must be comma-separated `key=value` pairs")
         if self.slots_min > self.slots_max:
             raise ValueError("slots_min is greater than slots_max")
         if self.llm_proxy_url and not self.llm_proxy_targets:
             raise ValueError("llm_proxy_url needs llm_proxy_targets: spans must be confirmed before an attempt ends")
         if not self.dev_mode and not self.token.get_secret_value():
-            raise ValueError("token is needed (`fulmen token issue --role runner`)")
+            raise ValueError("token is required (`fulmen token issue --role runner`)")
         return self
 
     @property
-    def most_slots(self) -> int:
-        """The most slots that these settings allow."""
+    def max_slots(self) -> int:
+        """Largest number of slots that the settings allow."""
         return self.slots_max if self.slots == AUTOMATIC else self.slots
 
-    def slot_control(self) -> SlotControl:
-        """Makes what decides, or keeps, the number of slots."""
-        automatic = self.slots == AUTOMATIC
-        return SlotControl(
-            policy=SlotPolicy(floor=self.slots_min, ceiling=self.slots_max, memory_share=self.slots_memory_share),
-            limit=FIRST_SLOTS if self.slots == AUTOMATIC else self.slots,
-            automatic=automatic,
-        )
-
     def address(self, port: int) -> str:
-        """Returns where people and tools reach this runner, which listens on a port."""
+        """Returns the advertised address of the runner's rpcs, `host:port`."""
         if self.advertise_address:
             return self.advertise_address
         host = self.runner_host if self.host in _WILDCARD_HOSTS else self.host
@@ -165,5 +268,5 @@ class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSetti
 
 
 def split(value: str) -> list[str]:
-    """Splits a list of a setting at its commas."""
+    """Returns the items of a comma-separated setting."""
     return [part.strip() for part in value.split(",") if part.strip()]

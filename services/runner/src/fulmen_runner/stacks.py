@@ -1,7 +1,7 @@
-"""Writes down where every thread and task of the process is, for a person who asks why nothing moves.
+"""Formats the stacks of all threads and tasks, for debugging a runner that is stuck.
 
-Invariant: files, lines, functions and names only. A frame's variables and arguments are never looked at, and source lines
-are not quoted: what agents hold, keys included, stays out.
+Invariant: only files, lines, functions and task names appear. Variables, arguments and source lines do not, so that no
+agent's data or key leaks.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ MAX_TEXT_BYTES = 1024 * 1024
 MAX_FRAMES = 50
 MAX_NAMES = 20
 
-_CUT = "\n… cut here: this is all that fits.\n"
+_CUT = "\n… truncated\n"
 
 
 def stacks_text() -> str:
-    """Returns the stacks of all threads, then those of the tasks of the running loop, equal ones together.
+    """Returns the stacks of all threads and of the tasks of the running loop; tasks with equal stacks are grouped.
 
     Raises:
-        RuntimeError: If no loop runs.
+        RuntimeError: If no event loop is running.
     """
     text = "\n".join((*_threads(), *_tasks()))
     encoded = text.encode(errors="replace")
@@ -32,21 +32,21 @@ def stacks_text() -> str:
 
 
 def thread_lines(ident: int) -> str:
-    """Returns where a thread is, the innermost frame last; empty if it has ended. For any thread to ask."""
-    return _lines(_outwards(sys._current_frames().get(ident)))  # the documented way to it
+    """Returns the stack of a thread, innermost frame last; empty if it has ended. Callable from any thread."""
+    return _lines(_outwards(sys._current_frames().get(ident)))
 
 
 def _threads() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():  # the documented way to them
+    for ident, frame in sys._current_frames().items():
         yield f"thread {names.get(ident, ident)}\n{_lines(_outwards(frame))}"
 
 
 def _tasks() -> Iterator[str]:
-    # Hundreds of attempts wait at the same line: that is told once, with how many.
+    # Hundreds of attempts may wait at the same line.
     same: dict[str, list[str]] = {}
     for task in asyncio.all_tasks():
-        # asyncio's own: `get_stack` returns one frame of a task that waits, which says where but not by which way.
+        # Task.get_stack returns only the outermost frame of a suspended task.
         same.setdefault(_lines(_awaited(task)), []).append(task.get_name())
     for lines, names in sorted(same.items(), key=lambda one: (-len(one[1]), one[0])):
         counts = Counter(names).most_common(MAX_NAMES + 1)
@@ -56,7 +56,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _awaited(task: "asyncio.Task[object]") -> list[tuple[str, int, str]]:
-    """Returns where a task is, the innermost frame last: along the chain of what it awaits."""
+    """Returns the stack of a task, innermost frame last, by following its chain of awaits."""
     found: list[tuple[str, int, str]] = []
     at: object = task.get_coro()
     while at is not None and len(found) < MAX_FRAMES:

@@ -27,10 +27,12 @@ from fulmen_runner.agents.python.host import PythonHost
 from fulmen_runner.agents.specification import NO_LIMITS, Bundle, PythonTarget, Specification
 from fulmen_runner.agents.tracing.exporter import RunnerExporter
 from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.executor import AttemptExecutor
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
+from fulmen_runner.settings import RunnerSettings
 from tests.support.runner.assignments import assignment, tracing_restored
 from tests.unit.runner.agents.test_bundles import archive, file
 from tests.unit.runner.attempts.test_executor import Witness, all_acknowledged
@@ -60,6 +62,9 @@ class Shelf:
         return Specification(
             bundle=name, entry=PythonTarget(target="agent.py:solve", own_process=False), grader=None, environment={}
         )
+
+    async def prompts(self, assignment: Assignment) -> dict[str, str]:
+        return {}
 
     async def bundle(self, name: str, project: str) -> Bundle:
         return self.bundles[name]
@@ -98,7 +103,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     child_host = ChildHost(
         guardian=guardian, inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
     )
-    children = Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1))
+    children = Children(host=child_host, policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1))
     with tracing_restored():
         spans = AttemptSpans(RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1)
         catalogue = Catalogue(
@@ -106,7 +111,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             commands=CommandHost(guardian=guardian, inherited={}, work_dir=tmp_path, output_allowed_bytes=1),
             python=PythonHost(stragglers=stragglers, spans=spans, children=children),
             default=None,
-            hosts=Hosts(make_containers=pytest.fail, make_jobs=pytest.fail),
+            hosts=Hosts(RunnerSettings.model_validate({"dev_mode": True}), Endpoints(llm_proxy_url="", otlp_url="")),
             judges=JudgeClient(),
             bundles=UnpackedBundles(work_dir=tmp_path),
         )

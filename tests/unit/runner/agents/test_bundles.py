@@ -80,8 +80,8 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("agent.py", "not of the form"),
-        ("other.py:solve", "no file 'other.py'"),
+        ("agent.py", "must have the form"),
+        ("other.py:solve", "file 'other.py' of the agent does not exist"),
         ("broken.py:solve", "ZeroDivisionError"),
         ("agent.py:value", "no callable 'value'"),
         ("no_such_package.module:solve", "No module named"),

@@ -101,9 +101,9 @@ def test_the_schema_names_every_dimension_and_its_bounds() -> None:
         ({"model": ""}, "no model"),
         ({"dimensions": ()}, "1 to 16"),
         ({"dimensions": ("a", "a")}, "different"),
-        ({"dimensions": ("A",)}, "not 1 to 64"),
-        ({"min_score": 1.0, "max_score": 1.0}, "not greater"),
-        ({"max_score": math.inf}, "not greater"),
+        ({"dimensions": ("A",)}, "must be 1 to 64"),
+        ({"min_score": 1.0, "max_score": 1.0}, "must be greater"),
+        ({"max_score": math.inf}, "must be greater"),
         ({"sample_count": 10}, "sample_count"),
     ],
 )

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from fulmen_runner.agents.container.files import NOBODY_ID, attempt_archive, bundle_archive
-from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.specification import Limits
 
@@ -22,7 +21,7 @@ NOW = 1_800_000_000.0
 
 
 def left(owner: Owner, process: str, *, host: str = "", deadline_unix_s: float = NOW + 1) -> bool:
-    return owner.left(host=host or owner.host, process=process, deadline_unix_s=deadline_unix_s, now_unix_s=NOW)
+    return owner.is_leftover(host=host or owner.host, process=process, deadline_unix_s=deadline_unix_s, now_unix_s=NOW)
 
 
 def dead_process() -> int:
@@ -62,7 +61,7 @@ def test_a_deadline_that_cannot_be_read_never_comes() -> None:
     ("asked", "most", "gets"), [(0, 8, 8), (4, 8, 4), (16, 8, 8), (4, 0, 4), (0, 0, 0)]
 )  # fmt: skip
 def test_an_agent_gets_what_it_asks_for_and_no_more_than_there_is(asked: int, most: int, gets: int) -> None:
-    limits = granted(Limits(memory_bytes=asked), Limits(memory_bytes=most, cpu_count=2))
+    limits = Limits(memory_bytes=asked).capped(Limits(memory_bytes=most, cpu_count=2))
     assert limits == Limits(memory_bytes=gets, cpu_count=2)
 
 

@@ -68,7 +68,7 @@ async def test_a_prompt_of_any_script_that_is_taken_fits_the_environment_of_a_pr
     [(b"x", MAX_PROMPTS_BYTES + 1, ("prompt",)), (b"\n", 70_000, ("prompt",)), (b"x", 70_000, ("one", "two"))],
 )
 async def test_prompts_that_no_variable_can_hold_are_refused(letter: bytes, count: int, uses: tuple[str, ...]) -> None:
-    with pytest.raises(AgentFailed, match="more than 130048 bytes together"):
+    with pytest.raises(AgentFailed, match="exceed 130048 bytes"):
         await (await library(Store(letter * count))).prompts(given(*uses))
 
 

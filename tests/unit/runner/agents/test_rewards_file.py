@@ -74,7 +74,7 @@ def test_of_the_same_kind_the_last_one_counts(path: Path) -> None:
         ('{"value": 1' + "0" * 400 + "}", "Reward"),
         ('{"value": 1, "reward": 2}', "unknown member 'reward'"),
         ('{"value": 1, "dimension": "Up"}', "is not 1 to 64 characters"),
-        ('{"value": 1, "dimension": 5}', "dimension is not text"),
+        ('{"value": 1, "dimension": 5}', "dimension is not a string"),
         ('{"value": 1, "step": -1}', "is not an integer from 0"),
         ('{"value": 1, "step": 1.5}', "is not an integer from 0"),
         ('{"value": 1, "span_id": "xyz"}', "16 hexadecimal digits"),
@@ -110,7 +110,7 @@ def test_a_file_that_is_gone_or_empty_holds_none(path: Path) -> None:
 def test_a_large_file_is_not_read(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(MAX_REWARDS_FILE_BYTES + 1)
-    with pytest.raises(AgentFailed, match="more than 1048576"):
+    with pytest.raises(AgentFailed, match="at most 1048576"):
         read_rewards_file(path)
 
 

@@ -30,6 +30,9 @@ class HandedOut:
     def __init__(self, body: Body, *, failure: Exception | None = None) -> None:
         self._body, self._failure = body, failure
 
+    async def prompts(self, assignment: Assignment) -> dict[str, str]:
+        return {}
+
     async def resolve(self, assignment: Assignment) -> Program:
         if self._failure is not None:
             raise self._failure
@@ -114,7 +117,7 @@ async def test_messages_hold_no_key_and_are_cut_at_the_front() -> None:
 async def test_output_holds_no_key() -> None:
     async def tell(invocation: Invocation) -> object:
         invocation.context.rewards["reward", None, b""] = 1.0
-        return f"my key is {invocation.work.attempt_key}"
+        return f"my key is {invocation.assignment.attempt_key}"
 
     outcome = await executor(tell).execute(assignment(key="secret-key"))
     assert outcome.output.content == f"my key is {MASKED}".encode()

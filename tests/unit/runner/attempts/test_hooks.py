@@ -12,7 +12,7 @@ from fulmen.hooks import AttemptEnd, AttemptFacts, FailAttempt, Hook, SpansSumma
 from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.hooks import TIMED_OUT, AttemptHooks, HookedAttempt, HookFailure, NamedHook
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward, Succeeded
-from fulmen_runner.hook_wiring import load_hooks
+from fulmen_runner.hooks.loading import load_hooks
 from tests.support.runner.assignments import assignment
 
 POINTS = ("on_rollout_start", "on_trace_start", "on_trace_end", "on_rollout_end")
@@ -31,7 +31,7 @@ class Witness:
     def begin(self, attempt: str) -> None:
         self.open.add(attempt)
 
-    def counted(self, attempt: str) -> tuple[dict[str, int], int]:
+    def finish(self, attempt: str) -> tuple[dict[str, int], int]:
         self.open.discard(attempt)
         return {"plan": 2}, 1
 
@@ -70,7 +70,7 @@ def hooks_of(*hooks: object, deadline_s: float = 5.0) -> AttemptHooks:
         return 0
 
     named = tuple(NamedHook(name=f"h{index}", hook=hook) for index, hook in enumerate(hooks))
-    return AttemptHooks(hooks=named, deadline_s=deadline_s, witness=Witness(), flush_spans=flush)
+    return AttemptHooks(hooks=named, timeout_s=deadline_s, spans=Witness(), flush_spans=flush)
 
 
 def running(outcome: Outcome) -> Callable[[HookedAttempt], Awaitable[Outcome]]:
@@ -95,7 +95,7 @@ async def test_hooks_are_called_in_order_and_at_ends_in_reverse() -> None:
     spans, end = calls[4][2], calls[6][2]
     assert (spans.span_counts, spans.error_count, spans.prompt_token_count) == ({"plan": 2}, 1, 10)
     assert (end.succeeded, end.reward, len(end.rewards), end.spans) == (True, 1.0, 2, spans)
-    assert not hooks.witness.open
+    assert not hooks.spans.open
 
 
 async def raises() -> None:
@@ -127,7 +127,7 @@ async def test_what_goes_wrong_in_a_hook_is_reported_and_changes_nothing(
     calls: list[tuple[object, ...]] = []
     hooks = hooks_of(Recorder("a", calls, point, act), Recorder("b", calls), deadline_s=0.02)
     assert await hooks.around(assignment(), running(outcome)) is outcome
-    assert hooks.witness.reports == [HookFailure(hook="h0", point=point, error=error)]
+    assert hooks.spans.reports == [HookFailure(hook="h0", point=point, error=error)]
     assert hooks.failure_counts == {("h0", point): 1}
     assert len(calls) == 8
     await hooks.close()
@@ -140,7 +140,7 @@ async def test_a_hook_with_wrong_parameters_or_missing_methods_harms_nothing() -
 
     hooks = hooks_of(Half())
     assert await hooks.around(assignment(), running(SUCCESS)) is SUCCESS
-    [report] = hooks.witness.reports
+    [report] = hooks.spans.reports
     assert report.error.startswith("TypeError")
 
 
@@ -160,7 +160,7 @@ async def test_a_hook_may_fail_an_attempt(point: str) -> None:
     assert (calls[-1][2].failure_kind, calls[-1][2].rewards) == ("AGENT_ERROR", ())
     if point in POINTS[:2]:
         assert not any(call[1] == "on_trace_end" for call in calls)
-    assert not hooks.witness.open
+    assert not hooks.spans.open
 
 
 async def test_an_attempt_that_failed_keeps_its_own_reason() -> None:
@@ -223,4 +223,4 @@ def test_all_hooks_that_cannot_be_loaded_are_named_at_once() -> None:
     problems = [violation.description for violation in caught.value.violations]
     assert [problem.partition(": ")[0] for problem in problems] == targets
     assert "has none of" in problems[2]
-    assert "no async method" in problems[3]
+    assert "not an async method" in problems[3]

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from fulmen_runner.agents.own_directory import delete_left, own_directory
+from fulmen_runner.agents.own_directory import delete_leftovers, own_directory
 
 HOLDER = """
 import os, sys
@@ -34,11 +34,11 @@ def test_the_directory_of_a_killed_process_is_deleted_and_that_of_a_living_one_i
             for thread in threading.enumerate():
                 if thread.name == "leftovers":  # it would be at the same work, and hold the locks that it tries
                     thread.join(30)
-            delete_left(tmp_path)
+            delete_leftovers(tmp_path)
             assert (path / "deep" / "file").exists()
             assert mine.exists()
             holder.kill()
             holder.wait(30)
-            delete_left(tmp_path)
+            delete_leftovers(tmp_path)
             assert sorted(tmp_path.iterdir()) == sorted([mine, stranger])
     assert list(tmp_path.iterdir()) == [stranger]

@@ -82,7 +82,7 @@ def test_later_rewards_replace_earlier_ones_of_the_same_kind() -> None:
         ("plain", b"plain", "text/plain; charset=utf-8"),
         ({"a": [1]}, b'{"a": [1]}', "application/json"),
         ("x" * 70_000, b"x" * 65_536, "text/plain; charset=utf-8"),
-        (math.nan, b"builtins.float object, which JSON cannot hold", "text/plain; charset=utf-8"),
+        (math.nan, b"builtins.float object, not representable in JSON", "text/plain; charset=utf-8"),
     ],
 )
 def test_output_is_encoded_within_its_limit(value: object, content: bytes, content_type: str) -> None:

@@ -33,7 +33,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        self.credits += self.session.take_demand(straggler_count=self.stragglers)
+        self.credits += self.session.grant_credits(straggler_count=self.stragglers)
 
     @precondition(lambda self: self.credits)
     @rule()
@@ -52,7 +52,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        self.in_flight += self.session.take_reports(now_s=0.0)
+        self.in_flight += self.session.drain_reports(now_s=0.0)
 
     @precondition(lambda self: self.in_flight)
     @rule(status=st.sampled_from(list(AckStatus)))
@@ -83,7 +83,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_asks_for_more_than_fits(self) -> None:
-        granted = self.session.take_demand(straggler_count=self.stragglers)
+        granted = self.session.grant_credits(straggler_count=self.stragglers)
         self.credits += granted
         if granted:
             assert len(self.session.running) + self.credits + self.stragglers <= self.session.slots
@@ -91,7 +91,7 @@ class SessionMachine(RuleBasedStateMachine):
     @invariant()
     def a_drain_asks_for_nothing(self) -> None:
         if self.session.draining:
-            assert self.session.take_demand(straggler_count=0) == 0
+            assert self.session.grant_credits(straggler_count=0) == 0
 
 
 TestSession = SessionMachine.TestCase
@@ -110,9 +110,9 @@ def session_with(count: int, *, output: bytes = b"") -> LeaseSession:
 
 def test_a_message_holds_a_limited_number_of_reports() -> None:
     session = session_with(MAX_REPORTS_PER_MESSAGE + 5)
-    assert len(session.take_reports(now_s=0.0)) <= MAX_REPORTS_PER_MESSAGE
+    assert len(session.drain_reports(now_s=0.0)) <= MAX_REPORTS_PER_MESSAGE
     total = 0
-    while batch := session.take_reports(now_s=0.0):
+    while batch := session.drain_reports(now_s=0.0):
         total += len(batch)
     assert total > 0
     assert session.unacknowledged_count == MAX_REPORTS_PER_MESSAGE + 5
@@ -121,7 +121,7 @@ def test_a_message_holds_a_limited_number_of_reports() -> None:
 def test_large_outputs_are_spread_over_messages_and_none_is_forgotten() -> None:
     session = session_with(100, output=b"x" * 65_536)
     sizes, seen = [], set()
-    while batch := session.take_reports(now_s=0.0):
+    while batch := session.drain_reports(now_s=0.0):
         sizes.append(sum(report.size_bytes for report in batch))
         seen |= {report.assignment.attempt for report in batch}
     assert max(sizes) <= MAX_REPORT_MESSAGE_BYTES
@@ -130,29 +130,29 @@ def test_large_outputs_are_spread_over_messages_and_none_is_forgotten() -> None:
 
 def test_a_report_that_was_not_answered_is_sent_again_after_a_while() -> None:
     session = session_with(1)
-    assert len(session.take_reports(now_s=10.0)) == 1
-    assert session.send_again(sent_before_s=10.0) == 0
-    assert session.send_again(sent_before_s=10.1) == 1
-    assert len(session.take_reports(now_s=20.0)) == 1
+    assert len(session.drain_reports(now_s=10.0)) == 1
+    assert session.resend(sent_before_s=10.0) == 0
+    assert session.resend(sent_before_s=10.1) == 1
+    assert len(session.drain_reports(now_s=20.0)) == 1
 
 
 def test_a_refused_report_becomes_an_error_and_then_a_release() -> None:
     session = session_with(1)
-    [first] = session.take_reports(now_s=0.0)
+    [first] = session.drain_reports(now_s=0.0)
     session.acknowledged(first.assignment.attempt, AckStatus.INVALID, "too strange")
-    [second] = session.take_reports(now_s=0.0)
+    [second] = session.drain_reports(now_s=0.0)
     assert isinstance(second.outcome, Failed)
     assert second.outcome.kind is FailureKind.AGENT_ERROR
     assert "too strange" in second.outcome.message
     session.acknowledged(second.assignment.attempt, AckStatus.INVALID, "still")
-    [third] = session.take_reports(now_s=0.0)
+    [third] = session.drain_reports(now_s=0.0)
     assert third.outcome is None
 
 
 def test_no_work_is_asked_for_while_reports_pile_up() -> None:
     session = session_with(90)
     session.set_slots(10)
-    assert session.take_demand(straggler_count=0) == 0
+    assert session.grant_credits(straggler_count=0) == 0
 
 
 def test_the_end_of_a_session_clears_the_books() -> None:

@@ -17,7 +17,7 @@ from fulmen_runner.slots.control import (
 )
 from fulmen_runner.slots.load import Load
 
-POLICY = SlotPolicy(floor=2, ceiling=128, memory_share=0.8)
+POLICY = SlotPolicy(min_slots=2, max_slots=128, memory_share=0.8)
 FIRST = 16
 
 
@@ -42,7 +42,7 @@ def end(
 ) -> None:
     """Ends one attempt while all slots are in use, or so many."""
     in_use = slots.limit if used is None else used
-    slots.ended(began_s=now_s - took_s, now_s=now_s, well=well, throttled=throttled, in_use=in_use)
+    slots.ended(started_s=now_s - took_s, now_s=now_s, good=well, throttled=throttled, in_use=in_use)
 
 
 ticks = st.lists(
@@ -67,7 +67,7 @@ def test_it_stays_within_its_limits_moves_by_one_step_or_one_share_and_rests_in_
             end(slots, now_s, took_s=took_s, well=well, throttled=throttled, used=in_use)
         before = slots.limit
         change = slots.decide(now_s=now_s, in_use=in_use, load=write_load(memory=memory, cpu=cpu))
-        assert POLICY.floor <= slots.limit <= POLICY.ceiling
+        assert POLICY.min_slots <= slots.limit <= POLICY.max_slots
         if change is None:
             assert slots.limit == before
             continue
@@ -77,7 +77,7 @@ def test_it_stays_within_its_limits_moves_by_one_step_or_one_share_and_rests_in_
             assert in_use >= before, "it grew although slots were free"
             assert memory <= POLICY.memory_share
         else:
-            assert slots.limit <= max(POLICY.floor, DECREASE_FACTOR * before)
+            assert slots.limit <= max(POLICY.min_slots, DECREASE_FACTOR * before)
         for earlier in changes:
             is_growth, grew = change.reason is SlotReason.BUSY, earlier.reason is SlotReason.BUSY
             if is_growth:
@@ -109,7 +109,7 @@ def test_it_finds_about_as_many_as_a_backend_bears_and_stays_there(capacity: int
         seen.append(slots.limit)
     settled = seen[len(seen) // 2 :]
     assert max(settled) <= capacity + POLICY.step
-    assert min(settled) >= max(POLICY.floor, int(capacity * DECREASE_FACTOR) - POLICY.step)
+    assert min(settled) >= max(POLICY.min_slots, int(capacity * DECREASE_FACTOR) - POLICY.step)
 
 
 def test_one_burst_of_refused_calls_shrinks_it_once() -> None:
@@ -134,7 +134,7 @@ def test_memory_shrinks_it_again_and_again_down_to_the_floor() -> None:
     slots = control(limit=100)
     for second in range(1, 400):
         slots.decide(now_s=float(second), in_use=slots.limit, load=write_load(memory=0.9))
-    assert slots.limit == POLICY.floor
+    assert slots.limit == POLICY.min_slots
     assert slots.last_change is not None
     assert slots.last_change.reason is SlotReason.MEMORY
 
@@ -166,8 +166,8 @@ def test_a_number_set_by_hand_stays_until_it_is_automatic_again() -> None:
     assert slots.decide(now_s=10.0, in_use=FIRST, load=write_load(memory=1.0)) is None
     assert slots.limit == 1000
     slots.automate()
-    assert slots.limit == POLICY.ceiling, "the nearest number that it may decide"
-    assert slots.decide(now_s=20.0, in_use=POLICY.ceiling, load=write_load(memory=1.0)) is not None
+    assert slots.limit == POLICY.max_slots, "the nearest number that it may decide"
+    assert slots.decide(now_s=20.0, in_use=POLICY.max_slots, load=write_load(memory=1.0)) is not None
 
 
 def test_a_fault_that_is_over_is_forgotten_in_minutes() -> None:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from fulmen_runner.leases.codec import write_load
-from fulmen_runner.slots.load import GpuLoad, Load
-from fulmen_runner.slots.machine import Gpus, LoadMeter, Machine
+from fulmen_runner.slots.load import GpuLoad, Load, LoadMeter
+from fulmen_runner.slots.machine import Gpus, Machine
 
 LIMIT_S = 20.0
 

@@ -1,1 +1,1 @@
-"""Ways to run an agent: Python callables inside this process, commands as process groups."""
+"""Kinds of agents: Python callables, commands, containers, Kubernetes Jobs, and what they share."""

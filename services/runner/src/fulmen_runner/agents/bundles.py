@@ -1,8 +1,8 @@
-"""Unpacks agents' files, once for each content.
+"""Unpacks agents' bundles, once per content.
 
-Invariant: a bundle's directory appears whole or not at all, and holds nothing from outside of its archive: links and
-names that lead elsewhere, devices and permissions beyond reading are refused by tarfile's `data` filter (PEP 706).
-Attempts share it: nothing in it can be written to (by root it can). It is deleted when its last user has ended.
+Invariant: a bundle's directory appears complete or not at all. tarfile's `data` filter (PEP 706) rejects links and
+names that lead outside, devices and special permissions. Attempts share the directory read-only (root can still write);
+it is deleted when its last user has ended.
 """
 
 import io
@@ -29,7 +29,7 @@ MAX_MEMBERS = 20_000
 
 _READ_ONLY_DIRECTORY = 0o555
 _UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, zlib.error)
-"""What reading a malformed archive raises: KeyError of a link to nothing, ValueError of a name with NUL."""
+"""Errors of a malformed archive; KeyError for a dangling link, ValueError for a name with NUL."""
 
 _WRITABLE = 0o222
 _PREFIX = "bundle-"
@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackedBundle:
-    """A bundle's directory, and who uses it."""
+    """An unpacked bundle with its reference count."""
 
     directory: Path
     uses: Uses
@@ -47,10 +47,10 @@ class UnpackedBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackedBundles:
-    """The bundles that are in use, each unpacked once.
+    """The bundles in use.
 
     Attributes:
-        work_dir: Where they are.
+        work_dir: Parent of their directories.
     """
 
     work_dir: Path
@@ -58,18 +58,18 @@ class UnpackedBundles:
     _numbers: "count[int]" = field(default_factory=count)
 
     async def unpacked(self, bundle: Bundle) -> UnpackedBundle:
-        """Unpacks a bundle if it is not there; the caller ends the use that begins with this.
+        """Returns the unpacked bundle, with a use that the caller has to end.
 
         Raises:
-            AgentFailed: As `unpack_bundle`.
+            AgentFailed: If it cannot be unpacked; see `unpack_bundle`.
         """
         digest = bundle.sha256_hex
         used = self._used.get(digest)
-        # In use from before it is there: what is being unpacked must not be deleted meanwhile.
+        # Counted before it is unpacked, so that it is not deleted meanwhile.
         if used is None or not used.uses.begin():
-            # Never the same directory again: a process may still wait in the one that is deleted.
+            # A new directory each time: the deletion of the previous one may be pending.
             directory = _directory(self.work_dir, f"{digest}-{next(self._numbers)}")
-            used = UnpackedBundle(directory=directory, uses=Uses(let_go=partial(self._let_go, digest)))
+            used = UnpackedBundle(directory=directory, uses=Uses(release=partial(self._release, digest)))
             self._used[digest] = used
         with ExitStack() as undo:
             undo.callback(used.uses.end)
@@ -77,19 +77,17 @@ class UnpackedBundles:
             undo.pop_all()
         return used
 
-    def _let_go(self, digest: str) -> None:
+    def _release(self, digest: str) -> None:
         directory = self._used.pop(digest).directory
         if directory.is_dir():
             threading.Thread(target=_delete, args=(directory,), name="bundle deletion", daemon=True).start()
 
 
 def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
-    """Unpacks a tar.gz into a directory of a name and returns that; does nothing if it is there.
-
-    Blocks: call it in a thread.
+    """Unpacks a tar.gz and returns its directory; does nothing if the directory exists. Blocks.
 
     Raises:
-        AgentFailed: If the archive is not one, is too large when unpacked, or holds something unsafe.
+        AgentFailed: If the archive is malformed, too large when unpacked, or contains an unsafe member.
     """
     target = _directory(work_dir, name)
     if target.is_dir():
@@ -100,14 +98,14 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
         try:
             _extract(archive, inside)
         except _UNREADABLE as error:
-            raise AgentFailed(f"The agent's bundle cannot be unpacked: {error}") from None
+            raise AgentFailed(f"agent bundle cannot be unpacked: {error}") from None
         _protect(inside)
         try:
             inside.rename(target)
-            # Only now: a directory that cannot be written to cannot be moved.
+            # A read-only directory could not be renamed.
             target.chmod(_READ_ONLY_DIRECTORY)
         except OSError:
-            # Another attempt was faster; the content is the same.
+            # A concurrent call may have created it with the same content.
             if not target.is_dir():
                 raise
     return target
@@ -125,7 +123,7 @@ def _delete(directory: Path) -> None:
 
 
 def _protect(directory: Path) -> None:
-    """Takes the right to write to what is in a directory from everybody."""
+    """Makes everything in a directory read-only."""
     for path in directory.rglob("*"):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~_WRITABLE)
@@ -138,6 +136,6 @@ def _extract(archive: bytes, directory: Path) -> None:
             total_bytes += member.size
             if count > MAX_MEMBERS or total_bytes > MAX_UNPACKED_BYTES:
                 raise AgentFailed(
-                    f"The agent's bundle holds more than {MAX_MEMBERS} files or {MAX_UNPACKED_BYTES} bytes."
+                    f"agent bundle exceeds {MAX_MEMBERS} files or {MAX_UNPACKED_BYTES} bytes when unpacked"
                 )
             tar.extract(member, directory, filter="data")

@@ -1,7 +1,7 @@
-"""Finds the program of an attempt: fetches its specification and files once, loads them once, and keeps them.
+"""The programs of a runner: fetches an agent's specification and files, loads them and caches the result.
 
-Invariant: one version of an agent is fetched and loaded at most once at a time; a failure is not remembered. A program
-that is kept uses its files, so that they go when the last program that is made of them was dropped and has ended.
+Invariant: a version of an agent is fetched and loaded at most once at a time; failures are not cached. A cached program
+holds its files, which are deleted when it has been evicted and its last attempt has ended.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from fulmen_runner.agents.specification import (
     Limits,
     PythonTarget,
     Specification,
+    check_output_limit,
 )
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed
@@ -39,11 +40,11 @@ from fulmen_runner.attempts.program import Agent, Grader, Program
 from fulmen_runner.attempts.uses import Uses
 
 MAX_PROGRAMS = 64
-"""How many programs are kept; the least recently used goes first."""
+"""Number of cached programs; the least recently used is evicted first."""
 
 
 class Library(Protocol):
-    """Where specifications and bundles come from: the store, or a fixed set in tests."""
+    """Source of specifications and bundles. Implementations: `StoreLibrary`, `FixedLibrary`."""
 
     async def specification(self, name: str, project: str) -> Specification:
         """Returns a version of an agent. Raises AgentFailed or ProgramUnavailable."""
@@ -60,10 +61,13 @@ class Catalogue:
     """The programs of a runner.
 
     Attributes:
-        default: What runs when a rollout names no agent; None if the runner has none.
-        hosts: What runs containers and Jobs.
-        judges: How judges are asked.
-        bundles: The agents' files.
+        library: Source of specifications and bundles.
+        commands: Host of commands.
+        python: Host of Python agents.
+        default: Agent of rollouts that name none; None if the runner has none.
+        hosts: Hosts of containers and Jobs.
+        judges: HTTP client of judges.
+        bundles: Unpacked bundles.
     """
 
     library: Library
@@ -79,7 +83,7 @@ class Catalogue:
         """Returns the program of an attempt.
 
         Raises:
-            AgentFailed: If there is no such agent, or it cannot be loaded.
+            AgentFailed: If the agent does not exist or cannot be loaded.
             ProgramUnavailable: If the store cannot be reached.
         """
         key = (assignment.project, assignment.agent)
@@ -89,17 +93,21 @@ class Catalogue:
             self._programs[key] = known
             known.add_done_callback(lambda task: self._settled(key, task))
         self._programs.move_to_end(key)
-        # Shielded: an attempt that is stopped must not take the program away from the others that wait.
+        # Shielded: other attempts may be waiting for the same program.
         return await asyncio.shield(known)
+
+    async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns an attempt's prompts by name. Raises AgentFailed or ProgramUnavailable."""
+        return await self.library.prompts(assignment)
 
     def _settled(self, key: tuple[str, str], task: "asyncio.Task[Program]") -> None:
         failed = task.cancelled() or task.exception() is not None
-        # It may have been dropped while it was loaded, and be loaded anew.
+        # It may have been evicted while loading, and another load started.
         if failed and self._programs.get(key) is task:
             self._programs.pop(key, None)
         while len(self._programs) > MAX_PROGRAMS:
-            _, dropped = self._programs.popitem(last=False)
-            dropped.add_done_callback(_end_use)
+            _, evicted = self._programs.popitem(last=False)
+            evicted.add_done_callback(_end_use)
 
     async def _load(self, project: str, agent: str) -> Program:
         if agent:
@@ -107,7 +115,7 @@ class Catalogue:
         elif self.default is not None:
             specification = self.default
         else:
-            raise AgentFailed("The rollout names no agent, and the runner was started without one.")
+            raise AgentFailed("rollout names no agent, and the runner has no default agent")
         if not specification.bundle:
             return await self._program(specification, None, None)
         unpacked = await self.bundles.unpacked(await self.library.bundle(specification.bundle, project))
@@ -119,7 +127,7 @@ class Catalogue:
 
     async def _program(self, specification: Specification, directory: Path | None, files: Uses | None) -> Program:
         graded = specification.grader is not None
-        # Modules of in-process agents see it while they are imported, the agents themselves in each attempt.
+        # Visible to modules during their import; the agents themselves get it with each attempt.
         with viewing(plain_environment(specification)):
             return Program(
                 agent=await self._agent(specification, directory, graded=graded),
@@ -164,9 +172,8 @@ class Catalogue:
 
     def _command(self, target: CommandTarget, directory: Path | None, limits: Limits) -> Command:
         if not target.argv:
-            raise AgentFailed("The agent's command is empty.")
-        if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
-            raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
+            raise AgentFailed("command of the agent is empty")
+        check_output_limit(target.output_kept_bytes)
         return Command(
             host=self.commands,
             argv=target.argv,
@@ -179,6 +186,6 @@ class Catalogue:
 
 
 def _end_use(task: "asyncio.Task[Program]") -> None:
-    """Ends the catalogue's own use of a program; one that failed has ended it by itself."""
+    """Ends the catalogue's use of a program; one that failed to load has none."""
     if not task.cancelled() and task.exception() is None:
         task.result().end_use()

@@ -1,4 +1,4 @@
-"""The environment that agents find: the same names for commands, for Python agents and in `Context.environment`."""
+"""Environment variables of agents: the same for all kinds of agents and in `Context.environment`."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.workspace import Files, Workspace
 
 PLACEHOLDER_KEY = "fulmen-attempt-key"
-"""What in-process agents find as API key; requests to the proxy carry the attempt's own key instead."""
+"""API key in the environment of in-process agents; `model_access` replaces it with the attempt's key in requests."""
 
 _BEARER = "Bearer%20"
 
 MAX_TASK_VARIABLE_BYTES = 100_000
-"""A task larger than this is on standard input and in the task file only: Linux allows 128 KiB for a variable."""
+"""Largest task in FULMEN_TASK; Linux allows 128 KiB per variable. Larger ones are on stdin and in the task file only."""
 
 INHERITED = (
     "ALL_PROXY", "CURL_CA_BUNDLE", "HOME", "HTTPS_PROXY", "HTTP_PROXY", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "NODE_EXTRA_CA_CERTS", "NO_PROXY",
     "PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "SYSTEMROOT", "TERM", "TMPDIR", "TZ",
     "USER", "VIRTUAL_ENV", "all_proxy", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
-"""Variables of the runner that commands get; everything else, its token above all, they do not."""
+"""Variables of the runner that commands inherit; they must not see any other, in particular not its token."""
 
 QUIET = {
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -40,10 +40,10 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-"""Keeps frameworks from talking to their makers, with the attempt's key at that; agents and runners may set others."""
+"""Disables the telemetry of frameworks, which would send the attempt's key along. Agents and runners may override it."""
 
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-"""Where OpenSSL and httpx, requests, Node and OpenTelemetry's SDKs look for the authorities to trust."""
+"""Variables that name a CA file for OpenSSL and httpx, requests, Node, and OpenTelemetry's SDKs."""
 
 _PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy", "https_proxy")
 _NO_PROXIES = ("NO_PROXY", "no_proxy")
@@ -51,14 +51,14 @@ _NO_PROXIES = ("NO_PROXY", "no_proxy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """Where agents send model calls and spans.
+    """Addresses for agents' model calls and spans.
 
     Attributes:
-        llm_proxy_url: Such as `http://proxy:7200`; empty if there is none.
+        llm_proxy_url: Model proxy, such as `http://proxy:7200`; empty if there is none.
         otlp_url: OTLP over gRPC, such as `http://store:7101`; empty if there is none.
-        otlp_http_url: The same over HTTP, such as `http://store:7103`; empty if there is none.
-        instrument: Which instrumentors are switched on in the Python of agents; see `instrumentation`.
-        ca_file: PEM file of the authorities of those servers, as agents see it; empty: those that they know anyway.
+        otlp_http_url: OTLP over HTTP, such as `http://store:7103`; empty if there is none.
+        instrument: Instrumentors to enable in Python agents; see `instrumentation`.
+        ca_file: PEM file of trusted CAs, as a path visible to agents; empty for the default ones.
     """
 
     llm_proxy_url: str
@@ -68,7 +68,7 @@ class Endpoints:
     ca_file: str = ""
 
     def environment(self, key: str) -> dict[str, str]:
-        """Returns the variables that name the endpoints, with an API key."""
+        """Returns the variables for the endpoints with an API key."""
         variables: dict[str, str] = {}
         if self.llm_proxy_url:
             base = self.llm_proxy_url.rstrip("/")
@@ -79,7 +79,7 @@ class Endpoints:
                 "ANTHROPIC_API_KEY": key,
             }
         if self.otlp_url:
-            # OpenTelemetry's SDKs would send metrics and logs there as well; the store takes spans alone.
+            # OpenTelemetry's SDKs would send metrics and logs as well; the store accepts only spans.
             variables |= {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp_url,
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
@@ -93,10 +93,10 @@ class Endpoints:
         return variables
 
     def attempt_environment(self, assignment: Assignment) -> dict[str, str]:
-        """Returns what the agent of an attempt finds in its environment; holds the attempt's key."""
+        """Returns the variables of an attempt, including its key."""
         variables = self.environment(assignment.attempt_key)
         if self.otlp_url:
-            # The values of this variable are percent-encoded (OpenTelemetry protocol exporter specification).
+            # Values are percent-encoded (OpenTelemetry Protocol Exporter specification).
             variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={_BEARER}{quote(assignment.attempt_key)}"
         variables |= {
             "TRACEPARENT": traceparent(assignment.attempt),
@@ -111,17 +111,17 @@ class Endpoints:
 
 
 def prompts_text(prompts: Mapping[str, str]) -> str:
-    """Renders prompts as the variable in which agents find them."""
+    """Returns prompts as the value of FULMEN_PROMPTS."""
     return json.dumps(dict(prompts), ensure_ascii=False)
 
 
 async def expanded_environment(
     templates: Mapping[str, str], assignment: Assignment, task: object, workspace: Workspace
 ) -> dict[str, str]:
-    """Expands the environment that an agent's publisher gave it; makes the attempt's files only if it names them.
+    """Expands the variables of an agent's specification. Opens the workspace only if a template refers to a file.
 
     Raises:
-        AgentFailed: With all that is wrong with the templates.
+        AgentFailed: If a template is invalid; lists all problems.
     """
     if not any(brace in template for template in templates.values() for brace in "{}"):
         return dict(templates)
@@ -134,12 +134,12 @@ async def expanded_environment(
 
 
 def named_files(files: Files) -> dict[str, str]:
-    """Returns the placeholders that name an attempt's files."""
+    """Returns the placeholders for an attempt's files."""
     return {"task_file": str(files.task_file), "work_dir": str(files.work_dir)}
 
 
 def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
-    """Returns the variables by which a process finds its attempt's files."""
+    """Returns the variables for an attempt's files."""
     return {
         WORK_DIR_VARIABLE: str(files.work_dir),
         "TMPDIR": str(files.temporary_dir),
@@ -148,14 +148,12 @@ def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
 
 
 def traceparent(attempt: str) -> str:
-    """Returns the W3C trace context of an attempt: the rollout's id is the trace id."""
+    """Returns an attempt's W3C trace context; the trace id is the rollout's id."""
     return f"00-{trace_id_of(attempt)}-{span_id_of(attempt)}-01"
 
 
 def network_environment(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns what keeps calls to the model proxy and the store from going through a proxy of the network: NO_PROXY
-    with their hosts, if there is such a proxy; otherwise nothing.
-    """
+    """Returns NO_PROXY with the hosts of the endpoints if an HTTP proxy is configured, otherwise nothing."""
     if not any(environ.get(name) for name in _PROXIES):
         return {}
     known = [host.strip() for name in _NO_PROXIES for host in environ.get(name, "").split(",")]
@@ -168,12 +166,12 @@ def network_environment(endpoints: Endpoints, environ: Mapping[str, str] = os.en
 
 
 def inherited_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables of the runner that commands get, and those that keep frameworks quiet.
+    """Returns the runner's variables that commands inherit, and those that disable frameworks' telemetry.
 
-    The runner's own Python goes first on PATH, so that `python` means the one with the packages installed here.
+    The directory of the runner's Python comes first on PATH, so that `python` has the packages installed here.
 
     Args:
-        extra: Further names to let through.
+        extra: Names of further variables to inherit.
         environ: The runner's environment.
     """
     variables = QUIET | {name: environ[name] for name in (*INHERITED, *QUIET, *extra) if name in environ}

@@ -1,7 +1,7 @@
-"""Graders that are language models, asked through the model proxy with the attempt's key; see `domain.judging`.
+"""Graders that are language models, called through the model proxy with the attempt's key; see `judging`.
 
-Invariant: a backend that fails is INFRA, since it is no fault of the agent's; a judge that is refused, or that answers
-no scores however often it is asked, is AGENT_ERROR, since its specification asks for what it cannot do.
+Invariant: a failing backend is INFRA. A judge whose request is rejected, or whose answers contain no valid scores, is
+AGENT_ERROR: its specification is at fault.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import httpx2
 
 MAX_ANSWERS = 3
-"""How often a judge is asked for one verdict before its answers are given up."""
+"""Number of answers requested for one verdict."""
 
 MAX_TRIES = 3
-"""How often one question is sent to a backend that fails; the proxy has tried others by itself before each."""
+"""Number of tries of one request while the backend fails, besides the proxy's own retries."""
 
 RETRY_PAUSE_S = 0.5
 MAX_DIMENSIONS = 16
@@ -48,14 +48,14 @@ MAX_SAMPLES = 9
 
 _DIMENSION = re.compile(r"[a-z0-9_.-]{1,64}")
 _BAD_REQUEST = 400
-_PASSING = frozenset({401, 403, 408, 409, 425, 429})
-"""Refusals that say nothing about the question: of the attempt's key, or of a limit."""
+_TRANSIENT = frozenset({401, 403, 408, 409, 425, 429})
+"""Rejections that are not due to the request's content: of the attempt's key, or by a limit."""
 
 _Message = dict[str, str]
 
 
 class JudgeClient:
-    """The HTTP client of all judges of a runner; made when the first one is asked."""
+    """HTTP client shared by all judges of a runner, created on first use."""
 
     def __init__(self) -> None:
         self._client: httpx2.AsyncClient | None = None
@@ -63,7 +63,7 @@ class JudgeClient:
     def open(self) -> "httpx2.AsyncClient":
         """Returns the client."""
         if self._client is None:
-            # Imported here: runners without judges do without.
+            # Deferred: not needed by runners without judges.
             import httpx2
 
             self._client = httpx2.AsyncClient(limits=httpx2.Limits(max_connections=None), trust_env=False)
@@ -76,23 +76,23 @@ class JudgeClient:
 
 
 def judge(target: JudgeTarget, client: JudgeClient) -> "JudgeGrader":
-    """Makes a grader of what a specification says.
+    """Creates a grader from its specification.
 
     Raises:
-        AgentFailed: If something there is out of its range.
+        AgentFailed: If a value is out of range.
     """
     if not target.model:
-        raise AgentFailed("The judge has no model.")
+        raise AgentFailed("judge has no model")
     if not 1 <= len(target.dimensions) <= MAX_DIMENSIONS or len(set(target.dimensions)) < len(target.dimensions):
-        raise AgentFailed(f"A judge scores 1 to {MAX_DIMENSIONS} different dimensions.")
+        raise AgentFailed(f"judge must score 1 to {MAX_DIMENSIONS} different dimensions")
     for dimension in target.dimensions:
         if not _DIMENSION.fullmatch(dimension):
-            raise AgentFailed(f"The judge's dimension {dimension!r} is not 1 to 64 characters of [a-z0-9_.-].")
+            raise AgentFailed(f"dimension {dimension!r} of the judge must be 1 to 64 characters of [a-z0-9_.-]")
     bounds = target.min_score, target.max_score
     if not all(math.isfinite(bound) for bound in bounds) or not target.min_score < target.max_score:
-        raise AgentFailed(f"The judge's max_score {bounds[1]:g} is not greater than its min_score {bounds[0]:g}.")
+        raise AgentFailed(f"max_score {bounds[1]:g} of the judge must be greater than its min_score {bounds[0]:g}")
     if not 1 <= target.sample_count <= MAX_SAMPLES:
-        raise AgentFailed(f"The judge's sample_count must lie in 1 to {MAX_SAMPLES}.")
+        raise AgentFailed(f"sample_count of the judge must be between 1 and {MAX_SAMPLES}")
     scale = Scale(dimensions=target.dimensions, min_score=target.min_score, max_score=target.max_score)
     return JudgeGrader(target=target, scale=scale, client=client)
 
@@ -106,14 +106,14 @@ class JudgeGrader:
     client: JudgeClient
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
-        """Asks the judge as often as its specification says; notes its reasons with the attempt.
+        """Returns the mean of `sample_count` verdicts; records their reasons as annotations of the attempt.
 
         Raises:
-            AgentFailed: If it is refused, or answers no scores.
-            HostUnavailable: If its backend fails.
+            AgentFailed: If the request is rejected or an answer has no valid scores.
+            HostUnavailable: If the backend fails.
         """
         if "OPENAI_BASE_URL" not in invocation.context.environment:
-            raise HostUnavailable("This runner has no model proxy through which a judge could be asked.")
+            raise HostUnavailable("runner has no model proxy to call the judge through")
         enter_trace(invocation.context.environment["TRACEPARENT"])
         messages = self._messages(invocation, outcome)
         tasks = [
@@ -127,7 +127,7 @@ class JudgeGrader:
                 task.cancel()
             await asyncio.wait(tasks)
         for number, verdict in enumerate(verdicts):
-            self._note(verdict, number)
+            self._annotate(verdict, number)
         means = mean_rewards(verdicts, self.scale)
         return tuple(Reward(dimension=dimension, value=value) for dimension, value in means.items())
 
@@ -138,7 +138,7 @@ class JudgeGrader:
         placeholders = placeholders_of(invocation, outcome=shown, task=task)
         prompt = expand({"judge.prompt": self.target.prompt or GENERAL_PROMPT}, placeholders)["judge.prompt"]
         if shown not in prompt:
-            # A prompt that leaves it out would have every outcome judged alike.
+            # Without the outcome in the prompt, every outcome would be judged alike.
             prompt = f"{prompt}\n\nThe outcome:\n{shown}"
         return [{"role": "system", "content": system_prompt(self.scale, marker)}, {"role": "user", "content": prompt}]
 
@@ -154,23 +154,23 @@ class JudgeGrader:
                 again = f"{problem} Answer again, with nothing but the JSON object."
                 messages = [*asked, {"role": "assistant", "content": text}, {"role": "user", "content": again}]
         raise AgentFailed(
-            f"The grader failed. The judge {self.target.model!r} gave no verdict in {MAX_ANSWERS} answers. {problem}"
+            f"grader failed: judge {self.target.model!r} gave no valid verdict in {MAX_ANSWERS} answers: {problem}"
         )
 
     async def _answer(self, invocation: Invocation, messages: list[_Message]) -> str:
         body: dict[str, Any] = {"model": self.target.model, "messages": messages}
-        status, document = await self._asked(invocation, {**body, "response_format": response_format(self.scale)})
+        status, document = await self._post(invocation, {**body, "response_format": response_format(self.scale)})
         if status == _BAD_REQUEST:
-            # Not every backend has structured output; the prompt asks for the same.
-            status, document = await self._asked(invocation, body)
+            # Not every backend supports structured output; the prompt asks for the same format.
+            status, document = await self._post(invocation, body)
         if status >= _BAD_REQUEST:
             raise AgentFailed(
-                f"The grader failed. The judge {self.target.model!r} is refused: {status} {_error_text(document)}"
+                f"grader failed: request to judge {self.target.model!r} was rejected: {status} {_error_text(document)}"
             )
         return _content(document)
 
-    async def _asked(self, invocation: Invocation, body: dict[str, Any]) -> tuple[int, object]:
-        """Returns the status and the answer, once it says something about the question."""
+    async def _post(self, invocation: Invocation, body: dict[str, Any]) -> tuple[int, object]:
+        """Posts a request, with retries; returns the status and the body of the response."""
         import httpx2
 
         context = invocation.context
@@ -191,15 +191,15 @@ class JudgeGrader:
             except (httpx2.TransportError, ValueError) as error:
                 failure = type(error).__name__
                 continue
-            if answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR and answer.status_code not in _PASSING:
+            if answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR and answer.status_code not in _TRANSIENT:
                 return answer.status_code, document
             failure = f"{answer.status_code} {_error_text(document)}"
-        raise HostUnavailable(f"The judge {self.target.model!r} cannot be asked: {failure}")
+        raise HostUnavailable(f"judge {self.target.model!r} is unavailable: {failure}")
 
-    def _note(self, verdict: Verdict, number: int) -> None:
-        noted: dict[str, object] = {f"score.{dimension}": score for dimension, score in verdict.scores.items()}
+    def _annotate(self, verdict: Verdict, number: int) -> None:
+        scores: dict[str, object] = {f"score.{dimension}": score for dimension, score in verdict.scores.items()}
         emit_annotation(
-            {"judge.model": self.target.model, "judge.sample": number, "judge.reason": verdict.reason, **noted}
+            {"judge.model": self.target.model, "judge.sample": number, "judge.reason": verdict.reason, **scores}
         )
 
 

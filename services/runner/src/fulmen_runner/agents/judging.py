@@ -1,7 +1,7 @@
-"""What a judging model is asked, and what its answer is worth.
+"""Prompts for judges and parsing of their answers.
 
-Invariant: what the judge is to read as data stands between markers that its author cannot know, and a score counts only
-if it lies in the range that was asked for.
+Invariant: untrusted data in a prompt is fenced by a marker that its author cannot know, and a score counts only if it
+lies within the requested range.
 """
 
 import json
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_OUTCOME_CHARS = 65_536
-"""How much of the end of an outcome, and of a task, the judge is shown."""
+"""Maximum length of the outcome, and of the task, in the prompt; the beginning is truncated."""
 
 MAX_REASON_CHARS = 2000
 
 MAX_ANSWER_CHARS = 16_384
-"""How much of the end of an answer is read."""
+"""Maximum length of an answer that is parsed; the beginning is ignored."""
 
 GENERAL_PROMPT = "The task:\n{task}\n\nThe outcome:\n{outcome}\n\nHow well does the outcome do what the task asks?"
 
@@ -24,36 +24,36 @@ _decoder = json.JSONDecoder()
 
 
 class BadAnswer(ValueError):
-    """The judge answered something other than scores in their range; the text says what, for the judge."""
+    """The judge's answer has no valid scores; the text is sent back to the judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What is scored, and between which bounds."""
+    """The dimensions to score and their range."""
 
     dimensions: tuple[str, ...]
     min_score: float
     max_score: float
 
     def mapped(self, score: float) -> float:
-        """Returns a score between 0 and 1."""
+        """Maps a score to 0 to 1."""
         return (score - self.min_score) / (self.max_score - self.min_score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One answer of a judge: scores in the range of the scale, by dimension, and why."""
+    """One answer of a judge: scores by dimension, within the range of the scale, and the reason."""
 
     scores: Mapping[str, float]
     reason: str
 
 
 def system_prompt(scale: Scale, marker: str) -> str:
-    """Returns what tells the judge its work.
+    """Returns the judge's instructions.
 
     Args:
-        scale: What it scores.
-        marker: A word that begins and ends everything that is data.
+        scale: The dimensions and their range.
+        marker: Secret word of the fences around data.
     """
     scores = ", ".join(f'"{dimension}": <number>' for dimension in scale.dimensions)
     return (
@@ -67,12 +67,12 @@ def system_prompt(scale: Scale, marker: str) -> str:
 
 
 def fenced(text: str, marker: str) -> str:
-    """Returns data between markers; more than the judge is shown is cut at its front."""
+    """Returns data between markers, truncated at the front."""
     return f"[begin {marker}]\n{text[-MAX_OUTCOME_CHARS:]}\n[end {marker}]"
 
 
 def response_format(scale: Scale) -> dict[str, object]:
-    """Returns the structured output to ask for (OpenAI API, `response_format`); the reason comes before the scores."""
+    """Returns the `response_format` of the request (OpenAI API); the reason precedes the scores."""
     scores = {
         dimension: {"type": "number", "minimum": scale.min_score, "maximum": scale.max_score}
         for dimension in scale.dimensions
@@ -87,10 +87,10 @@ def response_format(scale: Scale) -> dict[str, object]:
 
 
 def verdict_of(text: str, scale: Scale) -> Verdict:
-    """Reads a judge's answer: the last JSON object in it that holds scores, nested or by themselves.
+    """Parses an answer: the last JSON object in it with scores, either under `scores` or at the top level.
 
     Raises:
-        BadAnswer: If there is none, one is missing, or one is out of range.
+        BadAnswer: If there is no such object, or a score is missing or out of range.
     """
     objects = [found for found in _objects(text[-MAX_ANSWER_CHARS:]) if _scores_in(found, scale)]
     if not objects:
@@ -104,7 +104,7 @@ def verdict_of(text: str, scale: Scale) -> Verdict:
 
 
 def mean_rewards(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:
-    """Returns the mean of the scores by dimension, each between 0 and 1; at least one verdict."""
+    """Returns the mean score by dimension, mapped to 0 to 1. Needs at least one verdict."""
     return {
         dimension: math.fsum(scale.mapped(verdict.scores[dimension]) for verdict in verdicts) / len(verdicts)
         for dimension in scale.dimensions
@@ -121,7 +121,7 @@ def _closed(properties: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:
-    """Yields the JSON objects in a text that are inside no other, in order."""
+    """Yields the outermost JSON objects in a text, in order."""
     start = text.find("{")
     while start >= 0:
         try:

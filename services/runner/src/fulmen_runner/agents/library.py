@@ -1,4 +1,4 @@
-"""Fetches agents and their files from the store."""
+"""Fetches specifications, bundles and prompts from the store."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -30,11 +30,11 @@ FETCH_DEADLINE_S = 30.0
 PROMPT_PREFIX = "resources/prompt."
 PROMPTS_KEPT = 256
 MAX_PROMPTS_BYTES = 127 * 1024
-"""Of all together, as they are handed on: Linux allows 128 KiB for a variable of the environment, its name included."""
+"""Maximum size of an attempt's prompts as JSON: Linux allows 128 KiB per environment variable, including its name."""
 
 
 class StoreLibrary:
-    """The store's resources, as specifications and bundles."""
+    """The library of the store's resources."""
 
     def __init__(self, channel: FulmenChannel) -> None:
         self._prompts: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -44,14 +44,14 @@ class StoreLibrary:
         """Returns a version of an agent.
 
         Raises:
-            AgentFailed: If it does not exist or says nothing sensible.
+            AgentFailed: If it does not exist or is malformed.
             ProgramUnavailable: If the store cannot be reached.
         """
         resource = await self._fetch(name, project)
         try:
             spec = pb.AgentSpec.FromString(resource.content)
         except DecodeError:
-            raise AgentFailed(f"{name} is not an agent specification.") from None
+            raise AgentFailed(f"{name} is not an agent specification") from None
         return specification_of(spec, name)
 
     async def bundle(self, name: str, project: str) -> Bundle:
@@ -65,12 +65,12 @@ class StoreLibrary:
         return Bundle(archive=resource.content, sha256_hex=resource.sha256.hex())
 
     async def prompts(self, assignment: Assignment) -> dict[str, str]:
-        """Returns the texts of an attempt's prompts: of the resources whose id begins with `prompt.`, by their names.
+        """Returns the texts of an attempt's prompts by name: its resources whose id begins with `prompt.`.
 
-        Versions never change, so that each is fetched once.
+        Versions are immutable and cached.
 
         Raises:
-            AgentFailed: If one does not exist, is not text, or all together are too large for a process' environment.
+            AgentFailed: If a prompt does not exist or is not UTF-8, or the prompts exceed `MAX_PROMPTS_BYTES`.
             ProgramUnavailable: If the store cannot be reached.
         """
         found: dict[str, str] = {}
@@ -80,12 +80,12 @@ class StoreLibrary:
             key = (assignment.project, version)
             if key not in self._prompts:
                 content = (await self._fetch(version, assignment.project)).content
-                if len(content) > MAX_PROMPTS_BYTES:  # Before it is kept: a resource may be far larger.
+                if len(content) > MAX_PROMPTS_BYTES:  # Do not cache it: a resource may be far larger.
                     raise _prompts_too_large()
                 try:
                     self._prompts[key] = content.decode()
                 except UnicodeDecodeError:
-                    raise AgentFailed(f"{version} is not UTF-8.") from None
+                    raise AgentFailed(f"{version} is not UTF-8") from None
             self._prompts.move_to_end(key)
             found[name] = self._prompts[key]
         while len(self._prompts) > PROMPTS_KEPT:
@@ -101,23 +101,23 @@ class StoreLibrary:
         except (ResourceNotFound, ArgumentInvalid) as error:
             raise AgentFailed(f"{name} cannot be fetched: {error}") from None
         except FulmenError as error:
-            raise ProgramUnavailable(f"{name} cannot be fetched now: {error.message}") from None
+            raise ProgramUnavailable(f"fetching {name} failed: {error.message}") from None
         return answer.resources[0]
 
 
 def _prompts_too_large() -> AgentFailed:
-    return AgentFailed(f"The prompts of the rollout have more than {MAX_PROMPTS_BYTES} bytes together, as JSON.")
+    return AgentFailed(f"prompts of the rollout exceed {MAX_PROMPTS_BYTES} bytes as JSON")
 
 
 def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
-    """Reads an agent's specification; `name` is for errors.
+    """Decodes an agent's specification; `name` is used in errors.
 
     Raises:
-        AgentFailed: If it does not say how the agent is started.
+        AgentFailed: If it has no entry.
     """
     entry = _entry(spec)
     if entry is None:
-        raise AgentFailed(f"{name} does not say how the agent is started.")
+        raise AgentFailed(f"{name} has no entry: it does not say how the agent is started")
     limits = Limits(
         memory_bytes=spec.limits.memory_bytes,
         cpu_count=spec.limits.cpu_count,
@@ -167,7 +167,7 @@ def _grader(grader: pb.Grader) -> GraderEntry | None:
 def _python(entry: pb.PythonEntry) -> PythonTarget:
     if entry.isolation == pb.Isolation.ISOLATION_UNSPECIFIED:
         return PythonTarget(target=entry.target)
-    # Values that are newer than this runner mean a process, too: the contract says so.
+    # By contract, values unknown to this version mean a process as well.
     return PythonTarget(target=entry.target, own_process=entry.isolation != pb.Isolation.ISOLATION_RUNNER)
 
 

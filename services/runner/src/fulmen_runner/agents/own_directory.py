@@ -1,7 +1,7 @@
-"""The directory of a runner process, and what runners that were killed left of theirs.
+"""The directory of a runner process, and the cleanup of directories of dead runners.
 
-Invariant: a directory is deleted only by its owner or once its owner is dead, which its lock tells: the kernel drops the
-lock with the process, however it ended.
+Invariant: a directory is deleted only by its owner, or when its owner is dead: the kernel releases the lock on it with
+the process.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ _log = structlog.get_logger()
 
 @contextmanager
 def own_directory(parent: Path | None) -> Iterator[Path]:
-    """Makes a directory for this process and deletes it in the end; meanwhile a thread deletes those of dead runners.
+    """Creates a directory for this process and deletes it on exit; a thread deletes those of dead runners meanwhile.
 
     Args:
-        parent: Where it is made; None is the system's directory for temporary files.
+        parent: Parent directory; None for the system's temporary directory.
     """
     parent = parent or Path(tempfile.gettempdir())
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -35,16 +35,16 @@ def own_directory(parent: Path | None) -> Iterator[Path]:
     held = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        # Named when it is held: nobody can find it and not find it locked.
+        # Renamed while it is held, so that it is never visible unlocked.
         unnamed.rename(path / LOCK)
-        threading.Thread(target=delete_left, args=(parent,), name="leftovers", daemon=True).start()
+        threading.Thread(target=delete_leftovers, args=(parent,), name="leftovers", daemon=True).start()
         yield path
     finally:
         _delete(path)
         os.close(held)
 
 
-def delete_left(parent: Path) -> None:
+def delete_leftovers(parent: Path) -> None:
     """Deletes the directories of this user's dead runners. Blocks."""
     try:
         found = [path for path in parent.glob(f"{PREFIX}*") if path.lstat().st_uid == os.getuid()]
@@ -55,11 +55,11 @@ def delete_left(parent: Path) -> None:
         try:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
-            continue  # Being made or deleted, or none of ours.
+            continue  # Being created or deleted, or not a runner's directory.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            continue  # Its runner is alive.
+            continue  # The runner is alive.
         else:
             _log.info("leftovers_deleted", path=str(path))
             _delete(path)

@@ -1,6 +1,6 @@
-"""Tells what a dead runner left at an engine or in a cluster from what a live one still needs.
+"""Ownership of containers and Jobs: which are leftovers of a dead runner.
 
-Invariant: nothing of a runner that may be alive is ever called left behind before its own time is over.
+Invariant: nothing of a runner that may be alive counts as a leftover before its deadline.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12}")
-"""The host name that Docker gives to a container; no two have the same."""
+"""Default host name of a Docker container; unique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Owner:
 
     Attributes:
         host: Host or pod name.
-        process: `<process id>-<start, seconds>-<process id namespace>`.
+        process: `<pid>-<start, seconds>-<pid namespace>`.
     """
 
     host: str
@@ -29,17 +29,17 @@ class Owner:
 
     @classmethod
     def this_process(cls, host: str) -> Self:
-        """Returns the owner that this process is."""
+        """Returns the owner for this process."""
         return cls(host=host, process=_process_text(psutil.Process()))
 
-    def left(self, *, host: str, process: str, deadline_unix_s: float, now_unix_s: float) -> bool:
-        """Tells whether something is left behind: its time is over, or its runner was on this host and is dead.
+    def is_leftover(self, *, host: str, process: str, deadline_unix_s: float, now_unix_s: float) -> bool:
+        """Returns True if the deadline has passed, or the creator ran on this host and is dead.
 
         Args:
-            host: Of the runner that made it.
-            process: Of that runner.
-            deadline_unix_s: When its runner would have removed it at the latest.
-            now_unix_s: Seconds since 1970.
+            host: Host of the runner that created it.
+            process: Process of that runner.
+            deadline_unix_s: Latest time at which that runner would have removed it, Unix seconds.
+            now_unix_s: Current time, Unix seconds.
         """
         return now_unix_s > deadline_unix_s or (host == self.host and self._is_dead(process))
 
@@ -49,7 +49,7 @@ class Owner:
         if not pid.isdecimal():
             return False
         if namespace != self.process.rpartition("-")[2]:
-            # A runner in a container that was started again. Elsewhere a name may stand for several machines.
+            # The runner's container was restarted. Other host names may be shared by several machines.
             return _CONTAINER_ID.fullmatch(self.host) is not None
         try:
             return _process_text(psutil.Process(int(pid))) != process
@@ -60,7 +60,7 @@ class Owner:
 
 
 def deadline_of(labels: Mapping[str, str], name: str) -> float:
-    """Returns the deadline among labels; one that cannot be read never comes."""
+    """Returns the deadline in a label, Unix seconds; infinite if missing or malformed."""
     text = labels.get(name, "")
     return float(text) if text.isdecimal() else float("inf")
 

@@ -1,6 +1,6 @@
-"""Reads the rewards that a process appended to the file named by `FULMEN_REWARDS_FILE`.
+"""Reads the rewards file of a process (FULMEN_REWARDS_FILE).
 
-Invariant: whatever a process made of that file, reading it ends, takes bounded memory, and reads no other file.
+Invariant: whatever the process did to the file, reading it terminates, takes bounded memory, and reads no other file.
 """
 
 import json
@@ -27,28 +27,28 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_rewards_file(path: Path) -> tuple[Reward, ...]:
-    """Returns the rewards of a file, none if it is gone. Blocks.
+    """Returns the rewards in a file; none if it was deleted. Blocks.
 
     Raises:
-        AgentFailed: As `read_rewards`, or if the file is too large or no plain file.
-        HostUnavailable: As `read_rewards`.
+        AgentFailed: If the file is too large, not a regular file, or malformed.
+        HostUnavailable: See `read_rewards`.
     """
     return read_rewards(_content(path))
 
 
 def read_rewards(content: bytes) -> tuple[Reward, ...]:
-    """Returns the rewards that a file holds, in the format of `fulmen.rewards_file`; of a kind, the last one counts.
+    """Parses the format of `fulmen.rewards_file`; a later reward overrides an earlier one with the same key.
 
     Raises:
-        AgentFailed: With every line that is wrong.
-        HostUnavailable: If the process says that spans of it did not reach the store.
+        AgentFailed: If a line is malformed; lists all problems.
+        HostUnavailable: If the process reported undelivered spans.
     """
     rewards: dict[tuple[str, int | None, bytes], Reward] = {}
     problems: list[str] = []
     undelivered = 0
     for number, line in enumerate(_lines(content), start=1):
-        if said := _UNDELIVERED.fullmatch(line):
-            undelivered += int(said[1])
+        if found := _UNDELIVERED.fullmatch(line):
+            undelivered += int(found[1])
             continue
         try:
             reward = _reward(line)
@@ -60,26 +60,26 @@ def read_rewards(content: bytes) -> tuple[Reward, ...]:
     if problems:
         more = len(problems) - _MAX_PROBLEMS_NAMED
         named = problems[:_MAX_PROBLEMS_NAMED] + ([f"and {more} more"] if more > 0 else [])
-        raise AgentFailed("The rewards file holds what is no reward. " + "; ".join(named))
+        raise AgentFailed("rewards file is malformed: " + "; ".join(named))
     if undelivered:
-        raise HostUnavailable(f"{undelivered} spans of the agent did not reach the store.")
+        raise HostUnavailable(f"{undelivered} spans of the agent did not reach the store")
     return tuple(rewards.values())
 
 
 def _content(path: Path) -> bytes:
     try:
-        # Neither a link nor a pipe without a writer: the one is refused here, the other does not block.
+        # O_NOFOLLOW rejects a symbolic link; O_NONBLOCK does not wait for the writer of a pipe.
         descriptor = os.open(path, _FLAGS)
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise AgentFailed(f"The rewards file cannot be read: {error.strerror}.") from None
+        raise AgentFailed(f"rewards file cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise AgentFailed("The rewards file is no plain file of its own any more.")
+            raise AgentFailed("rewards file is not a regular file with a single link")
         if status.st_size > MAX_REWARDS_FILE_BYTES:
-            raise AgentFailed(f"The rewards file has {status.st_size} bytes, more than {MAX_REWARDS_FILE_BYTES}.")
+            raise AgentFailed(f"rewards file has {status.st_size} bytes; at most {MAX_REWARDS_FILE_BYTES} are allowed")
         return os.read(descriptor, MAX_REWARDS_FILE_BYTES)
     finally:
         os.close(descriptor)
@@ -95,14 +95,14 @@ def _reward(line: bytes) -> Reward | None:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        raise AgentFailed(f"{line[:60]!r} is not JSON.") from None
+        raise AgentFailed(f"{line[:60]!r} is not JSON") from None
     if not isinstance(document, dict) or "value" not in document:
-        raise AgentFailed("not an object with a value.")
+        raise AgentFailed("not an object with a value")
     if unknown := sorted(document.keys() - REWARD_MEMBERS):
-        raise AgentFailed(f"unknown member {unknown[0][:60]!r}.")
+        raise AgentFailed(f"unknown member {unknown[0][:60]!r}")
     dimension = document.get("dimension", FINAL_DIMENSION)
     if not isinstance(dimension, str):
-        raise AgentFailed("dimension is not text.")
+        raise AgentFailed("dimension is not a string")
     return checked(
         document["value"],
         dimension=dimension,
@@ -119,4 +119,4 @@ def _span_id(value: object) -> bytes:
             return bytes.fromhex(value)
         except ValueError:
             pass
-    raise AgentFailed(f"span_id is not {_SPAN_ID_DIGITS} hexadecimal digits.")
+    raise AgentFailed(f"span_id is not {_SPAN_ID_DIGITS} hexadecimal digits")

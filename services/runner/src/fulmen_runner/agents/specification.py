@@ -1,9 +1,12 @@
-"""How an agent is to be run, as its publisher wrote it, in the runner's own words."""
+"""Specifications of agents, as the runner's types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fulmen.agent import FINAL_DIMENSION
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +14,8 @@ class PythonTarget:
     """`file.py:name` or `package.module:name`.
 
     Attributes:
-        own_process: Whether it runs in a child that can be killed; None leaves that to the runner's setting.
+        target: The callable.
+        own_process: Whether it runs in a child process; None for the runner's default.
     """
 
     target: str
@@ -20,7 +24,7 @@ class PythonTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandTarget:
-    """A program with its arguments; `output_kept_bytes` 0 means the most that is allowed."""
+    """A program with its arguments; `output_kept_bytes` 0 means the maximum."""
 
     argv: tuple[str, ...]
     output_kept_bytes: int = 0
@@ -28,7 +32,7 @@ class CommandTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTarget:
-    """A container of a Docker engine; `argv` empty means the image's own command, `network` empty the runner's."""
+    """A Docker container; empty `argv` means the image's command, empty `network` the runner's first."""
 
     image: str
     argv: tuple[str, ...] = ()
@@ -46,15 +50,15 @@ class JobTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTarget:
-    """A language model that scores.
+    """A language model as grader.
 
     Attributes:
-        model: Its public name at the model proxy.
-        prompt: A template with `{outcome}`; empty means the general one.
-        dimensions: What is scored.
-        min_score: What becomes 0.
-        max_score: What becomes 1.
-        sample_count: How often it is asked; the mean counts.
+        model: Public model name at the proxy.
+        prompt: Template with `{outcome}`; empty for the default prompt.
+        dimensions: Dimensions to score.
+        min_score: Score that maps to reward 0.
+        max_score: Score that maps to reward 1.
+        sample_count: Number of verdicts to average.
     """
 
     model: str
@@ -65,23 +69,41 @@ class JudgeTarget:
     sample_count: int = 1
 
 
+def check_output_limit(output_kept_bytes: int) -> None:
+    """Raises AgentFailed if a specification keeps more output than a report can hold."""
+    if not 0 <= output_kept_bytes <= MAX_OUTPUT_BYTES:
+        raise AgentFailed(f"max_output_bytes must be between 1 and {MAX_OUTPUT_BYTES}")
+
+
 Entry = PythonTarget | CommandTarget | ContainerTarget | JobTarget
 GraderEntry = PythonTarget | CommandTarget | JudgeTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one attempt may use; 0 means as the runner is set.
+    """Resource limits of one attempt; 0 for the runner's default.
 
     Attributes:
-        memory_bytes: Of all its processes together.
+        memory_bytes: Memory of all its processes.
         cpu_count: Processors; containers and Jobs only.
-        process_count: Processes and threads at once.
+        process_count: Concurrent processes and threads.
     """
 
     memory_bytes: int = 0
     cpu_count: float = 0.0
     process_count: int = 0
+
+    def capped(self, maximum: "Limits") -> "Limits":
+        """Returns these limits, each at most that of `maximum`, which also replaces a 0."""
+        return Limits(
+            memory_bytes=_capped(self.memory_bytes, maximum.memory_bytes),
+            cpu_count=_capped(self.cpu_count, maximum.cpu_count),
+            process_count=_capped(self.process_count, maximum.process_count),
+        )
+
+
+def _capped(requested: float, maximum: float) -> Any:
+    return min(requested, maximum) if requested and maximum else requested or maximum
 
 
 NO_LIMITS = Limits()
@@ -89,13 +111,14 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specification:
-    """An agent.
+    """An agent with its grader.
 
     Attributes:
         bundle: `resources/{id}/versions/{n}` of its files; empty if it is installed.
-        grader: None if the agent scores itself.
-        environment: Variables that its publisher gave it; values are templates.
-        limits: What an attempt of it may use.
+        entry: How it is started.
+        grader: None if the agent gives its own rewards.
+        environment: Its variables; values are templates.
+        limits: Limits of one attempt.
     """
 
     bundle: str
@@ -107,14 +130,14 @@ class Specification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """An agent's files as a tar.gz, and their digest."""
+    """An agent's files as a tar.gz, with the digest."""
 
     archive: bytes
     sha256_hex: str
 
 
 def inside_runner(specification: Specification) -> Specification:
-    """Returns the same with Python callables in the runner's own process, whatever they ask for."""
+    """Returns the specification with all Python callables in the runner's own process."""
     entry, grader = specification.entry, specification.grader
     if isinstance(entry, PythonTarget):
         entry = replace(entry, own_process=False)

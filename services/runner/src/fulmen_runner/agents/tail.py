@@ -1,11 +1,11 @@
-"""Keeps the end of a stream of bytes."""
+"""The end of a byte stream."""
 
 
 class Tail:
-    """The last bytes of what was added; never holds more than twice as much.
+    """Keeps the last `kept_bytes` of a stream, in a buffer of at most twice that size.
 
     Attributes:
-        seen_bytes: How much was added.
+        seen_bytes: Total size of the stream.
     """
 
     def __init__(self, kept_bytes: int) -> None:
@@ -14,12 +14,12 @@ class Tail:
         self._buffer = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Adds to the end."""
+        """Appends data."""
         self.seen_bytes += len(data)
         self._buffer += data
         if len(self._buffer) > 2 * self._kept_bytes:
             del self._buffer[: -self._kept_bytes]
 
     def text(self) -> str:
-        """Returns the end; what is no UTF-8 is replaced."""
+        """Returns the end as text; invalid UTF-8 is replaced."""
         return bytes(self._buffer[-self._kept_bytes :]).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""Expands the placeholders of templates: arguments, environment values, manifests, prompts. See agent_spec.proto.
+"""Expands placeholders in templates: arguments, environment values, manifests and prompts. See agent_spec.proto.
 
-Invariant: what is put in for a placeholder is never looked at again, so that no input can add placeholders.
+Invariant: substituted values are not expanded again, so that an input cannot inject placeholders.
 """
 
 import json
@@ -12,7 +12,7 @@ from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.program import Invocation
 
 MAX_EXPANDED_LENGTH = 4 * 1024 * 1024
-"""The most characters that the templates of one attempt may become together."""
+"""Maximum total length of the expanded templates of one attempt, in characters."""
 
 _MAX_NAME_SHOWN = 60
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -22,12 +22,12 @@ _MEMBER = "task."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholders:
-    """What placeholders stand for in one attempt.
+    """Values of placeholders in one attempt.
 
     Attributes:
-        input: The whole input: `{task}`.
-        task: The decoded input, whose members are `{task.a.b}`.
-        named: All others by name, such as `work_dir`.
+        input: The encoded input: `{task}`.
+        task: The decoded input, for members such as `{task.a.b}`.
+        named: Further values by name, such as `work_dir`.
     """
 
     input: bytes = field(repr=False)
@@ -35,10 +35,10 @@ class Placeholders:
     named: Mapping[str, str] = field(repr=False)
 
     def value(self, name: str) -> str:
-        """Returns what a placeholder stands for.
+        """Returns the value of a placeholder.
 
         Raises:
-            LookupError: With what is wrong, if it stands for nothing.
+            LookupError: If it has none; the text says why.
         """
         if name in self.named:
             return self.named[name]
@@ -47,27 +47,27 @@ class Placeholders:
         if name.startswith(_MEMBER):
             return self._member(name)
         known = ", ".join(f"{{{each}}}" for each in (_TASK, "task.name", *self.named))
-        raise LookupError(f"is no placeholder here; there are {known}, and {{{{ and }}}} for braces")
+        raise LookupError(f"is not a placeholder; use {known}, or {{{{ and }}}} for braces")
 
     def _member(self, name: str) -> str:
         value = self.task
         for part in name.removeprefix(_MEMBER).split("."):
             if not isinstance(value, dict) or part not in value:
-                raise LookupError("is a member that the input has not")
+                raise LookupError("is not a member of the input")
             value = value[part]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def placeholders_of(invocation: Invocation, **named: str) -> Placeholders:
-    """Returns what placeholders stand for in an attempt; `named` are those beside the input's, such as `work_dir`."""
+    """Returns the placeholders of an attempt; `named` are those besides the input's, such as `work_dir`."""
     return Placeholders(input=invocation.assignment.input, task=invocation.task, named=named)
 
 
 def expand(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str, str]:
-    """Expands templates; the keys say where each comes from, for a person, and are kept.
+    """Expands templates by label; the labels name them in errors.
 
     Raises:
-        AgentFailed: With all that is wrong with any of them.
+        AgentFailed: If a placeholder has no value; lists all problems.
     """
     expanded: dict[str, str] = {}
     problems: list[str] = []
@@ -80,7 +80,7 @@ def expand(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str
             if problem:
                 problems.append(f"{label}: {problem}")
             if length > MAX_EXPANDED_LENGTH:
-                problems.append(f"{label}: the templates become longer than {MAX_EXPANDED_LENGTH} characters")
+                problems.append(f"{label}: expanded templates exceed {MAX_EXPANDED_LENGTH} characters")
                 raise AgentFailed(_report(problems))
         expanded[label] = "".join(parts)
     if problems:
@@ -89,7 +89,7 @@ def expand(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str
 
 
 def expanded_variables(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str, str]:
-    """Expands the values of an environment. Raises AgentFailed."""
+    """Expands the values of environment variables. Raises AgentFailed."""
     labels = {f"environment {name}": template for name, template in templates.items()}
     return dict(zip(templates, expand(labels, placeholders).values(), strict=True))
 
@@ -100,19 +100,19 @@ def escaped(text: str) -> str:
 
 
 def _report(problems: list[str]) -> str:
-    return "The agent's templates do not fit its input: " + "; ".join(problems) + "."
+    return "templates of the agent do not match its input: " + "; ".join(problems)
 
 
 def _pieces(template: str, placeholders: Placeholders) -> Iterator[tuple[str, str]]:
-    """Yields the text of each part of a template with what is wrong with it, empty if nothing is."""
+    """Yields each piece of the expanded template with its problem, empty if there is none."""
     end = 0
     for token in _TOKEN.finditer(template):
         yield template[end : token.start()], ""
         end = token.end()
         name, text = token.group(1), token.group()
         if name is None:
-            # Only a doubled brace has two characters.
-            yield text[0], "" if len(text) > 1 else f"a single {text}, which is written {text}{text}"
+            # A doubled brace has two characters.
+            yield text[0], "" if len(text) > 1 else f"single {text}; write {text}{text}"
             continue
         try:
             yield placeholders.value(name), ""

@@ -1,6 +1,6 @@
-"""One attempt as the runner gets it.
+"""One attempt as the store assigned it.
 
-Invariant: `lease_id` and `epoch` are what the store fences reports by; the runner hands them back unchanged.
+Invariant: the store fences reports by `lease_id` and `epoch`; the runner returns both unchanged.
 """
 
 import json
@@ -24,17 +24,17 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """An attempt to run.
+    """An attempt to run, with the lease under which it runs.
 
     Attributes:
         attempt: `rollouts/{uuid}/attempts/{n}`.
         rollout: `rollouts/{uuid}`.
         number: The n of `attempt`.
-        agent: `resources/{id}/versions/{n}`; empty means the agent that the runner was started with.
-        input: What the agent is given.
+        agent: `resources/{id}/versions/{n}`; empty for the runner's default agent.
+        input: The task, encoded as `input_content_type` says.
         attempt_key: The agent's key for the model API. Secret.
-        timeout_s: How long the attempt may run, in seconds.
-        prompts: The texts of the prompts among `resource_versions`, by the same names; fetched before the agent runs.
+        timeout_s: Timeout of the attempt, in seconds.
+        prompts: Text of each prompt among `resource_versions`, by name; fetched before the agent starts.
     """
 
     attempt: str
@@ -53,19 +53,15 @@ class Assignment:
     prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def task(self) -> object:
-        """Decodes the input: JSON to its value, text to a string, anything else stays bytes.
-
-        Raises:
-            AgentFailed: If the input is not what its content type says.
-        """
+        """Returns the decoded input; see `decoded_input`."""
         return decoded_input(self.input, self.input_content_type)
 
 
 def decoded_input(content: bytes, content_type: str) -> object:
-    """Decodes an input: JSON to its value, text to a string, anything else stays bytes.
+    """Returns the value of a JSON input, the string of a text input, and any other input as bytes.
 
     Raises:
-        AgentFailed: If it is not what its content type says.
+        AgentFailed: If the content does not match its content type.
     """
     media_type = content_type.split(";")[0].strip().lower() or JSON_CONTENT_TYPE
     try:
@@ -74,5 +70,5 @@ def decoded_input(content: bytes, content_type: str) -> object:
         if media_type.startswith("text/"):
             return content.decode()
     except ValueError as error:
-        raise AgentFailed(f"The rollout's input is not valid {media_type}: {error}") from None
+        raise AgentFailed(f"rollout input is not valid {media_type}: {error}") from None
     return content

@@ -1,7 +1,7 @@
-"""Asks the model proxies what they recorded, for many attempts in one call.
+"""Asks the model proxies for their capture summaries, in batches of attempts.
 
-Invariant: an answer is for exactly the attempts that were asked for, from every configured proxy; if one of them cannot
-confirm within the deadline, the answer is CapturesUnavailable, never a guess.
+Invariant: a summary is returned only when every configured proxy has confirmed it within the deadline. Otherwise
+CapturesUnavailable is raised.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ COALESCE_S = 0.002
 CALL_DEADLINE_S = 5.0
 RETRY_PAUSE_S = 0.1
 INSTANCE_FRESH_S = 1.0
-"""How old a proxy's instance id may be when an attempt begins; an older proxy only makes the runner more careful."""
+"""Maximum age of a proxy's cached instance id. A stale id can only turn a success into INFRA, never the reverse."""
 
 _log = structlog.get_logger()
 
@@ -37,22 +37,25 @@ class _Waiter:
 
 @dataclass(slots=True)
 class ProxyCaptures:
-    """One proxy. Calls are gathered for a moment and made in batches; several may be under way."""
+    """Client of one proxy. Flushes are collected for `COALESCE_S` and sent in batches."""
 
     target: str
     channel: FulmenChannel
     _waiting: list[_Waiter] = field(default_factory=list)
-    _gathering: asyncio.Task[None] | None = None
+    _collecting: asyncio.Task[None] | None = None
     _asking: asyncio.Task[str] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _instance: str = ""
     _instance_seen_s: float = float("-inf")
 
     async def instance(self, deadline: float) -> str:
-        """Returns the id of the proxy that runs now, at most `INSTANCE_FRESH_S` old.
+        """Returns the proxy's instance id, cached for `INSTANCE_FRESH_S`.
+
+        Args:
+            deadline: Time limit, monotonic seconds.
 
         Raises:
-            CapturesUnavailable: If it does not answer before the deadline (monotonic seconds).
+            CapturesUnavailable: If the proxy does not answer before the deadline.
         """
         if time.monotonic() - self._instance_seen_s < INSTANCE_FRESH_S:
             return self._instance
@@ -62,20 +65,24 @@ class ProxyCaptures:
         return await asyncio.shield(self._asking)
 
     async def flush(self, attempt: str, deadline: float) -> tuple[str, Summary]:
-        """Returns the instance id and the summary of an attempt, once its spans are stored.
+        """Waits until the attempt's spans are stored; returns the proxy's instance id and summary.
+
+        Args:
+            attempt: Name of the attempt.
+            deadline: Time limit, monotonic seconds.
 
         Raises:
-            CapturesUnavailable: If the proxy does not confirm before the deadline (monotonic seconds).
+            CapturesUnavailable: If the proxy does not confirm before the deadline.
         """
         done: asyncio.Future[tuple[str, Summary]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiter(attempt=attempt, deadline=deadline, done=done))
-        if self._gathering is None:
-            self._gathering = asyncio.create_task(self._gather(), name=f"flush of {self.target}")
+        if self._collecting is None:
+            self._collecting = asyncio.create_task(self._collect(), name=f"flush of {self.target}")
         return await done
 
     async def close(self) -> None:
-        """Ends what is under way and closes the channel."""
-        tasks = [task for task in (self._gathering, self._asking, *self._tasks) if task is not None]
+        """Cancels pending calls and closes the channel."""
+        tasks = [task for task in (self._collecting, self._asking, *self._tasks) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -91,17 +98,17 @@ class ProxyCaptures:
             try:
                 await self._call([], deadline)
             except FulmenError as error:
-                self._refused_for_good(error)
+                self._log_refusal(error)
                 if time.monotonic() + RETRY_PAUSE_S >= deadline:
-                    message = f"The model proxy at {self.target} cannot be reached: {error.message}"
+                    message = f"model proxy {self.target} is unreachable: {error.message}"
                     raise CapturesUnavailable(message) from None
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return self._instance
 
-    async def _gather(self) -> None:
+    async def _collect(self) -> None:
         await asyncio.sleep(COALESCE_S)
-        waiting, self._waiting, self._gathering = self._waiting, [], None
+        waiting, self._waiting, self._collecting = self._waiting, [], None
         for start in range(0, len(waiting), MAX_ATTEMPTS_PER_CALL):
             batch = waiting[start : start + MAX_ATTEMPTS_PER_CALL]
             task = asyncio.create_task(self._flush_batch(batch), name=f"flush of {self.target}")
@@ -114,7 +121,7 @@ class ProxyCaptures:
             try:
                 answer = await self._call([waiter.attempt for waiter in waiting], deadline)
             except FulmenError as error:
-                self._refused_for_good(error)
+                self._log_refusal(error)
                 _log.warning("capture_flush_failed", target=self.target, error=error.message, attempts=len(waiting))
             else:
                 for waiter, summary in zip(waiting, answer.summaries, strict=True):
@@ -127,7 +134,7 @@ class ProxyCaptures:
         now = time.monotonic()
         for waiter in waiting:
             if not waiter.done.done() and now >= waiter.deadline:
-                message = f"The model proxy at {self.target} did not confirm in time that all spans are stored."
+                message = f"model proxy {self.target} did not confirm in time that all spans are stored"
                 waiter.done.set_exception(CapturesUnavailable(message))
         return [waiter for waiter in waiting if not waiter.done.done()]
 
@@ -143,18 +150,19 @@ class ProxyCaptures:
         self._instance, self._instance_seen_s = answer.instance_id, time.monotonic()
         return answer
 
-    def _refused_for_good(self, error: FulmenError) -> None:
+    def _log_refusal(self, error: FulmenError) -> None:
         if isinstance(error, (TokenInvalid, PermissionDenied)):
             _log.error("capture_flush_refused", target=self.target, error=error.message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureClient:
-    """All proxies that agents may have talked to. Without any, there is nothing to wait for.
+    """Client of all proxies that agents may call.
 
     Attributes:
-        reach_s: How long an attempt waits for the proxies before it begins.
-        flush_s: How long it waits for its spans at its end.
+        proxies: May be empty; then nothing is waited for.
+        reach_s: Timeout for reaching the proxies when an attempt starts, in seconds.
+        flush_s: Timeout for storing an attempt's spans when it ends, in seconds.
     """
 
     proxies: tuple[ProxyCaptures, ...]
@@ -162,19 +170,19 @@ class CaptureClient:
     flush_s: float
 
     async def instances(self) -> InstanceIds:
-        """Returns the instance of each proxy.
+        """Returns the instance id of each proxy.
 
         Raises:
-            CapturesUnavailable: If one cannot be reached in time.
+            CapturesUnavailable: If a proxy is not reached in time.
         """
         deadline = time.monotonic() + self.reach_s
         return tuple([await proxy.instance(deadline) for proxy in self.proxies])
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Returns what the proxies recorded of an attempt, once all of it is stored.
+        """Waits until the attempt's spans are stored; returns the summary over all proxies.
 
         Raises:
-            CapturesUnavailable: If one does not confirm in time.
+            CapturesUnavailable: If a proxy does not confirm in time.
         """
         if not self.proxies:
             return CaptureEvidence()

@@ -1,4 +1,4 @@
-"""Ends a runner without losing an attempt."""
+"""Drains a runner without losing an attempt."""
 
 import asyncio
 import time
@@ -9,15 +9,15 @@ import structlog
 from fulmen_runner.attempts.pool import AttemptPool, StopReason
 
 RELEASE_RESERVE_S = 4.0
-"""How much of the grace is kept for stopping agents and giving their leases back; at most a third of it."""
+"""Part of the grace period reserved for stopping agents and releasing their leases; at most a third of it."""
 
 _log = structlog.get_logger()
 
 
 class Drain:
-    """Stops taking work, lets what runs finish, gives back the rest.
+    """Stops accepting assignments, waits for running attempts, and releases those that do not finish.
 
-    Invariant: it happens once; who asks again waits for the same.
+    Invariant: a runner drains once; further requests wait for the same drain.
     """
 
     def __init__(self, *, pool: AttemptPool, release_session: Callable[[], Awaitable[None]], grace_s: float) -> None:
@@ -29,32 +29,32 @@ class Drain:
 
     @property
     def default_grace_s(self) -> float:
-        """The grace of the settings, in seconds."""
+        """The configured grace period, in seconds."""
         return self._grace_s
 
     def begin(self) -> None:
-        """Stops taking work; what runs goes on."""
+        """Stops accepting assignments; running attempts continue."""
         self._pool.session.draining = True
         self._pool.changed.set()
 
     async def finish(self) -> None:
-        """Waits for what runs, within the grace; then stops it, and reports or releases everything."""
+        """Waits for running attempts within the grace period, then stops and releases the rest."""
         self.begin()
         deadline = time.monotonic() + self._grace_s
         reserve_s = min(RELEASE_RESERVE_S, self._grace_s / 3)
         if not await self._pool.wait_idle(self._grace_s - reserve_s):
             _log.warning("attempts_released", count=len(self._pool.session.running))
             await self._pool.stop_all(StopReason.RELEASED)
-        await self._reported(deadline - reserve_s / 3)
+        await self._wait_acknowledged(deadline - reserve_s / 3)
         await self._release_session()
 
     async def wait_then_request(self, grace_s: float) -> None:
-        """For the Drain rpc: lets what runs go on for up to `grace_s`, then asks the service to stop."""
+        """Waits for running attempts for up to `grace_s` seconds, then requests a stop; for the Drain rpc."""
         self.begin()
         await self._pool.wait_idle(grace_s)
         self.requested.set()
 
-    async def _reported(self, deadline: float) -> None:
+    async def _wait_acknowledged(self, deadline: float) -> None:
         """Waits until the store has acknowledged every report, or the deadline (monotonic seconds)."""
         while self._pool.session.unacknowledged_count and (left := deadline - time.monotonic()) > 0:
             acknowledged = asyncio.create_task(self._pool.acknowledged.wait())

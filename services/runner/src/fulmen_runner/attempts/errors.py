@@ -1,21 +1,21 @@
-"""What can go wrong with an attempt before it has an outcome. None of these leaves the runner."""
+"""Errors inside an attempt. The executor turns each into an outcome."""
 
 
 class AgentFailed(Exception):
-    """The agent or its grader failed, or they are not what their specification says; the text is for a person."""
+    """The agent or its grader failed or is misconfigured. The text becomes the failure message."""
 
 
 class CapturesUnavailable(Exception):
-    """The model proxy did not answer within its time."""
+    """A model proxy did not answer in time."""
 
 
 class ProgramUnavailable(Exception):
-    """The agent's files could not be fetched, for no fault of the agent's."""
+    """The agent's files could not be fetched; INFRA."""
 
 
 class AgentTimedOut(Exception):
-    """A limit of time that the agent's own specification sets was passed, earlier than the attempt's."""
+    """A deadline set by the agent's own specification passed before the attempt's timeout."""
 
 
 class HostUnavailable(Exception):
-    """What runs the agent (an engine, a cluster) failed or is not there, for no fault of the agent's."""
+    """The agent's host (Docker engine, cluster, model backend of a judge) failed or is absent; INFRA."""

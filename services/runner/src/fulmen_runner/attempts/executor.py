@@ -1,7 +1,7 @@
-"""Runs one attempt from assignment to outcome.
+"""Runs one attempt, from its assignment to its outcome.
 
-Invariant: `execute` returns an outcome within the attempt's timeout plus the stop and flush deadlines, whatever the
-agent does. What an agent leaves running afterwards is counted in `stragglers` and keeps its slot until it ends.
+Invariant: `execute` returns within the attempt's timeout plus the stop and flush deadlines, whatever the agent does.
+Threads and tasks that the agent leaves running are counted in `stragglers` and hold their slot until they end.
 """
 
 import asyncio
@@ -31,53 +31,50 @@ from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspace, Workspaces
 
 STOP_DEADLINE_S = 5.0
-"""How long an agent that was told to stop may take before it is left behind as a straggler."""
+"""Time that a cancelled agent has before it becomes a straggler."""
 
 _log = structlog.get_logger()
 
 
 class Captures(Protocol):
-    """What the model proxies recorded; there is one for no proxy at all, too."""
+    """The model proxies' captures. Implementations: `CaptureClient`, `SlotMonitor`, and those of offline runs."""
 
     async def instances(self) -> InstanceIds:
-        """Returns the proxies that run now. Raises CapturesUnavailable."""
+        """Returns the instance id of each proxy. Raises CapturesUnavailable."""
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Returns once every span of the attempt is stored. Raises CapturesUnavailable."""
+        """Waits until the attempt's spans are stored; returns the summary. Raises CapturesUnavailable."""
 
 
 class Programs(Protocol):
-    """Finds programs; the real one asks the store, tests hand some out."""
+    """Resolves programs. Implementations: `Catalogue`, and the single program of a rescore."""
 
     async def resolve(self, assignment: Assignment) -> Program:
         """Returns the program of an attempt. Raises AgentFailed or ProgramUnavailable."""
 
+    async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns an attempt's prompts by name. Raises AgentFailed or ProgramUnavailable."""
+
 
 class ExpandEnvironment(Protocol):
-    """Expands the templates in the environment of an agent; the real one knows how, tests take them as they are."""
+    """Expands the templates in an agent's environment."""
 
     async def __call__(
         self, templates: Mapping[str, str], assignment: Assignment, task: object, workspace: Workspace
     ) -> dict[str, str]:
-        """Returns the variables. Raises AgentFailed."""
-
-
-async def no_prompts(assignment: Assignment) -> Mapping[str, str]:
-    """Returns none."""
-    return {}
+        """Returns the expanded variables. Raises AgentFailed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptExecutor:
-    """Runs attempts, any number at once.
+    """Runs any number of attempts concurrently.
 
     Attributes:
-        environment_of: Makes the environment of an attempt.
-        expand_environment: Expands the environment that an agent's publisher gave it; raises AgentFailed.
-        workspaces: Makes the files of attempts.
-        flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
-        hooks: What is called around attempts; None, and free of charge, if that is nothing.
-        prompts_of: Fetches the prompts of an attempt; raises AgentFailed or ProgramUnavailable.
+        environment_of: Returns the variables that the runner sets for an attempt.
+        expand_environment: Expands the variables of the agent's specification. Raises AgentFailed.
+        workspaces: Working directories of attempts.
+        flush_spans: Flushes an attempt's spans; returns the number that the store has not acknowledged.
+        hooks: Hooks to call around attempts; None if there are none.
     """
 
     captures: Captures
@@ -88,10 +85,9 @@ class AttemptExecutor:
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
-    prompts_of: Callable[[Assignment], Awaitable[Mapping[str, str]]] = no_prompts
 
     async def execute(self, assignment: Assignment) -> Outcome:
-        """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
+        """Runs an attempt and returns its outcome. On cancellation, stops the agent first."""
         if self.hooks is None:
             return await self._execute(assignment, None)
         return await self.hooks.around(assignment, partial(self._execute, assignment))
@@ -102,27 +98,27 @@ class AttemptExecutor:
             async with asyncio.timeout(assignment.timeout_s):
                 before = await self.captures.instances()
                 program = await self._program(assignment)
-                assignment = replace(assignment, prompts=await self.prompts_of(assignment))
+                assignment = replace(assignment, prompts=await self.programs.prompts(assignment))
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except (ProgramUnavailable, HostUnavailable) as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except TimeoutError:
-            message = "The attempt's time ended while its agent was being fetched."
+            message = "attempt timed out while its agent was being fetched"
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
             return _agent_error(str(error), assignment)
         try:
             return await self._execute_program(program, assignment, hooked, before=before, deadline=deadline)
         finally:
-            # What it left running may still read them.
+            # Stragglers may still read the files.
             self.stragglers.after(assignment.attempt, program.end_use)
 
     async def _program(self, assignment: Assignment) -> Program:
-        """Returns the program of an attempt, in use."""
+        """Resolves the program and begins its use."""
         while True:
             program = await self.programs.resolve(assignment)
-            # It may have been dropped before this attempt came to its turn.
+            # The catalogue may have evicted it meanwhile.
             if program.begin_use():
                 return program
 
@@ -181,9 +177,9 @@ class AttemptExecutor:
         finally:
             await self._stop(task, assignment)
         if timed_out:
-            return Failed(kind=FailureKind.TIMEOUT, message=self._too_late(invocation))
+            return Failed(kind=FailureKind.TIMEOUT, message=self._timeout_message(invocation))
         if task.cancelled():
-            return _agent_error("The agent cancelled itself.", assignment)
+            return _agent_error("agent cancelled itself", assignment)
         try:
             return task.result()
         except AgentFailed as error:
@@ -193,15 +189,13 @@ class AttemptExecutor:
         except HostUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
 
-    def _too_late(self, invocation: Invocation) -> str:
+    def _timeout_message(self, invocation: Invocation) -> str:
         assignment = invocation.assignment
-        message = (
-            f"The attempt did not end within {assignment.timeout_s:g} s: its {invocation.progress.part} was at work."
-        )
+        message = f"timeout of {assignment.timeout_s:g} s exceeded while the {invocation.progress.part} was running"
         if self.stragglers.left_by(assignment.attempt):
             message += (
-                ' It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = "process"`,'
-                " or the runner's setting FULMEN_RUNNER_ISOLATION=process, it runs in a process that can be killed."
+                '; it blocks a thread and keeps its slot until it returns. Set `isolation = "process"` for the agent or'
+                " FULMEN_RUNNER_ISOLATION=process for the runner to run it in a process that can be killed."
             )
         return message
 
@@ -209,7 +203,7 @@ class AttemptExecutor:
         if task.done():
             return
         task.cancel()
-        # Counted from the start: this wait itself may be cancelled.
+        # Before the wait, which may itself be cancelled.
         self.stragglers.add(task, assignment.attempt)
         await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
         if not task.done():
@@ -224,7 +218,7 @@ def _agent_error(message: str, assignment: Assignment) -> Failed:
 
 
 def _without_secret(outcome: Outcome, assignment: Assignment) -> Outcome:
-    """Takes the attempt's key out of an outcome, and cuts the message to what the contract allows."""
+    """Masks the attempt's key in an outcome, and truncates the message to the contract's limit."""
     output = outcome.output
     content = masked_bytes(output.content, assignment.attempt_key)
     if content is not output.content:

@@ -1,13 +1,13 @@
 """Calls hooks around attempts.
 
-Invariant: an attempt ends with the outcome that it would have without hooks, except that one that raises FailAttempt
-makes a success a failure. A hook that raises, or takes longer than its deadline, is reported and left behind.
+Invariant: hooks do not change an attempt's outcome, except that FailAttempt turns a success into a failure. A hook that
+raises or exceeds its timeout is reported and abandoned.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedHook:
-    """A hook, under the name by which it was configured."""
+    """A hook and the target it was loaded from."""
 
     name: str
     hook: Any
@@ -38,11 +38,12 @@ class NamedHook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailure:
-    """A hook that did not do what it should.
+    """A failed call of a hook.
 
     Attributes:
-        point: The method's name.
-        error: The exception's type and text, or `TIMED_OUT`.
+        hook: Name of the hook.
+        point: Name of the method.
+        error: Type and text of the exception, or `TIMED_OUT`.
     """
 
     hook: str
@@ -50,17 +51,17 @@ class HookFailure:
     error: str
 
 
-class SpanWitness(Protocol):
-    """Counts spans by attempt, and writes failures of hooks among them; the real one knows OpenTelemetry."""
+class SpanCounter(Protocol):
+    """Counts spans by attempt and records hook failures in the trace; implemented with OpenTelemetry by `SpanCounts`."""
 
     def begin(self, attempt: str) -> None:
-        """Begins to count the spans of an attempt."""
+        """Starts counting the spans of an attempt."""
 
-    def counted(self, attempt: str) -> tuple[dict[str, int], int]:
-        """Ends to count; returns spans by name, and how many are errors."""
+    def finish(self, attempt: str) -> tuple[dict[str, int], int]:
+        """Stops counting; returns the number of spans by name, and of those with an error."""
 
     def report(self, attempt: str, failure: HookFailure) -> None:
-        """Writes a failure into the attempt's trace."""
+        """Adds a failed hook to the attempt's trace."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +69,8 @@ class HookedAttempt:
     """One attempt with its hooks.
 
     Attributes:
-        failed: What FailAttempt said; empty if no hook raised it.
-        spans: What was recorded; None before the agent has ended.
+        failed: Message of FailAttempt; empty if no hook raised it.
+        spans: Summary of the recorded spans; None until the agent has ended.
     """
 
     hooks: "AttemptHooks"
@@ -79,13 +80,13 @@ class HookedAttempt:
     _reported: int = 0
 
     async def trace_start(self) -> Failed | None:
-        """Calls the hooks; returns a failure if one of them wants it."""
+        """Calls `on_trace_start`; returns a failure if a hook failed the attempt."""
         await self.call("on_trace_start", self.hooks.hooks, self.facts)
         return self.failure()
 
     async def trace_end(self, evidence: CaptureEvidence | None, undelivered_count: int) -> None:
-        """Calls the hooks."""
-        span_counts, error_count = self.hooks.witness.counted(self.facts.attempt)
+        """Calls `on_trace_end`."""
+        span_counts, error_count = self.hooks.spans.finish(self.facts.attempt)
         evidence = evidence or CaptureEvidence()
         self.spans = SpansSummary(
             span_counts=span_counts,
@@ -98,7 +99,7 @@ class HookedAttempt:
         await self.call("on_trace_end", self.hooks.hooks[::-1], self.facts, self.spans)
 
     async def end(self, outcome: Outcome, duration_s: float) -> Outcome:
-        """Calls the hooks, each with what those before it left of the outcome; returns the outcome to report."""
+        """Calls `on_rollout_end`; returns the outcome to report. Each hook sees the outcome that its predecessors left."""
         outcome = self._decided(outcome)
         for named in self.hooks.hooks[::-1]:
             await self.call("on_rollout_end", (named,), self.facts, self._end_of(outcome, duration_s))
@@ -108,47 +109,47 @@ class HookedAttempt:
         return outcome
 
     async def stopped(self, duration_s: float) -> None:
-        """Calls the hooks of an attempt that was stopped; it has no outcome."""
-        self.hooks.witness.counted(self.facts.attempt)
-        message = "The attempt was stopped."
+        """Calls `on_rollout_end` for an attempt that was stopped without an outcome."""
+        self.hooks.spans.finish(self.facts.attempt)
+        message = "attempt was stopped"
         end = AttemptEnd(failure_kind=STOPPED, message=message, rewards=(), spans=None, duration_s=duration_s)
         await self.call("on_rollout_end", self.hooks.hooks[::-1], self.facts, end)
 
     async def call(self, point: str, hooks: Sequence[NamedHook], *arguments: object) -> None:
-        """Calls one method of each hook that has it, one after another."""
+        """Calls a method of each hook that has it, in order."""
         for named in hooks:
             method = getattr(named.hook, point, None)
             if method is None:
                 continue
-            error = await self._called(named, point, method, arguments)
+            error = await self._call_one(named, point, method, arguments)
             if error:
                 self._reported += 1
                 self.hooks.report(self.facts.attempt, HookFailure(hook=named.name, point=point, error=error))
 
     def failure(self) -> Failed | None:
-        """Returns the failure that a hook wants."""
+        """Returns the failure requested by a hook, if any."""
         return Failed(kind=FailureKind.AGENT_ERROR, message=self.failed) if self.failed else None
 
-    async def _called(self, named: NamedHook, point: str, method: Method, arguments: tuple[object, ...]) -> str:
-        """Returns what went wrong, empty if nothing did."""
+    async def _call_one(self, named: NamedHook, point: str, method: Method, arguments: tuple[object, ...]) -> str:
+        """Calls a hook's method; returns the error, empty on success."""
 
-        async def called() -> None:
-            # In here, so that wrong parameters are the hook's failure, too.
+        async def invoke() -> None:
+            # Called inside the task so that a TypeError for wrong parameters counts as the hook's failure.
             await method(*arguments)
 
-        task = asyncio.create_task(called(), name=f"{named.name} {point}")
+        task = asyncio.create_task(invoke(), name=f"{named.name} {point}")
         try:
-            await asyncio.wait((task,), timeout=self.hooks.deadline_s)
+            await asyncio.wait((task,), timeout=self.hooks.timeout_s)
         finally:
             if not task.done():
-                self.hooks.leave_behind(task)
+                self.hooks.abandon(task)
         if not task.done():
             return TIMED_OUT
         if task.cancelled():
             return "cancelled itself"
         error = task.exception()
         if isinstance(error, FailAttempt):
-            self.failed = self.failed or cut_at_front(str(error) or f"Hook {named.name} failed the attempt.")
+            self.failed = self.failed or cut_at_front(str(error) or f"hook {named.name} failed the attempt")
             return ""
         return "" if error is None else f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
 
@@ -175,49 +176,52 @@ class AttemptHooks:
     """The hooks of a runner.
 
     Attributes:
-        deadline_s: How long one call may take, in seconds.
-        flush_spans: Waits for the spans of an attempt.
-        failure_counts: Failures so far, by hook and point.
+        hooks: Called in this order at the start, in reverse order at the end.
+        timeout_s: Timeout of one call, in seconds.
+        spans: Counts the attempts' spans.
+        flush_spans: Flushes an attempt's spans.
+        failure_counts: Number of failed calls, by hook and point.
     """
 
     hooks: Sequence[NamedHook]
-    deadline_s: float
-    witness: SpanWitness
+    timeout_s: float
+    spans: SpanCounter
     flush_spans: Callable[[str], Awaitable[int]]
     failure_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _left: set["asyncio.Task[Any]"] = field(default_factory=set)
+    _pending: set["asyncio.Task[Any]"] = field(default_factory=set)
 
     async def around(self, assignment: Assignment, run: Callable[[HookedAttempt], Awaitable[Outcome]]) -> Outcome:
-        """Runs an attempt between the calls of its hooks; returns the outcome to report."""
-        began_s = time.monotonic()
+        """Runs an attempt with its hooks; returns the outcome to report."""
+        started_s = time.monotonic()
         attempt = HookedAttempt(hooks=self, facts=_facts_of(assignment))
-        self.witness.begin(assignment.attempt)
+        self.spans.begin(assignment.attempt)
         try:
             await attempt.call("on_rollout_start", self.hooks, attempt.facts)
             outcome = attempt.failure() or await run(attempt)
         except BaseException:
-            # Stopped, or a bug of the runner's: whatever it is goes on at once.
-            self._behind(attempt.stopped(time.monotonic() - began_s), name=f"end hooks of {assignment.attempt}")
+            # Cancelled, or a bug in the runner: call the hooks in the background and propagate at once.
+            stopped = attempt.stopped(time.monotonic() - started_s)
+            self._keep(asyncio.create_task(stopped, name=f"end hooks of {assignment.attempt}"))
             raise
         if attempt.spans is None:
-            self.witness.counted(assignment.attempt)
-        return await attempt.end(outcome, time.monotonic() - began_s)
+            self.spans.finish(assignment.attempt)
+        return await attempt.end(outcome, time.monotonic() - started_s)
 
     def report(self, attempt: str, failure: HookFailure) -> None:
-        """Tells of a failure: log, metric, and the attempt's trace."""
+        """Reports a failed call: in the log, the metric and the attempt's trace."""
         self.failure_counts[failure.hook, failure.point] += 1
         _log.warning("hook_failed", attempt=attempt, hook=failure.hook, point=failure.point, error=failure.error)
-        self.witness.report(attempt, failure)
+        self.spans.report(attempt, failure)
 
-    def leave_behind(self, task: "asyncio.Task[Any]") -> None:
-        """Cancels a call and waits for it no longer."""
+    def abandon(self, task: "asyncio.Task[Any]") -> None:
+        """Cancels a call without waiting for it."""
         task.cancel()
         self._keep(task)
 
     async def close(self) -> None:
-        """Waits for calls under way, then closes the hooks."""
-        if self._left:
-            await asyncio.wait(set(self._left), timeout=CLOSE_DEADLINE_S)
+        """Waits for pending calls, then closes the hooks."""
+        if self._pending:
+            await asyncio.wait(set(self._pending), timeout=CLOSE_DEADLINE_S)
         for named in self.hooks[::-1]:
             closing = getattr(named.hook, "close", None)
             if closing is None:
@@ -225,16 +229,13 @@ class AttemptHooks:
             task = asyncio.create_task(closing(), name=f"close {named.name}")
             await asyncio.wait((task,), timeout=CLOSE_DEADLINE_S)
             if not task.done():
-                self.leave_behind(task)
+                self.abandon(task)
             elif task.cancelled() or task.exception() is not None:
                 _log.warning("hook_failed", hook=named.name, point="close")
 
-    def _behind(self, call: Coroutine[Any, Any, None], *, name: str) -> None:
-        self._keep(asyncio.create_task(call, name=name))
-
     def _keep(self, task: "asyncio.Task[Any]") -> None:
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 

@@ -1,8 +1,8 @@
-"""Takes an attempt's key out of what its agent wrote.
+"""Masks an attempt's key in output of its agent.
 
-Invariant: what is masked holds the key neither as it is nor percent-encoded, whole or, where text was cut at the front,
-its end. An agent that wants its key to be seen can still write it in another way: it is the attempt's own, and ends
-with the attempt.
+Invariant: masked text contains the key neither in plain form nor percent-encoded, and does not begin with a suffix of
+it, as text truncated at the front may. An agent can still reveal its key in another encoding; the key is valid for its
+own attempt only and expires with it.
 """
 
 import re
@@ -11,10 +11,10 @@ from urllib.parse import quote, quote_plus
 MASKED = "[masked]"
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~-]*")
-"""Texts that percent-encoding leaves as they are (RFC 3986, section 2.3)."""
+"""Characters that percent-encoding leaves unchanged (RFC 3986, section 2.3)."""
 
-_LEAST_END = 8
-"""Fewer characters than this at the front of a text are not taken for the end of the key."""
+_MIN_SUFFIX = 8
+"""Shortest suffix of the key that is masked at the beginning of a text."""
 
 
 def masked(text: str, key: str) -> str:
@@ -23,27 +23,27 @@ def masked(text: str, key: str) -> str:
         return text
     for form in _forms(key):
         text = text.replace(form, MASKED)
-        text = _without_end(text, form)
+        text = _without_suffix(text, form)
     return text
 
 
 def masked_message(text: str, key: str) -> str:
-    """Returns a message without the key: a line of the runner's, then the end of what the agent wrote, cut at its front."""
+    """Masks the runner's first line and the agent's output after it separately: the output may begin inside the key."""
     line, newline, written = text.partition("\n")
     return f"{masked(line, key)}{newline}{masked(written, key)}"
 
 
 def masked_bytes(content: bytes, key: str) -> bytes:
-    """Returns content without the key; what is no UTF-8 is kept."""
+    """Returns the content without the key; bytes that are not UTF-8 are kept."""
     text = content.decode(errors="surrogateescape")
     found = masked(text, key)
     return content if found is text or found == text else found.encode(errors="surrogateescape")
 
 
-def _without_end(text: str, form: str) -> str:
-    """Masks the end of a key with which a text begins, because it was cut there."""
-    start = text[:_LEAST_END]
-    begin = form.find(start, 1) if len(start) == _LEAST_END else -1
+def _without_suffix(text: str, form: str) -> str:
+    """Masks a suffix of the key at the beginning of a text that was truncated inside it."""
+    start = text[:_MIN_SUFFIX]
+    begin = form.find(start, 1) if len(start) == _MIN_SUFFIX else -1
     while begin > 0:
         if text.startswith(form[begin:]):
             return MASKED + text[len(form) - begin :]

@@ -1,6 +1,6 @@
 """The outcome of an attempt, as a value.
 
-Invariant: a failure carries no rewards, so that nothing that failed is ever trained on as a success.
+Invariant: a failure has no rewards, so a failed attempt is never trained on as a success.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_OUTPUT_BYTES = 65_536
 
 
 class FailureKind(StrEnum):
-    """Why an attempt failed, as far as a runner can tell; the names are those of the contract."""
+    """Why an attempt failed; the names are those of the contract."""
 
     AGENT_ERROR = "AGENT_ERROR"
     TIMEOUT = "TIMEOUT"
@@ -24,7 +24,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One named, finite reward; without step and span (eight bytes) it scores the whole attempt."""
+    """A finite reward of one dimension; without step and span id (eight bytes), of the whole attempt."""
 
     dimension: str = FINAL_DIMENSION
     value: float
@@ -34,7 +34,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the agent returned, encoded; at most `MAX_OUTPUT_BYTES`."""
+    """The agent's return value, encoded; at most `MAX_OUTPUT_BYTES`."""
 
     content: bytes = b""
     content_type: str = ""
@@ -45,7 +45,7 @@ NO_OUTPUT = Output()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
-    """The attempt ended well and has a reward."""
+    """The attempt succeeded and has at least one reward."""
 
     rewards: tuple[Reward, ...]
     output: Output = NO_OUTPUT
@@ -53,7 +53,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The attempt failed; `message` says why, for a person, and holds no secret."""
+    """The attempt failed; `message` says why and contains no secret."""
 
     kind: FailureKind
     message: str
@@ -64,6 +64,6 @@ Outcome = Succeeded | Failed
 
 
 def cut_at_front(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """Returns the end of a text, at most `limit_bytes` of UTF-8."""
+    """Returns the last `limit_bytes` of a text, counted in UTF-8."""
     encoded = text.encode(errors="replace")
     return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode(errors="ignore")

@@ -1,6 +1,6 @@
-"""Runs assigned attempts as tasks, and stops them for a reason.
+"""Runs assigned attempts as tasks.
 
-Invariant: every attempt that was started ends in the session's books exactly once: reported, given back or forgotten.
+Invariant: every attempt that was started leaves the session exactly once: reported, released or forgotten.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 class StopReason(Enum):
-    """Why an attempt is stopped before its end."""
+    """Why a running attempt is stopped."""
 
     CANCELLED = auto()
     LEASE_LOST = auto()
@@ -31,9 +31,11 @@ class StopReason(Enum):
 
 
 class AttemptPool:
-    """The attempts that run now.
+    """The running attempts.
 
-    `changed` is set whenever there may be something to tell the store, `acknowledged` when it has answered reports.
+    Attributes:
+        changed: Set when there may be something to send to the store.
+        acknowledged: Set when the store has acknowledged reports.
     """
 
     def __init__(self, *, session: LeaseSession, execute: Execute, stragglers: Stragglers) -> None:
@@ -47,7 +49,7 @@ class AttemptPool:
         stragglers.on_change = self.changed.set
 
     def start(self, assignments: Iterable[Assignment]) -> None:
-        """Starts assigned attempts, or notes that they are given back."""
+        """Starts assigned attempts; while draining, releases them instead."""
         for assignment in assignments:
             if self.session.assigned(assignment, now_unix_s=time.time()):
                 task = asyncio.create_task(self._attempt(assignment), name=f"run {assignment.attempt}")
@@ -57,7 +59,7 @@ class AttemptPool:
         self.changed.set()
 
     def stop(self, attempts: Iterable[str], reason: StopReason) -> None:
-        """Tells attempts to stop; names of others are ignored."""
+        """Cancels attempts; unknown names are ignored."""
         for attempt in attempts:
             task = self._tasks.get(attempt)
             if reason is StopReason.LEASE_LOST:
@@ -68,14 +70,14 @@ class AttemptPool:
         self.changed.set()
 
     async def stop_all(self, reason: StopReason) -> None:
-        """Stops everything and waits until it has, at most `STOP_ALL_DEADLINE_S`."""
+        """Cancels all attempts and waits for up to `STOP_ALL_DEADLINE_S`."""
         tasks = list(self._tasks.values())
         self.stop(list(self._tasks), reason)
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_ALL_DEADLINE_S)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until nothing runs; returns False if that took too long."""
+        """Waits until no attempt is running; returns False on timeout."""
         deadline = time.monotonic() + timeout_s
         while self._tasks:
             left = deadline - time.monotonic()
@@ -87,9 +89,9 @@ class AttemptPool:
     async def _attempt(self, assignment: Assignment) -> None:
         try:
             outcome = await self._execute(assignment)
-        except Exception:  # noqa: BLE001  # A bug of the runner's own must not cost the other attempts.
+        except Exception:  # noqa: BLE001  # A bug in the runner must not end the other attempts.
             _log.exception("attempt_crashed", attempt=assignment.attempt)
-            outcome = Failed(kind=FailureKind.INFRA, message="The runner failed; its log tells more.")
+            outcome = Failed(kind=FailureKind.INFRA, message="internal error of the runner; see its log")
         if assignment.attempt not in self._reasons:
             self._finish(assignment, outcome)
 
@@ -110,7 +112,7 @@ class AttemptPool:
         _log.info("attempt_stopped", attempt=assignment.attempt, reason=reason.name)
         match reason:
             case StopReason.CANCELLED:
-                self._finish(assignment, Failed(kind=FailureKind.CANCELLED, message="The rollout was cancelled."))
+                self._finish(assignment, Failed(kind=FailureKind.CANCELLED, message="rollout was cancelled"))
             case StopReason.RELEASED:
                 self._finish(assignment, None)
             case StopReason.LEASE_LOST:

@@ -1,4 +1,4 @@
-"""An agent with its grader, ready to run: the seam between attempts and the ways to run agents."""
+"""An agent and its grader, ready to run: the interface between attempts and the kinds of agents."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from fulmen_runner.attempts.workspace import Workspace
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far an attempt is; `part` is `agent` or `grader`."""
+    """Progress of an attempt; `part` is `agent` or `grader`, whichever is running."""
 
     part: str = "agent"
 
@@ -34,10 +34,11 @@ class Invocation:
     """One run of a program.
 
     Attributes:
+        assignment: The attempt.
         task: The decoded input.
-        context: What the agent may know; its environment is the attempt's.
-        workspace: The attempt's files, for agents that want some.
-        progress: Written by the program while it runs.
+        context: The agent's view of the attempt.
+        workspace: The attempt's files, created on first use.
+        progress: Updated by the program.
     """
 
     assignment: Assignment
@@ -49,11 +50,12 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an agent returned, and the rewards that it gave itself.
+    """An agent's return value and its own rewards.
 
     Attributes:
-        rewards: Read from what it returned.
-        emitted: Given while it ran, beside those in the context.
+        value: The return value.
+        rewards: Rewards read from the return value.
+        emitted: Rewards emitted while it ran, besides those in the context.
     """
 
     value: object
@@ -62,25 +64,28 @@ class Answer:
 
 
 class Agent(Protocol):
-    """Runs a task; raises AgentFailed. Being cancelled, it ends everything that it started."""
+    """An agent of any kind. On cancellation, it ends everything that it started."""
 
     async def run(self, invocation: Invocation) -> Answer:
-        """Returns what the agent answered."""
+        """Runs the agent. Raises AgentFailed."""
 
 
 class Grader(Protocol):
-    """Scores an outcome; raises AgentFailed. Being cancelled, it ends everything that it started."""
+    """A grader of any kind. On cancellation, it ends everything that it started."""
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
-        """Returns the rewards."""
+        """Returns the rewards of an agent's return value. Raises AgentFailed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """An agent, how its outcome is scored, and the environment that its publisher gave it: templates by name.
+    """An agent with its grader.
 
     Attributes:
-        files: Who uses the files that it is made of; None if it has none.
+        agent: The agent.
+        grader: None if the agent gives its own rewards.
+        environment: Variables of the agent's specification; values are templates.
+        files: Reference count of the unpacked bundle; None if there is none.
     """
 
     agent: Agent
@@ -89,37 +94,33 @@ class Program:
     files: Uses | None = None
 
     def begin_use(self) -> bool:
-        """Keeps its files; tells whether they are still there. Every use that begins ends by `end_use`."""
+        """Holds the files; returns False if they are already released. Pair with `end_use`."""
         return self.files is None or self.files.begin()
 
     def end_use(self) -> None:
-        """Lets its files go, if nobody else uses them."""
+        """Releases the files."""
         if self.files is not None:
             self.files.end()
 
     async def run(self, invocation: Invocation) -> Outcome:
-        """Runs the agent, then the grader.
-
-        Raises:
-            AgentFailed: If either fails.
-        """
+        """Runs the agent, then the grader. Raises AgentFailed if either fails."""
         answer = await self.agent.run(invocation)
         invocation.progress.part = "grader"
         graded = await self.grader.grade(invocation, answer.value) if self.grader is not None else ()
-        # A grader's word goes before the agent's own return value, which may be a number that means something else.
+        # With a grader, the agent's return value is data: a number in it need not be a reward.
         own = () if self.grader is not None else answer.rewards
         rewards = joined(rewards_of_emitted(invocation.context.rewards), answer.emitted, own, graded)
         output = encode_output(answer.value)
         if not rewards:
-            message = "The agent ended well, but neither it nor a grader gave a reward."
+            message = "agent succeeded, but neither it nor a grader gave a reward"
             if self.grader is not None:
-                message = "The agent ended well, but its grader returned no reward, and neither of them emitted one."
+                message = "agent succeeded, but its grader returned no reward and none was emitted"
             return Failed(kind=FailureKind.REWARD_MISSING, message=message, output=output)
         return Succeeded(rewards=rewards, output=output)
 
 
 def encode_output(value: object) -> Output:
-    """Encodes what an agent returned: text as it is, anything else as JSON, or as text if that cannot be."""
+    """Encodes a return value: a string as text, anything else as JSON, or as text if JSON cannot represent it."""
     if value is None:
         return Output()
     if isinstance(value, str):
@@ -127,7 +128,7 @@ def encode_output(value: object) -> Output:
     try:
         content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError):
-        return _text(f"{type(value).__module__}.{type(value).__qualname__} object, which JSON cannot hold")
+        return _text(f"{type(value).__module__}.{type(value).__qualname__} object, not representable in JSON")
     if len(content) > MAX_OUTPUT_BYTES:
         return _text(content.decode())
     return Output(content=content, content_type=JSON_CONTENT_TYPE)

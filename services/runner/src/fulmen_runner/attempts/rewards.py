@@ -1,4 +1,4 @@
-"""Reads rewards out of what agents and graders return."""
+"""Reads rewards from the return values of agents and graders."""
 
 import json
 from collections.abc import Mapping
@@ -10,34 +10,34 @@ from fulmen_runner.attempts.outcome import Reward
 
 
 def reward_of_number(value: object) -> tuple[Reward, ...]:
-    """Reads the final reward from what an agent returned; empty if that is not a number.
+    """Returns the final reward of an agent that returned a number, otherwise none.
 
     Raises:
-        AgentFailed: If it is a number that is not finite.
+        AgentFailed: If the number is not finite.
     """
     return () if not _is_number(value) else (checked(value, dimension=FINAL_DIMENSION),)
 
 
 def rewards_of_grade(value: object) -> tuple[Reward, ...]:
-    """Reads rewards from a number or a mapping from dimension to number; None and an empty mapping give none.
+    """Returns the rewards of a grade: a number, a mapping from dimension to number, or None for no reward.
 
     Raises:
-        AgentFailed: If it is something else, or a number is not finite.
+        AgentFailed: If the grade has another type or a number is not finite.
     """
     if value is None:
         return ()
     if isinstance(value, Mapping):
         return tuple(checked(number, dimension=dimension) for dimension, number in value.items())
     if not _is_number(value):
-        raise AgentFailed(f"A grade is a number or a mapping from dimension to number, not {type(value).__name__}.")
+        raise AgentFailed(f"grade must be a number or a mapping from dimension to number, not {type(value).__name__}")
     return (checked(value, dimension=FINAL_DIMENSION),)
 
 
 def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
-    """Reads rewards from the last line of a command's output; empty if that is neither a number nor a JSON object.
+    """Returns the rewards in the last line of a command's output; none if it is neither a number nor a JSON object.
 
     Raises:
-        AgentFailed: If the line is a number or object that holds something other than finite numbers.
+        AgentFailed: If a value in the line is not a finite number.
     """
     lines = output.rstrip().rsplit("\n", maxsplit=1)
     try:
@@ -50,7 +50,7 @@ def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
 
 
 def rewards_of_emitted(emitted: Mapping[RewardKey, float]) -> tuple[Reward, ...]:
-    """Returns what the agent emitted."""
+    """Returns the emitted rewards."""
     return tuple(
         Reward(dimension=dimension, step=step, span_id=span_id, value=value)
         for (dimension, step, span_id), value in emitted.items()
@@ -58,22 +58,22 @@ def rewards_of_emitted(emitted: Mapping[RewardKey, float]) -> tuple[Reward, ...]
 
 
 def joined(*parts: tuple[Reward, ...]) -> tuple[Reward, ...]:
-    """Joins rewards, unique by dimension, step and span; later parts replace earlier ones.
+    """Merges rewards by dimension, step and span; later parts override earlier ones.
 
     Raises:
-        AgentFailed: If there are more than an attempt may have.
+        AgentFailed: If there are more than `MAX_REWARDS`.
     """
     unique = {(reward.dimension, reward.step, reward.span_id): reward for part in parts for reward in part}
     if len(unique) > MAX_REWARDS:
-        raise AgentFailed(f"An attempt has at most {MAX_REWARDS} rewards, not {len(unique)}.")
+        raise AgentFailed(f"attempt has {len(unique)} rewards; at most {MAX_REWARDS} are allowed")
     return tuple(unique.values())
 
 
 def checked(value: object, *, dimension: object, step: int | None = None, span_id: bytes = b"") -> Reward:
-    """Returns a reward.
+    """Returns a validated reward.
 
     Raises:
-        AgentFailed: If the value is not a finite number, or its dimension, step or span is malformed.
+        AgentFailed: If the value is not a finite number, or the dimension, step or span is malformed.
     """
     name = str(dimension)
     try:

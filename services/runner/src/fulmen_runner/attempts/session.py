@@ -1,7 +1,7 @@
-"""The books of one runner session: what runs, what is to be reported, how much more is asked for. No input or output.
+"""State of one runner session: running attempts, pending reports and granted credits. Free of I/O.
 
-Invariants: running attempts + stragglers + open credits never exceed the slots by what the runner itself asked for;
-a report stays in the books until the store has acknowledged it, and is sent again on every new stream until then.
+Invariants: credits are granted only while running attempts + stragglers + open credits are below the slots. A report is
+pending until the store acknowledges it, and is resent on every new stream until then.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ MAX_REPORTS_PER_MESSAGE = 1000
 MAX_REPORT_MESSAGE_BYTES = 3 * 1024 * 1024
 MAX_CREDITS_PER_MESSAGE = 10_000
 MAX_REPORTS_PER_SLOT = 8
-"""No new work is asked for while more reports than this for each slot wait for the store."""
+"""No credit is granted while more reports than this per slot are pending."""
 
 REPORT_OVERHEAD_BYTES = 512
 
 
 class AckStatus(StrEnum):
-    """What the store did with a report."""
+    """The store's answer to a report."""
 
     APPLIED = "APPLIED"
     DUPLICATE = "DUPLICATE"
@@ -31,7 +31,7 @@ class AckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An attempt that runs; `start_unix_s` is when it began here."""
+    """A running attempt; `start_unix_s` is its start on this runner."""
 
     assignment: Assignment
     start_unix_s: float
@@ -39,14 +39,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """An outcome for the store; None gives the lease back unrun."""
+    """An outcome to report; None releases the lease without one."""
 
     assignment: Assignment
     outcome: Outcome | None
 
     @property
     def size_bytes(self) -> int:
-        """About how large it is on the wire."""
+        """Approximate size on the wire."""
         if self.outcome is None:
             return REPORT_OVERHEAD_BYTES
         rewards = () if isinstance(self.outcome, Failed) else self.outcome.rewards
@@ -62,7 +62,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class LeaseSession:
-    """The books. Times are seconds of one monotonic clock, given by the caller."""
+    """State of the session. Times are monotonic seconds, passed in by the caller."""
 
     slots: int
     runner: str = ""
@@ -74,34 +74,34 @@ class LeaseSession:
 
     @property
     def completed_count(self) -> int:
-        """Attempts that ended with an outcome; `ended_counts` has them by failure kind, None for success."""
+        """Number of attempts with an outcome; `ended_counts` has it by failure kind, None for success."""
         return self.ended_counts.total()
 
     @property
     def unacknowledged_count(self) -> int:
-        """Reports that the store has not acknowledged yet."""
+        """Number of reports that the store has not acknowledged."""
         return len(self._pending)
 
     def held_attempts(self) -> list[str]:
-        """Returns every attempt that the runner still has something to say about: to be named when it resumes."""
+        """Returns the attempts to name when the session resumes: running, or with a pending report."""
         return [*self.running, *(name for name in self._pending if name not in self.running)]
 
     def opened(self, runner: str) -> None:
-        """Notes a new stream: credits of the last one are gone, and what was not acknowledged is sent again."""
+        """Records a new stream: drops the credits of the previous one and resends pending reports."""
         self.runner = runner
         self._open_credits = 0
         for pending in self._pending.values():
             pending.sent_at_s = None
 
     def ended(self) -> list[str]:
-        """Notes that the store has ended the session; returns the attempts to stop. Nothing is reported of them."""
+        """Records that the store ended the session; returns the attempts to stop, which are not reported."""
         self.runner = ""
         self._open_credits = 0
         self._pending.clear()
         return list(self.running)
 
-    def take_demand(self, *, straggler_count: int) -> int:
-        """Returns how many credits to grant now, and counts them as granted."""
+    def grant_credits(self, *, straggler_count: int) -> int:
+        """Returns the number of credits to grant now and counts them as open."""
         if self.draining or len(self._pending) > MAX_REPORTS_PER_SLOT * self.slots:
             return 0
         free = self.slots - len(self.running) - straggler_count - self._open_credits
@@ -110,7 +110,7 @@ class LeaseSession:
         return granted
 
     def assigned(self, assignment: Assignment, *, now_unix_s: float) -> bool:
-        """Notes an assignment; returns whether to run it. While the runner drains it is given back instead."""
+        """Records an assignment; returns True if it is to be run. While draining, it is released instead."""
         self._open_credits = max(0, self._open_credits - 1)
         if assignment.attempt in self.running:
             return False
@@ -121,19 +121,19 @@ class LeaseSession:
         return True
 
     def finished(self, assignment: Assignment, outcome: Outcome | None) -> None:
-        """Notes the end of an attempt, to be reported; outcome None gives its lease back."""
+        """Records the end of an attempt, to be reported; outcome None releases its lease."""
         self.running.pop(assignment.attempt, None)
         self._pending[assignment.attempt] = _Pending(report=Report(assignment=assignment, outcome=outcome))
         if outcome is not None:
             self.ended_counts[outcome.kind if isinstance(outcome, Failed) else None] += 1
 
     def forget(self, attempt: str) -> None:
-        """Drops an attempt whose lease is gone: nothing is reported of it."""
+        """Drops an attempt whose lease is lost, with its pending report."""
         self.running.pop(attempt, None)
         self._pending.pop(attempt, None)
 
-    def take_reports(self, *, now_s: float) -> list[Report]:
-        """Returns reports to send in one message, oldest first, and notes that they were sent."""
+    def drain_reports(self, *, now_s: float) -> list[Report]:
+        """Returns the unsent reports that fit into one message, oldest first, and marks them as sent."""
         batch: list[Report] = []
         size = 0
         for pending in self._pending.values():
@@ -146,31 +146,31 @@ class LeaseSession:
             batch.append(pending.report)
         return batch
 
-    def send_again(self, *, sent_before_s: float) -> int:
-        """Marks reports that were sent before a time and have no answer, to be sent again; returns how many."""
+    def resend(self, *, sent_before_s: float) -> int:
+        """Marks unanswered reports sent before a time as unsent; returns their number."""
         late = [p for p in self._pending.values() if p.sent_at_s is not None and p.sent_at_s < sent_before_s]
         for pending in late:
             pending.sent_at_s = None
         return len(late)
 
     def acknowledged(self, attempt: str, status: AckStatus, message: str) -> None:
-        """Notes the store's answer. A report that the store calls malformed is replaced by one that says so; if that
-        is refused too, the lease is given back.
+        """Records the store's answer. A report rejected as INVALID is replaced by a failure with the reason; if that is
+        rejected too, the lease is released.
         """
         pending = self._pending.get(attempt)
         if pending is None:
             return
         if status is not AckStatus.INVALID or pending.report.outcome is None:
-            # A release that is refused has nothing further to say: the lease runs out by itself.
+            # A rejected release needs no further report: the lease expires.
             del self._pending[attempt]
             return
         outcome = None
         if not pending.refusals:
-            text = cut_at_front(f"The store refused the attempt's result: {message}")
+            text = cut_at_front(f"store rejected the result of the attempt: {message}")
             outcome = Failed(kind=FailureKind.AGENT_ERROR, message=text)
         report = Report(assignment=pending.report.assignment, outcome=outcome)
         self._pending[attempt] = _Pending(report=report, refusals=pending.refusals + 1)
 
     def set_slots(self, slots: int) -> None:
-        """Changes how many attempts may run at once; running ones go on, credits already granted stay."""
+        """Changes the number of slots; running attempts and open credits stay."""
         self.slots = slots

@@ -1,13 +1,14 @@
-"""What agents left running after their attempt ended: threads and tasks that cannot be stopped from outside."""
+"""Stragglers: threads and tasks of agents that outlive their attempt because they cannot be stopped from outside."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Stragglers:
-    """Counts what still runs, so that its slots are not given away.
+    """The stragglers of a runner; each holds a slot.
 
-    `on_change` is called whenever one ends.
+    Attributes:
+        on_change: Called when one ends.
     """
 
     def __init__(self) -> None:
@@ -19,18 +20,18 @@ class Stragglers:
         return len(self._running)
 
     def left_by(self, attempt: str) -> bool:
-        """Returns whether anything of an attempt still runs."""
+        """Returns True if a straggler of the attempt is running."""
         return attempt in self._running.values()
 
     def after(self, attempt: str, call: Callable[[], None]) -> None:
-        """Calls something once nothing of an attempt runs any more, perhaps at once."""
+        """Calls a function when the attempt has no straggler left, or at once if it has none."""
         if self.left_by(attempt):
             self._afterwards.append((attempt, call))
         else:
             call()
 
     def add(self, future: "asyncio.Future[object] | asyncio.Task[object]", attempt: str) -> None:
-        """Counts something of an attempt until it is done; what it raises then is of no interest to anybody."""
+        """Counts a task or thread of the attempt until it is done; its exception is ignored."""
         if future.done():
             return
         self._running[future] = attempt

@@ -1,4 +1,4 @@
-"""Attempts in the operator's traces: which runner ran each, from when to when, and how it ended there."""
+"""Spans of attempts in the operator's traces: runner, duration and outcome."""
 
 import time
 
@@ -10,11 +10,11 @@ from fulmen_runner.attempts.outcome import Failed, Outcome
 from fulmen_service_kit.own_traces import OwnTraces
 
 STOPPED = "STOPPED"
-"""How an attempt ended that was cancelled or given back, or whose lease was lost."""
+"""Error of the span of an attempt that was cancelled or released, or lost its lease."""
 
 
 def traced(execute: Execute, traces: OwnTraces, *, host: str) -> Execute:
-    """Returns what runs an attempt and adds a span of it, below that of the attempt as a whole."""
+    """Wraps `execute` to add a span of each run below the attempt's own span."""
 
     async def run(assignment: Assignment) -> Outcome:
         start_ns, ended = time.time_ns(), STOPPED

@@ -1,4 +1,4 @@
-"""Counts who uses something that takes up room, and lets it go with the last one."""
+"""Reference counts of files on disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Uses:
-    """The uses of one thing; it begins with that of whoever makes it. For the event loop only.
+    """A reference count that starts at one, for its creator. Not thread-safe: use it on the event loop.
 
     Attributes:
-        let_go: Called once, at the end of the last use.
+        release: Called once, when the count drops to zero.
     """
 
-    let_go: Callable[[], None]
+    release: Callable[[], None]
     _count: int = 1
 
     def begin(self) -> bool:
-        """Begins another use; tells whether the thing is still there."""
+        """Adds a use; returns False if the resource is already released."""
         if not self._count:
             return False
         self._count += 1
@@ -26,4 +26,4 @@ class Uses:
         """Ends a use."""
         self._count -= 1
         if not self._count:
-            self.let_go()
+            self.release()

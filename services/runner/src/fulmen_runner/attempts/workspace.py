@@ -1,7 +1,7 @@
-"""The files of one attempt: its working directory, its input, what it writes its rewards to.
+"""The files of one attempt: working directory, input and rewards files.
 
-Invariant: nothing is made until something asks for it, so that agents that need no files cost none; all that was made
-is deleted at the attempt's end, whatever the agent made of it.
+Invariant: files are created on first use, so that agents without files cost none, and are deleted when the attempt
+ends, whatever the agent did to them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import structlog
 from fulmen.agent import NotInAttempt
 
 DELETE_DEADLINE_S = 5.0
-"""How long an attempt waits for the deletion of its files, which goes on after that."""
+"""How long an attempt waits for the deletion of its files, which continues in the background."""
 
 _DELETING_THREADS = 2
 _PREFIX = "attempt-"
@@ -30,13 +30,13 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Where the files of an attempt are; no other user of the machine can read them.
+    """Paths of an attempt's files, which only the runner's user can read.
 
     Attributes:
-        root: Holds everything else here; deleted at the end.
-        work_dir: The agent's own directory, empty at its start; the grader finds what the agent left there.
-        temporary_dir: For temporary files, apart from the working directory.
-        task_file: Holds the input.
+        root: Parent of the others; deleted when the attempt ends.
+        work_dir: Working directory, shared by agent and grader; empty at the start.
+        temporary_dir: Directory for temporary files.
+        task_file: File with the input.
     """
 
     root: Path
@@ -45,14 +45,14 @@ class Files:
     task_file: Path
 
     def new_rewards_file(self) -> Path:
-        """Makes an empty file for rewards: one for the agent, another for the grader, which the agent never saw."""
+        """Creates an empty rewards file. Agent and grader get one each, so the agent cannot know the grader's."""
         path = self.root / f"rewards-{secrets.token_hex(8)}.jsonl"
         path.touch(mode=0o600, exist_ok=False)
         return path
 
 
 class Workspace:
-    """The files of one attempt, made when they are first asked for."""
+    """The files of one attempt, created on first use."""
 
     def __init__(self, *, parent: Path | None, content: bytes, threads: ThreadPoolExecutor) -> None:
         self._parent, self._content, self._threads = parent, content, threads
@@ -62,29 +62,29 @@ class Workspace:
         self._closed = False
 
     async def open(self) -> Files:
-        """Returns the files; makes them once."""
+        """Returns the files; creates them on the first call."""
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self.open_here), name="workspace")
-        # Shielded: what is half made could not be deleted.
+        # Shielded: half-created files could not be deleted.
         return await asyncio.shield(self._opening)
 
     def open_here(self) -> Files:
-        """Returns the files; makes them once. Blocks; in any thread.
+        """Like `open`, for any thread. Blocks.
 
         Raises:
-            NotInAttempt: If they were deleted already.
+            NotInAttempt: If the files are already deleted.
         """
         with self._lock:
             if self._closed:
-                raise NotInAttempt("The attempt has ended, and its directory is deleted.")
+                raise NotInAttempt("attempt has ended; its working directory is deleted")
             if self._files is None:
                 self._files = _make(self._parent, self._content)
             return self._files
 
     async def close(self) -> None:
-        """Deletes the files; nothing may use them any more. A deletion that takes long goes on in its thread."""
+        """Deletes the files, waiting for up to `DELETE_DEADLINE_S`. Nothing may use them any more."""
         self._closed = True
-        # Whoever takes the lock from here on makes none.
+        # `open_here` creates nothing from here on.
         if self._files is None and not self._lock.locked():
             return
         deleting = asyncio.get_running_loop().run_in_executor(self._threads, self._delete)
@@ -97,30 +97,30 @@ class Workspace:
 
 
 class Workspaces:
-    """Makes the workspaces of a runner; `parent` None is the system's directory for temporary files."""
+    """Creates the workspaces of a runner below `parent`; None for the system's temporary directory."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self._parent = parent
-        # Threads of their own: huge trees must not keep the default ones from looking up addresses.
+        # Own threads: deleting huge trees must not delay the default executor's DNS lookups.
         self._threads = ThreadPoolExecutor(max_workers=_DELETING_THREADS, thread_name_prefix="delete")
 
     def of(self, content: bytes) -> Workspace:
-        """Returns the workspace of an attempt with this input."""
+        """Returns the workspace of an attempt; `content` is its input."""
         return Workspace(parent=self._parent, content=content, threads=self._threads)
 
     def close(self) -> None:
-        """Drops deletions that have not begun; the runner deletes the parent itself."""
+        """Cancels deletions that have not started; the runner deletes the parent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def delete_tree(root: Path) -> None:
-    """Deletes a directory of any depth and size, also one that its owner may not write to. Blocks.
+    """Deletes a directory tree of any depth and size, including read-only directories. Blocks.
 
-    A subdirectory is moved up to the root before it is emptied, so that neither the depth of calls nor the length of
-    paths grows with the tree's. Nobody else may change the tree meanwhile.
+    A subdirectory is moved up to the root before it is emptied, so that neither recursion nor the length of paths grows
+    with the depth. The tree must not be changed meanwhile.
 
     Raises:
-        OSError: If something cannot be deleted, such as a file of another user.
+        OSError: If an entry cannot be deleted, such as another user's file.
     """
     if root.is_symlink():
         root.unlink()
@@ -148,7 +148,7 @@ def delete_tree(root: Path) -> None:
 
 
 def _delete_files(directory: Path) -> list[Path]:
-    """Deletes what is no directory, links to directories included, and returns the directories."""
+    """Deletes all files and links in a directory; returns its subdirectories."""
     directories: list[Path] = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -172,7 +172,7 @@ def _delete(root: Path) -> None:
     try:
         delete_tree(root)
     except FileNotFoundError:
-        # The agent was faster.
+        # The agent deleted it.
         return
     except OSError as error:
         _log.warning("attempt_files_not_deleted", path=str(root), error=error.strerror)

@@ -1,1 +1,1 @@
-"""Hooks that come with the runner: `monitor:Monitor` and `alerts:Alerts`."""
+"""Hooks of the runner: `monitor:Monitor` and `alerts:Alerts`."""

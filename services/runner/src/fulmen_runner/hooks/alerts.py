@@ -1,7 +1,7 @@
-"""`FULMEN_RUNNER_HOOKS=fulmen_runner.hooks.alerts:Alerts`: tells a webhook when agents do badly.
+"""`FULMEN_RUNNER_HOOKS=fulmen_runner.hooks.alerts:Alerts`: sends alerts about agents to a webhook.
 
-Invariants: an attempt never waits for a webhook; what cannot be delivered is tried a bounded number of times, then
-logged and counted. A rule of an agent that has told is quiet for `cooldown_s`.
+Invariants: attempts never wait for the webhook. An alert is sent a bounded number of times; a lost one is logged and
+counted. After an alert, the same rule of the same agent is silent for `cooldown_s`.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings
 
 from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
-from fulmen_runner.hooks.figures import Figures, Windows, agent_of
 from fulmen_runner.hooks.webhook import Message, Webhook
+from fulmen_runner.hooks.windows import AgentMetrics, Windows, agent_of
 from fulmen_service_kit.settings import settings_config
 
 PREFIX = "FULMEN_ALERTS_"
-MAX_WAITING = 100
+MAX_PENDING = 100
 MAX_PORT = 65_535
 FIRST_PAUSE_S = 1.0
 CLOSE_DEADLINE_S = 4.0
@@ -40,19 +40,21 @@ class AlertSettings(BaseSettings):
 
     model_config = settings_config(PREFIX)
 
-    url: str = Field(pattern=r"^https?://[^/]+", description="Where alerts are sent, by POST.")
-    secret: SecretStr = Field(min_length=16, description="Signs what is sent (HMAC with SHA-256). Secret.")
-    window_s: float = Field(default=300.0, gt=0, le=86_400, description="Over which time rules look, seconds.")
-    min_attempts: int = Field(default=20, ge=1, description="No rule speaks of fewer attempts than this.")
-    max_error_rate: float | None = Field(default=0.5, ge=0, le=1, description="Share of attempts that may fail.")
-    max_mean_duration_s: float | None = Field(default=None, gt=0, description="How long attempts may take on average.")
-    min_mean_reward: float | None = Field(default=None, description="The least mean reward.")
+    url: str = Field(pattern=r"^https?://[^/]+", description="URL to which alerts are posted.")
+    secret: SecretStr = Field(min_length=16, description="Key of the signature (HMAC-SHA256). Secret.")
+    window_s: float = Field(default=300.0, gt=0, le=86_400, description="Time window of the rules, seconds.")
+    min_attempts: int = Field(default=20, ge=1, description="Minimum number of attempts in the window for any alert.")
+    max_error_rate: float | None = Field(default=0.5, ge=0, le=1, description="Maximum share of failed attempts.")
+    max_mean_duration_s: float | None = Field(default=None, gt=0, description="Maximum mean duration, seconds.")
+    min_mean_reward: float | None = Field(default=None, description="Minimum mean reward.")
     max_reward_drop: float | None = Field(
-        default=None, gt=0, description="By how much later rewards of the window may be less than earlier ones."
+        default=None,
+        gt=0,
+        description="Maximum drop of the mean reward from the first to the second half of the window.",
     )
-    cooldown_s: float = Field(default=900.0, ge=0, description="How long a rule is quiet after it has told, seconds.")
-    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Of one request, seconds.")
-    tries: int = Field(default=5, ge=1, le=10, description="How often one alert is sent at most.")
+    cooldown_s: float = Field(default=900.0, ge=0, description="Minimum time between two alerts of a rule, seconds.")
+    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Timeout of one request, seconds.")
+    tries: int = Field(default=5, ge=1, le=10, description="Maximum number of tries per alert.")
 
     @field_validator("url")
     @classmethod
@@ -62,7 +64,7 @@ class AlertSettings(BaseSettings):
         except httpx2.InvalidURL:
             parts = httpx2.URL()
         if not parts.host or (parts.port or 0) > MAX_PORT:
-            raise ValueError("no address of a webhook, such as https://host/path")
+            raise ValueError("must be a URL such as https://host/path")
         return url
 
     @classmethod
@@ -70,16 +72,16 @@ class AlertSettings(BaseSettings):
         """Reads the settings.
 
         Raises:
-            ValueError: If any are not valid, or unknown: with their names, never their values.
+            ValueError: If any is invalid or unknown; names the settings, never their values.
         """
         known = {f"{PREFIX}{name.upper()}" for name in cls.model_fields}
         unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
         if unknown:
-            raise ValueError(f"no such setting: {', '.join(unknown)}")
+            raise ValueError(f"unknown setting: {', '.join(unknown)}")
         try:
-            return cls()  # type: ignore[call-arg]  # The environment has them.
+            return cls()  # type: ignore[call-arg]  # Read from the environment.
         except ValidationError as error:
-            # The input is left out: the secret is one, and the address of a webhook often is.
+            # Without the input: the secret, and often the URL, must not be shown.
             problems = [
                 f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}"
                 for each in error.errors(include_input=False, include_url=False)
@@ -89,32 +91,32 @@ class AlertSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
-    """A rule that does not hold."""
+    """A violated rule."""
 
     rule: str
     value: float
     limit: float
 
 
-def breaches(figures: Figures, settings: AlertSettings) -> Iterator[Breach]:
-    """Yields the rules that figures break."""
-    if figures.attempt_count < settings.min_attempts:
+def breaches(metrics: AgentMetrics, settings: AlertSettings) -> Iterator[Breach]:
+    """Yields the violated rules."""
+    if metrics.attempt_count < settings.min_attempts:
         return
-    at_most = (
-        ("error_rate", figures.error_rate, settings.max_error_rate),
-        ("mean_duration", figures.mean_duration_s, settings.max_mean_duration_s),
-        ("reward_drop", figures.reward_drop, settings.max_reward_drop),
+    maxima = (
+        ("error_rate", metrics.error_rate, settings.max_error_rate),
+        ("mean_duration", metrics.mean_duration_s, settings.max_mean_duration_s),
+        ("reward_drop", metrics.reward_drop, settings.max_reward_drop),
     )
-    for rule, value, limit in at_most:
+    for rule, value, limit in maxima:
         if value is not None and limit is not None and value > limit:
             yield Breach(rule=rule, value=value, limit=limit)
-    reward, least = figures.mean_reward, settings.min_mean_reward
-    if reward is not None and least is not None and reward < least:
-        yield Breach(rule="mean_reward", value=reward, limit=least)
+    reward, minimum = metrics.mean_reward, settings.min_mean_reward
+    if reward is not None and minimum is not None and reward < minimum:
+        yield Breach(rule="mean_reward", value=reward, limit=minimum)
 
 
 class Alerts(Hook):
-    """Looks at the figures when attempts end, and tells a webhook."""
+    """Checks the rules when attempts end, and sends alerts to a webhook."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class Alerts(Hook):
         clock: Callable[[], float] = time.monotonic,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """Reads the settings from the environment, if none are given."""
+        """Initializes the hook; without `settings`, they are read from the environment."""
         self._settings = settings or AlertSettings.from_environment()
         self._clock = clock
         self._first_pause_s = first_pause_s
@@ -142,22 +144,22 @@ class Alerts(Hook):
         registry.register(self._metrics)
 
     async def on_rollout_end(self, attempt: AttemptFacts, end: AttemptEnd) -> None:
-        """Looks at the rules; what is to be told is sent in the background."""
+        """Checks the rules; alerts are sent in the background."""
         agent, now_s = agent_of(attempt), self._clock()
         window = self._windows.of(agent)
         window.add(end, now_s=now_s)
-        if not window.has_news:
+        if not window.is_due:
             return
-        figures = window.figures(now_s=now_s)
-        for breach in breaches(figures, self._settings):
+        metrics = window.metrics(now_s=now_s)
+        for breach in breaches(metrics, self._settings):
             if self._quiet_until_s.get((agent, breach.rule), now_s) > now_s:
                 continue
-            self._forget_old(now_s)
+            self._drop_expired(now_s)
             self._quiet_until_s[agent, breach.rule] = now_s + self._settings.cooldown_s
-            self._tell(agent, breach, figures)
+            self._alert(agent, breach, metrics)
 
     async def close(self) -> None:
-        """Gives alerts under way a moment, then ends."""
+        """Waits briefly for pending alerts, then stops."""
         if self._sending:
             await asyncio.wait(set(self._sending), timeout=CLOSE_DEADLINE_S)
         for task in set(self._sending):
@@ -166,12 +168,12 @@ class Alerts(Hook):
         await self._webhook.close()
         self._registry.unregister(self._metrics)
 
-    def _forget_old(self, now_s: float) -> None:
+    def _drop_expired(self, now_s: float) -> None:
         self._quiet_until_s = {key: until_s for key, until_s in self._quiet_until_s.items() if until_s > now_s}
 
-    def _tell(self, agent: str, breach: Breach, figures: Figures) -> None:
-        if len(self._sending) >= MAX_WAITING:
-            self._lost(breach.rule, "too many alerts wait")
+    def _alert(self, agent: str, breach: Breach, metrics: AgentMetrics) -> None:
+        if len(self._sending) >= MAX_PENDING:
+            self._lost(breach.rule, "too many pending alerts")
             return
         message = Message.of({
             "rule": breach.rule,
@@ -180,10 +182,10 @@ class Alerts(Hook):
             "value": breach.value,
             "limit": breach.limit,
             "window_s": self._settings.window_s,
-            "attempt_count": figures.attempt_count,
-            "error_rate": figures.error_rate,
-            "mean_duration_s": figures.mean_duration_s,
-            "mean_reward": figures.mean_reward,
+            "attempt_count": metrics.attempt_count,
+            "error_rate": metrics.error_rate,
+            "mean_duration_s": metrics.mean_duration_s,
+            "mean_reward": metrics.mean_reward,
         })  # fmt: skip
         _log.warning("alert", rule=breach.rule, agent=agent, value=breach.value, limit=breach.limit)
         task = asyncio.create_task(self._send(message, breach.rule), name=f"alert {breach.rule}")
@@ -194,7 +196,7 @@ class Alerts(Hook):
         problem = ""
         for attempt in range(self._settings.tries):
             if attempt:
-                # Full jitter: many runners that saw the same do not come back together.
+                # Jitter: many runners may retry for the same cause.
                 await asyncio.sleep(self._first_pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
             delivery = await self._webhook.send(message)
             if delivery.delivered:
@@ -215,7 +217,7 @@ class _AlertMetrics(Collector):
         self._alerts = alerts
 
     def collect(self) -> Iterator[Metric]:
-        counts = CounterMetricFamily("fulmen_agent_alerts", "Alerts, by what became of them.", labels=["result"])
+        counts = CounterMetricFamily("fulmen_agent_alerts", "Alerts by result.", labels=["result"])
         for result in ("delivered", "lost"):
             counts.add_metric([result], self._alerts.counts[result])
         yield counts

@@ -1,6 +1,6 @@
-"""`FULMEN_RUNNER_HOOKS=fulmen_runner.hooks.monitor:Monitor`: what attempts are like, for Prometheus.
+"""`FULMEN_RUNNER_HOOKS=fulmen_runner.hooks.monitor:Monitor`: Prometheus metrics of agents.
 
-Invariant: label values are few: agents without their versions, at most `MAX_AGENTS`, further ones as `other`.
+Invariant: label values are bounded: agents without version, at most `MAX_AGENTS`, others as `other`.
 """
 
 import time
@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
-from fulmen_runner.hooks.figures import MAX_AGENTS, Windows, agent_of
+from fulmen_runner.hooks.windows import MAX_AGENTS, Windows, agent_of
 
 WINDOW_S = 300.0
 DURATION_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -19,29 +19,29 @@ OTHER = "other"
 SUCCESS = "none"
 
 _ROLLING = (
-    ("error_rate", "error_rate", "Share of attempts that failed, in the last five minutes."),
-    ("mean_duration_seconds", "mean_duration_s", "Mean duration of attempts, in the last five minutes."),
-    ("mean_reward", "mean_reward", "Mean reward of attempts that succeeded, in the last five minutes."),
-    ("mean_tokens", "mean_tokens", "Mean prompt and completion tokens of attempts, in the last five minutes."),
+    ("error_rate", "error_rate", "Share of failed attempts over the last five minutes."),
+    ("mean_duration_seconds", "mean_duration_s", "Mean duration of attempts over the last five minutes."),
+    ("mean_reward", "mean_reward", "Mean reward of successful attempts over the last five minutes."),
+    ("mean_tokens", "mean_tokens", "Mean prompt and completion tokens per attempt over the last five minutes."),
 )
 
 
 class Monitor(Hook):
-    """Counts attempts, durations, tokens, model calls and rewards, and shows rolling figures."""
+    """Counts attempts, durations, tokens, model calls and rewards, and exports rolling means."""
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic) -> None:
-        """Registers its metrics."""
+        """Registers the metrics."""
         self._registry = registry
         self._clock = clock
         self._windows = Windows(window_s=WINDOW_S)
         self._agents: set[str] = set()
         labels = ("agent", "mode")
         self._attempts = Counter(
-            "fulmen_agent_attempts", "Attempts by how they ended.", (*labels, "failure_kind"), registry=None
+            "fulmen_agent_attempts", "Ended attempts by failure kind.", (*labels, "failure_kind"), registry=None
         )
         self._durations = Histogram(
             "fulmen_agent_duration_seconds",
-            "How long attempts took.",
+            "Duration of attempts.",
             labels,
             buckets=DURATION_BUCKETS_S,
             registry=None,
@@ -49,7 +49,7 @@ class Monitor(Hook):
         self._tokens = Counter("fulmen_agent_tokens", "Tokens of model calls.", (*labels, "kind"), registry=None)
         self._calls = Counter("fulmen_agent_model_calls", "Model calls.", labels, registry=None)
         self._errors = Counter(
-            "fulmen_agent_span_errors", "Spans in the runner's process that are errors.", labels, registry=None
+            "fulmen_agent_span_errors", "Spans with an error in the runner's process.", labels, registry=None
         )
         self._reward_sum = _Sums()
         self._collectors: tuple[Collector, ...] = (
@@ -74,18 +74,18 @@ class Monitor(Hook):
         self._windows.of(agent).add(end, now_s=self._clock())
 
     async def close(self) -> None:
-        """Takes its metrics away."""
+        """Unregisters the metrics."""
         for collector in self._collectors:
             self._registry.unregister(collector)
 
     def rolling(self) -> Iterator[Metric]:
-        """Yields the rolling figures, and the sums of rewards, which may be negative."""
+        """Yields the rolling means, and the sums of rewards, which may be negative."""
         now_s = self._clock()
-        figures = [(agent, window.figures(now_s=now_s)) for agent, window in self._windows]
-        for name, figure, description in _ROLLING:
+        metrics = [(agent, window.metrics(now_s=now_s)) for agent, window in self._windows]
+        for name, attribute, description in _ROLLING:
             gauge = GaugeMetricFamily(f"fulmen_agent_rolling_{name}", description, labels=["agent"])
-            for agent, values in figures:
-                value = getattr(values, figure)
+            for agent, values in metrics:
+                value = getattr(values, attribute)
                 if value is not None:
                     gauge.add_metric([agent], value)
             yield gauge
@@ -107,7 +107,7 @@ class _Rolling(Collector):
 
 
 class _Sums:
-    """Sums and counts of rewards: a mean over any time is the quotient of their changes, also where rewards are negative."""
+    """Sums and counts of rewards, from which a mean over any period can be computed, also of negative rewards."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str, str], tuple[float, int]] = {}

@@ -1,6 +1,6 @@
 """Sends signed messages to a webhook.
 
-Invariant: a message keeps its id however often it is sent, so that the receiver can tell repeats.
+Invariant: a message keeps its id across retries, so that the receiver can detect duplicates.
 
 Source: Standard Webhooks 1.0 (https://www.standardwebhooks.com): headers `webhook-id`, `webhook-timestamp` and
 `webhook-signature: v1,BASE64` of HMAC-SHA256 over `id.timestamp.body`.
@@ -19,25 +19,25 @@ import httpx2
 from fulmen.ids import uuid7
 
 RETRIED_STATUSES = frozenset({408, 425, 429})
-"""Refusals that may not last; besides them, what begins with 5."""
+"""Statuses that are retried, besides 5xx."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is sent."""
+    """A message."""
 
     message_id: str
     body: bytes
 
     @classmethod
     def of(cls, content: Mapping[str, object]) -> "Message":
-        """Makes a message with an id of its own."""
+        """Creates a message with a new id."""
         return cls(message_id=f"msg_{uuid7().hex}", body=json.dumps(content).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What became of one try; `final` if another one makes no sense."""
+    """Result of one try; `final` if a retry is pointless."""
 
     delivered: bool
     final: bool = False

@@ -1,4 +1,4 @@
-"""Translates between the store's messages and the runner's own words."""
+"""Converts between the store's lease messages and the runner's types."""
 
 from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
 from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2
@@ -21,7 +21,7 @@ _STATUSES = {
 
 
 def read_assignment(assignment: lease_pb2.Assignment) -> Assignment:
-    """Reads an assignment.
+    """Decodes an assignment.
 
     Raises:
         ArgumentInvalid: If the attempt's name is malformed.
@@ -45,10 +45,10 @@ def read_assignment(assignment: lease_pb2.Assignment) -> Assignment:
 
 
 def write_result(report: Report) -> lease_pb2.AttemptResult:
-    """Writes a report that has an outcome.
+    """Encodes a report with an outcome.
 
     Raises:
-        ValueError: If it has none: such a lease is released, not completed.
+        ValueError: If it has no outcome; such a lease is released.
     """
     result = lease_pb2.AttemptResult(
         attempt=report.assignment.attempt, lease_id=report.assignment.lease_id, epoch=report.assignment.epoch
@@ -60,14 +60,14 @@ def write_result(report: Report) -> lease_pb2.AttemptResult:
             result.failure_kind = _KINDS[kind]
             result.failure_message = message
         case None:
-            raise ValueError("A report without an outcome is a release.")
+            raise ValueError("a report without an outcome is a release")
     result.output = report.outcome.output.content
     result.output_content_type = report.outcome.output.content_type
     return result
 
 
 def write_load(load: Load) -> lease_pb2.RunnerLoad:
-    """Writes a measurement of the machine, and how many slots there are."""
+    """Encodes a load sample."""
     message = lease_pb2.RunnerLoad(
         cpu_ratio=load.cpu,
         memory_bytes=load.memory_bytes,
@@ -91,7 +91,7 @@ def write_load(load: Load) -> lease_pb2.RunnerLoad:
 
 
 def read_status(ack: lease_pb2.CompletionAck) -> AckStatus | None:
-    """Reads the status of an acknowledgement; None if this version does not know it."""
+    """Decodes the status of an acknowledgement; None if it is unknown to this version."""
     return _STATUSES.get(ack.status)
 
 

@@ -1,12 +1,12 @@
-"""Keeps a runner's leases while its event loop is blocked, and says who blocks it.
+"""Renews a runner's leases while its event loop is blocked, and logs what blocks it.
 
-An async agent that blocks (`time.sleep`, a long computation) holds up the lease stream, too: without help one such agent
-would cost every other attempt of the runner its lease. A thread watches the loop; while nothing moves it renews the
-session by an rpc of its own.
+An async agent that blocks (`time.sleep`, a long computation) also blocks the lease stream, and would cost every attempt
+of the runner its lease. A thread watches the event loop and renews the session with its own rpc while the loop is
+blocked.
 
-Invariants: it renews only while the loop is blocked, never longer than the limit, and never what the store has ended. A
-process that was stopped as a whole (SIGSTOP, a suspended machine) counts as blocked for no longer than the thread itself
-has looked on. Code that blocks without letting go of the interpreter's lock holds up the thread as well.
+Invariants: the guard renews only while the loop is blocked, no longer than the limit, and never a session that the
+store has ended. Time in which the whole process was stopped (SIGSTOP, a suspended machine) does not count as blocked.
+Code that holds the interpreter lock blocks the guard as well.
 """
 
 import asyncio
@@ -25,135 +25,126 @@ from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.status import decode
 from fulmen.store.v1 import lease_service_pb2, lease_service_pb2_grpc
 from fulmen.tls import TlsFiles, TlsWatch
+from fulmen_runner.leases.stream import LeaseStream
 from fulmen_runner.stacks import thread_lines
 
-LOOK_S: Final = 0.25
-"""How often the loop gives a sign of life, and the thread looks for one."""
+BEAT_S: Final = 0.25
+"""Interval of the loop's heartbeat and of the thread's checks."""
 
-TELL_AFTER_S: Final = 1.0
+LOG_AFTER_S: Final = 1.0
 RENEW_AFTER_TTLS: Final = 1 / 6
 RENEW_EVERY_TTLS: Final = 1 / 3
 RENEW_TIMEOUT_TTLS: Final = 1 / 6
 EXIT_STATUS: Final = 70
-"""EX_SOFTWARE: what runs the runner may start it again."""
+"""EX_SOFTWARE; the process supervisor may restart the runner."""
 
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardedLease:
-    """The session to keep: empty while there is none; `ttl_s` is how long it lives."""
-
-    runner: str
-    ttl_s: float
-
-
 class LeaseGuard:
-    """The background role."""
+    """Background role: watches the event loop from a thread."""
 
     def __init__(
         self,
+        stream: LeaseStream,
         *,
         dial: Callable[[], grpc.Channel],
         token: Callable[[], str],
-        lease: Callable[[], GuardedLease],
         limit_s: float,
-        end: Callable[[int], object],
     ) -> None:
-        """Takes what to renew and how long.
+        """Initializes the guard.
 
         Args:
-            dial: Opens a connection to the store; called in the thread.
+            stream: Has the session to renew.
+            dial: Opens a channel to the store; called in the thread.
             token: Returns the runner's token. Secret.
-            lease: Returns the session; called in the thread.
-            limit_s: A loop that is blocked for longer ends the process, so that its attempts run elsewhere. 0: never.
-            end: Ends the process with a status, whatever it is doing; `os._exit`.
+            limit_s: Blocked time after which the process exits, in seconds; 0 for no limit.
         """
         self._dial = dial
         self._token = token
-        self._lease = lease
+        self._stream = stream
         self._limit_s = limit_s
-        self._end = end
         self._beat = 0
         self._stopped = threading.Event()
         self._ended_runner = ""
         self.blocked_s_total = 0.0
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
+        """Watches until cancelled."""
         loop, ident = asyncio.get_running_loop(), threading.get_ident()
         threading.Thread(target=self._watch, args=(loop, ident), name="lease guard", daemon=True).start()
         try:
             while True:
                 self._beat += 1
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(BEAT_S)
         finally:
             self._stopped.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         seen, looked_s = -1, time.monotonic()
         block: _Block | None = None
-        while not self._stopped.wait(LOOK_S):
+        while not self._stopped.wait(BEAT_S):
             beat, now_s = self._beat, time.monotonic()
-            # What the thread itself slept through, the loop may have, too: it is no sign that something blocks.
-            passed_s, looked_s = min(now_s - looked_s, 2 * LOOK_S), now_s
+            # Time in which this thread did not run either says nothing about the loop.
+            passed_s, looked_s = min(now_s - looked_s, 2 * BEAT_S), now_s
             if beat != seen or block is None:
-                if block is not None and block.told:
+                if block is not None and block.logged:
                     _log.warning("event_loop_free", blocked_s=round(block.length_s, 1))
                 seen, block = beat, _Block()
                 continue
             block.length_s += passed_s
-            if block.length_s >= TELL_AFTER_S:
+            if block.length_s >= LOG_AFTER_S:
                 self.blocked_s_total += passed_s
                 self._act(block, lambda: {"task": _task_name(loop), "stack": thread_lines(ident)})
 
     def _act(self, block: "_Block", who: Callable[[], dict[str, str]]) -> None:
-        if not block.told:
-            block.told = True
+        if not block.logged:
+            block.logged = True
             _log.warning("event_loop_blocked", **who())
         if self._limit_s and block.length_s >= self._limit_s:
             _log.error(
                 "event_loop_blocked_for_good", blocked_s=round(block.length_s, 1), limit_s=self._limit_s, **who()
             )
-            self._end(EXIT_STATUS)
-        lease = self._lease()
-        if block.length_s >= block.renew_at_ttls * lease.ttl_s and self._renew(lease):
-            block.renew_at_ttls = block.length_s / lease.ttl_s + RENEW_EVERY_TTLS
+            # Blocking code cannot be stopped. The guardian kills the commands.
+            os._exit(EXIT_STATUS)
+        if block.length_s >= block.renew_at_ttls * self._stream.ttl_s and self._renew():
+            block.renew_at_ttls = block.length_s / self._stream.ttl_s + RENEW_EVERY_TTLS
 
-    def _renew(self, lease: GuardedLease) -> bool:
-        """Returns False if it is to be tried again soon."""
-        if not lease.runner or lease.runner == self._ended_runner:
+    def _renew(self) -> bool:
+        """Renews the session; returns False if that is to be retried soon."""
+        runner = self._stream.runner
+        if not runner or runner == self._ended_runner:
             return False
-        # A connection for each: they are few, and nothing of it stays behind.
+        # One connection per renewal: they are rare.
         with self._dial() as channel:
-            request = lease_service_pb2.RenewLeasesRequest(runner=lease.runner)
+            request = lease_service_pb2.RenewLeasesRequest(runner=runner)
             stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
             metadata = (("authorization", f"Bearer {self._token()}"),)
             try:
-                stub.RenewLeases(request, timeout=RENEW_TIMEOUT_TTLS * lease.ttl_s, metadata=metadata)
+                stub.RenewLeases(request, timeout=RENEW_TIMEOUT_TTLS * self._stream.ttl_s, metadata=metadata)
             except grpc.RpcError as refused:
                 error = decode(refused)
                 _log.warning("session_not_renewed", error=str(error))
                 if isinstance(error, SessionEnded):
-                    self._ended_runner = lease.runner
+                    self._ended_runner = runner
                 return False
         return True
 
 
 @dataclass(slots=True)
 class _Block:
-    """A time in which the loop gave no sign of life."""
+    """A period without a heartbeat."""
 
     length_s: float = 0.0
-    told: bool = False
+    logged: bool = False
     renew_at_ttls: float = RENEW_AFTER_TTLS
 
 
 def store_dialler(target: str, tls: TlsFiles | None) -> Callable[[], grpc.Channel]:
-    """Returns what opens connections to the store, in threads that have no event loop.
+    """Returns a function that opens a synchronous channel to the store, for threads without an event loop.
 
     Raises:
-        OSError: if a file of `tls` cannot be read.
+        OSError: If a file of `tls` cannot be read.
     """
     if tls is None:
         return lambda: grpc.insecure_channel(target)
@@ -161,12 +152,7 @@ def store_dialler(target: str, tls: TlsFiles | None) -> Callable[[], grpc.Channe
     return lambda: grpc.secure_channel(target, channel_credentials(watch.material()), options=tls.options())
 
 
-def end_process(status: int) -> None:
-    """Ends the process at once: what blocks cannot be stopped, and its guardian ends what it started."""
-    os._exit(status)
-
-
 def _task_name(loop: asyncio.AbstractEventLoop) -> str:
-    """Returns the name of the task that runs now, which for agents is their attempt's; empty if none does."""
+    """Returns the name of the running task, which for agents is their attempt's; empty if none runs."""
     task = asyncio.current_task(loop)
     return "" if task is None else task.get_name()

@@ -1,7 +1,7 @@
-"""Holds the lease stream to the store for as long as the runner lives.
+"""The lease stream to the store.
 
-Invariant: one stream at a time, one writer on it. A broken stream is opened again with the same session, so that
-leases survive; what was not acknowledged is sent again. The client gives up only on errors that no waiting can mend.
+Invariant: there is one stream at a time, with one writer. A broken stream is reopened with the same session, so that
+leases survive, and pending reports are resent. Only errors that a retry cannot fix end the role.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.pool import AttemptPool, StopReason
 from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_result
-from fulmen_runner.slots.load import Load
+from fulmen_runner.slots.keeper import SlotKeeper
 
 OPEN_DEADLINE_S = 15.0
 RELEASE_DEADLINE_S = 2.0
 COALESCE_S = 0.003
-"""How long the writer gathers more reports before it sends them in one message."""
+"""How long the writer collects reports for one message."""
 
 ACK_DEADLINE_S = 15.0
-"""A report without an answer for so long is sent again on the same stream."""
+"""A report without an answer for this long is resent on the same stream."""
 
-BACKOFF_FIRST_S = 0.1
-BACKOFF_MOST_S = 5.0
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 5.0
 RENEWALS_PER_TTL = 3
 
 _FATAL = (TokenInvalid, PermissionDenied, ArgumentInvalid, Unimplemented)
@@ -43,43 +43,50 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIdentity:
-    """How the runner names itself to the store."""
+    """How the runner identifies itself to the store."""
 
     host: str
     version: str
     labels: dict[str, str]
     projects: tuple[str, ...] = ()
     address: Callable[[], str] = str
-    """Where people and tools reach the runner; known once it listens."""
+    """Returns the address of the runner's rpcs, `host:port`; known once it listens."""
 
 
 class StreamClosed(Exception):
-    """The store closed the stream, or asked to open another."""
+    """The store closed the stream or asked for a new one."""
 
 
 class LeaseStream:
-    """The background role that talks to the store."""
+    """Background role: exchanges assignments, reports and renewals with the store."""
 
     def __init__(
-        self, *, channel: FulmenChannel, pool: AttemptPool, identity: RunnerIdentity, load: Callable[[], Load | None]
+        self, *, channel: FulmenChannel, pool: AttemptPool, identity: RunnerIdentity, keeper: SlotKeeper
     ) -> None:
-        """Takes what there is to talk about; `load` tells what was measured last, None if nothing was."""
+        """Initializes the role.
+
+        Args:
+            channel: Channel to the store.
+            pool: Runs the assigned attempts.
+            identity: How the runner identifies itself.
+            keeper: Has the load to report.
+        """
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self._pool = pool
         self._session = pool.session
         self._identity = identity
-        self._load = load
+        self._keeper = keeper
         self._ttl_s = 0.0
         self._was_opened = False
-        self._told_slots = 0
+        self._sent_slots = 0
         self.is_open = False
-        """Whether the store takes part in the stream now."""
+        """Whether a session is open on the stream."""
 
     async def run(self) -> None:
         """Keeps a stream open until cancelled.
 
         Raises:
-            FulmenError: If the store refuses the runner for good: its token, its role or its messages.
+            FulmenError: If the store rejects the runner permanently: its token, its role or its messages.
         """
         failures = 0
         while True:
@@ -88,13 +95,13 @@ class LeaseStream:
             except SessionEnded:
                 _log.warning("session_ended", runner=self._session.runner)
                 self._pool.stop(self._session.ended(), StopReason.LEASE_LOST)
-                await asyncio.sleep(BACKOFF_FIRST_S)
+                await asyncio.sleep(BACKOFF_MIN_S)
             except _FATAL as error:
                 _log.error("store_refused_runner", error=str(error), reason=error.reason)
-                raise  # No waiting mends these.
+                raise
             except (FulmenError, StreamClosed, TimeoutError, asyncio.InvalidStateError) as error:
                 failures = 0 if self._was_opened else failures + 1
-                wait_s = random.uniform(0.5, 1.0) * min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2**failures)
+                wait_s = random.uniform(0.5, 1.0) * min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**failures)
                 _log.warning(
                     "lease_stream_broken", error=str(error) or type(error).__name__, retry_in_s=round(wait_s, 2),
                     running=len(self._session.running), unacknowledged=self._session.unacknowledged_count,
@@ -102,12 +109,17 @@ class LeaseStream:
                 await asyncio.sleep(wait_s)
 
     @property
+    def runner(self) -> str:
+        """Name of the session, `runners/{uuid}`; empty if there is none."""
+        return self._session.runner
+
+    @property
     def ttl_s(self) -> float:
-        """How long the session lives without a sign of life; 0 before the first."""
+        """TTL of the session without a renewal, in seconds; 0 before the first session."""
         return self._ttl_s
 
     async def release_session(self) -> None:
-        """Gives every lease back and ends the session; at the end of a drain. Failing is harmless: leases expire."""
+        """Releases all leases and ends the session, at the end of a drain. A failure is harmless: leases expire."""
         runner = self._session.runner
         if not runner:
             return
@@ -121,7 +133,7 @@ class LeaseStream:
         self._was_opened = False
         stream: Stream = self._stub.StreamLeases()
         try:
-            # In a task of its own: grpc raises CancelledError in whoever reads a call that the other side cancelled.
+            # In a task of its own: grpc raises CancelledError in the reader of a call that the server cancelled.
             await _first_of(self._open(stream))
             self._was_opened = self.is_open = True
             await _first_of(self._read(stream), self._write(stream))
@@ -147,7 +159,7 @@ class LeaseStream:
             await stream.write(messages.StreamLeasesRequest(open=opening))
             answer = await stream.read()
         if answer is grpc.aio.EOF or answer.WhichOneof("message") != "opened":
-            raise StreamClosed("The store closed the stream instead of opening the session.")
+            raise StreamClosed("store closed the stream before opening the session")
         opened = answer.opened
         resumed = opened.runner == self._session.runner
         self._session.opened(opened.runner)
@@ -163,7 +175,7 @@ class LeaseStream:
         while True:
             message = await stream.read()
             if message is grpc.aio.EOF:
-                raise StreamClosed("The store closed the stream.")
+                raise StreamClosed("store closed the stream")
             match message.WhichOneof("message"):
                 case "assign":
                     self._pool.start([read_assignment(assignment) for assignment in message.assign.assignments])
@@ -175,7 +187,7 @@ class LeaseStream:
                     _log.warning("leases_lost", count=len(message.lease_lost.attempts))
                     self._pool.stop(message.lease_lost.attempts, StopReason.LEASE_LOST)
                 case "drain":
-                    raise StreamClosed("The store drains; the stream moves.")
+                    raise StreamClosed("store is draining")
                 case _:
                     continue
 
@@ -203,23 +215,23 @@ class LeaseStream:
             else:
                 await asyncio.sleep(COALESCE_S)
             self._pool.changed.clear()
-            self._session.send_again(sent_before_s=time.monotonic() - ACK_DEADLINE_S)
-            await self._send_news(stream)
-            # Also when there is other news, which would keep the session alive: only this tells the load.
-            # A new number of slots is told at once.
-            if self._told_slots != self._session.slots or time.monotonic() >= last_s + renew_every_s:
+            self._session.resend(sent_before_s=time.monotonic() - ACK_DEADLINE_S)
+            await self._send_pending(stream)
+            # Other messages renew the session as well, but only this one carries the load. A changed number of slots
+            # is sent at once.
+            if self._sent_slots != self._session.slots or time.monotonic() >= last_s + renew_every_s:
                 await self._renew(stream)
                 last_s = time.monotonic()
 
     async def _renew(self, stream: Stream) -> None:
-        load = self._load()
-        self._told_slots = self._session.slots
+        load = self._keeper.load()
+        self._sent_slots = self._session.slots
         renewal = messages.RenewSession(load=None if load is None else write_load(load))
         await stream.write(messages.StreamLeasesRequest(renew=renewal))
 
-    async def _send_news(self, stream: Stream) -> None:
-        """Sends reports, then demand."""
-        while reports := self._session.take_reports(now_s=time.monotonic()):
+    async def _send_pending(self, stream: Stream) -> None:
+        """Sends pending reports, then credits."""
+        while reports := self._session.drain_reports(now_s=time.monotonic()):
             results = [write_result(report) for report in reports if report.outcome is not None]
             released = [report.assignment.attempt for report in reports if report.outcome is None]
             if results:
@@ -228,16 +240,16 @@ class LeaseStream:
             if released:
                 release = messages.ReleasedAttempts(attempts=released)
                 await stream.write(messages.StreamLeasesRequest(release=release))
-        credit_count = self._session.take_demand(straggler_count=len(self._pool.stragglers))
+        credit_count = self._session.grant_credits(straggler_count=len(self._pool.stragglers))
         if credit_count:
             await stream.write(messages.StreamLeasesRequest(add_credits=messages.AddCredits(credit_count=credit_count)))
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Runs coroutines until the first one ends, stops the others, and raises what it raised.
+    """Runs coroutines until one ends, cancels the others, and re-raises its exception.
 
     Raises:
-        StreamClosed: If it was cancelled from within.
+        StreamClosed: If grpc cancelled it.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -248,5 +260,5 @@ async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         if task.cancelled():
-            raise StreamClosed("The stream was cancelled by the other side.")
+            raise StreamClosed("store cancelled the stream")
         task.result()

@@ -1,8 +1,8 @@
-"""Decides how many attempts run at once: one more step while all goes well, a share less when something is short.
+"""Decides the number of slots: additive increase while attempts end well, multiplicative decrease under a shortage.
 
-Invariants: what is decided lies between floor and ceiling; it grows only while all slots are in use and attempts end
-well, by one step at a time; it shrinks at most once for one cause, and then rests, so that what it decided can show. No
-input or output, and no clock: the caller gives monotonic seconds.
+Invariants: the decided number lies between `min_slots` and `max_slots`. It grows only while all slots are in use and
+attempts end well, by one step at a time. It shrinks at most once per cause, then pauses until the effect can show. Free
+of I/O; the caller passes monotonic seconds.
 Source: Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion avoidance" (1989).
 """
 
@@ -15,33 +15,33 @@ from fulmen_runner.slots.load import Load
 
 DECREASE_FACTOR = 0.7
 STEPS_TO_CEILING = 64
-"""One step is so small a part of the ceiling, and at least one slot."""
+"""Size of a step: `max_slots` divided by this, at least one slot."""
 
 GROWTH_INTERVAL_S = 5.0
 DECREASE_PAUSE_S = 10.0
-"""What runs goes on after a decrease: its effect takes a while."""
+"""Minimum time between decreases: running attempts continue, so a decrease takes effect slowly."""
 
 GROWTH_PAUSE_S = 20.0
-"""How long nothing grows after a decrease."""
+"""Minimum time between a decrease and the next increase."""
 
-BAD_SHARE = 0.1
-"""Attempts do not end well if more than this share of them ends by timeouts or by faults around the agent."""
+MAX_BAD_SHARE = 0.1
+"""Share of attempts ending in TIMEOUT or INFRA above which the number does not grow."""
 
-REMEMBERED = 0.97
-"""What share of the ends is remembered from look to look: half of them after 23 looks."""
+DECAY = 0.97
+"""Decay of the counts of ended attempts per decision: a half-life of 23 decisions."""
 
 NEAR_MEMORY_SHARE = 0.9
-"""Nothing grows above this part of the memory at which it shrinks."""
+"""Fraction of `memory_share` above which the number does not grow."""
 
 BUSY_CPU = 0.95
 SLOWER_FACTOR = 1.25
 FAST_WEIGHT = 0.5
 SLOW_WEIGHT = 0.05
-"""Weights of a new mean duration in the quickly and in the slowly moving average."""
+"""Weights of a new mean duration in the fast and the slow moving average."""
 
 
 class SlotReason(StrEnum):
-    """Why the number of slots changed; the words are those of the contract."""
+    """Why the number of slots changed; the values are those of the contract."""
 
     BUSY = "busy"
     THROTTLED = "throttled"
@@ -51,29 +51,31 @@ class SlotReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPolicy:
-    """Between what numbers to decide, and how much memory may be in use.
+    """Bounds of the decision.
 
     Attributes:
-        memory_share: share of the memory limit above which the number shrinks.
+        min_slots: Smallest number of slots.
+        max_slots: Largest number of slots.
+        memory_share: Share of the memory limit above which the number shrinks.
     """
 
-    floor: int
-    ceiling: int
+    min_slots: int
+    max_slots: int
     memory_share: float
 
     @property
     def step(self) -> int:
-        """By how much the number grows at once."""
-        return max(1, math.ceil(self.ceiling / STEPS_TO_CEILING))
+        """Size of an increase."""
+        return max(1, math.ceil(self.max_slots / STEPS_TO_CEILING))
 
     def within(self, count: int) -> int:
-        """Returns the number nearest to one that may be decided."""
-        return max(self.floor, min(self.ceiling, count))
+        """Returns the count clamped to the bounds."""
+        return max(self.min_slots, min(self.max_slots, count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotChange:
-    """A change that was decided."""
+    """A decided change."""
 
     at_s: float
     before: int
@@ -83,20 +85,19 @@ class SlotChange:
 
 @dataclass(slots=True)
 class _Window:
-    """What was seen since the number last changed (`well`, `badly`, older ones less) or was last looked at (the rest)."""
+    """Observations since the last change (`good`, `bad`, decaying) or since the last decision (the others)."""
 
-    well: float = 0.0
-    badly: float = 0.0
+    good: float = 0.0
+    bad: float = 0.0
     throttled: int = 0
-    most_in_use: int = 0
+    max_in_use: int = 0
     durations: list[float] = field(default_factory=list)
 
 
 class SlotControl:
-    """The number of slots, fixed or decided."""
+    """The number of slots, fixed or automatic."""
 
     def __init__(self, *, policy: SlotPolicy, limit: int, automatic: bool) -> None:
-        """Begins with a number; where it is decided, with the nearest one that may be."""
         self.policy = policy
         self.automatic = automatic
         self.limit = policy.within(limit) if automatic else limit
@@ -109,47 +110,47 @@ class SlotControl:
         self._slow_s: float | None = None
 
     def fix(self, limit: int) -> None:
-        """Sets the number; nothing is decided until `automate`."""
+        """Sets a fixed number of slots."""
         self.automatic = False
         self.limit = limit
 
     def automate(self) -> None:
-        """Lets the number be decided, beginning with what it is."""
+        """Switches to automatic, starting from the current number."""
         self.automatic = True
         self.limit = self.policy.within(self.limit)
         self._window = _Window()
 
-    def ended(self, *, began_s: float, now_s: float, well: bool, throttled: int, in_use: int) -> None:
-        """Notes the end of an attempt.
+    def ended(self, *, started_s: float, now_s: float, good: bool, throttled: int, in_use: int) -> None:
+        """Records the end of an attempt.
 
         Args:
-            began_s: when it began.
-            now_s: when it ended.
-            well: whether nothing around the agent went wrong; the agent itself may have failed.
-            throttled: how many of its model calls found no room.
-            in_use: how many slots were in use, its own included.
+            started_s: Start of the attempt.
+            now_s: End of the attempt.
+            good: False after TIMEOUT or INFRA; True also if the agent itself failed.
+            throttled: Number of its model calls that were throttled.
+            in_use: Slots in use, including its own.
         """
         window = self._window
-        window.most_in_use = max(window.most_in_use, in_use)
-        # What began before the last decrease tells of the load that the decrease was for.
-        if throttled and began_s >= self._decreased_s:
+        window.max_in_use = max(window.max_in_use, in_use)
+        # An attempt that started before the last decrease reflects the load that caused the decrease.
+        if throttled and started_s >= self._decreased_s:
             window.throttled += throttled
-        if well:
-            window.well += 1
-            window.durations.append(now_s - began_s)
+        if good:
+            window.good += 1
+            window.durations.append(now_s - started_s)
         else:
-            window.badly += 1
+            window.bad += 1
 
     def decide(self, *, now_s: float, in_use: int, load: Load | None) -> SlotChange | None:
-        """Changes the number if that is due; to be called every second or so. None: it stays."""
+        """Changes the number if due; call about once a second. Returns None if it stays."""
         window = self._window
-        window.most_in_use = max(window.most_in_use, in_use)
+        window.max_in_use = max(window.max_in_use, in_use)
         slower = self._is_slower()
         change = self._decided(now_s, self._shortage(load, slower=slower), load) if self.automatic else None
         if change is None:
             self._window = _Window(
-                well=REMEMBERED * window.well,
-                badly=REMEMBERED * window.badly,
+                good=DECAY * window.good,
+                bad=DECAY * window.bad,
                 throttled=self._kept_throttles(now_s),
             )
         else:
@@ -159,7 +160,7 @@ class SlotControl:
         return change
 
     def _kept_throttles(self, now_s: float) -> int:
-        """Returns what a decrease that has to wait for its pause is told later; nothing if it is decided nothing."""
+        """Returns the throttle count to carry over while a decrease waits for its pause."""
         waits = self.automatic and now_s < self._decreased_s + DECREASE_PAUSE_S
         return self._window.throttled if waits else 0
 
@@ -175,8 +176,8 @@ class SlotControl:
         if now_s < self._decreased_s + DECREASE_PAUSE_S:
             return None
         self._decreased_s = now_s
-        # Slots that nobody uses take no room: what is in use shrinks.
-        base = min(self.limit, max(self._window.most_in_use, self.policy.floor))
+        # Unused slots cause no load: shrink from the slots in use.
+        base = min(self.limit, max(self._window.max_in_use, self.policy.min_slots))
         return self._changed(now_s, self.policy.within(math.floor(base * DECREASE_FACTOR)), reason)
 
     def _changed(self, now_s: float, after: int, reason: SlotReason) -> SlotChange | None:
@@ -196,13 +197,13 @@ class SlotControl:
     def _may_grow(self, now_s: float, load: Load | None) -> bool:
         window = self._window
         rested = now_s >= self._grown_s + GROWTH_INTERVAL_S and now_s >= self._decreased_s + GROWTH_PAUSE_S
-        ended_well = window.well >= 1 and window.badly <= BAD_SHARE * (window.well + window.badly)
-        roomy = _memory_share(load) < NEAR_MEMORY_SHARE * self.policy.memory_share
+        ended_well = window.good >= 1 and window.bad <= MAX_BAD_SHARE * (window.good + window.bad)
+        free_memory = _memory_share(load) < NEAR_MEMORY_SHARE * self.policy.memory_share
         idle_cpu = load is None or load.cpu < BUSY_CPU
-        return rested and ended_well and roomy and idle_cpu and window.most_in_use >= self.limit
+        return rested and ended_well and free_memory and idle_cpu and window.max_in_use >= self.limit
 
     def _is_slower(self) -> bool:
-        """Takes the durations since the last look into account; tells whether attempts take longer than they did."""
+        """Updates the moving averages; returns True if attempts take longer than before."""
         durations = self._window.durations
         if durations:
             mean_s = sum(durations) / len(durations)

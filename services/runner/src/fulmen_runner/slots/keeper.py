@@ -1,4 +1,4 @@
-"""Keeps the number of slots: shows attempts to the control, lets it decide every second, applies what it decides."""
+"""Feeds ended attempts to the slot control and applies its decisions."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from fulmen_runner.attempts.executor import Captures, Execute
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
 from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.slots.control import SlotControl
-from fulmen_runner.slots.load import Load, SlotLoad
+from fulmen_runner.slots.load import Load, LoadMeter, SlotLoad
 
 INTERVAL_S = 1.0
 
@@ -22,13 +22,12 @@ _NOT_THE_AGENTS = frozenset({FailureKind.INFRA, FailureKind.TIMEOUT})
 _log = structlog.get_logger()
 
 
-class SlotWitness:
-    """Stands between the pool, the executor and the proxies' answers, and tells the control what became of attempts."""
+class SlotMonitor:
+    """Observes attempts and the proxies' captures for the slot control."""
 
     def __init__(
         self, control: SlotControl, captures: Captures, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Takes the control, who knows what the proxies recorded, and monotonic seconds."""
         self._control = control
         self._captures = captures
         self._clock = clock
@@ -36,28 +35,28 @@ class SlotWitness:
         self._throttled: dict[str, int] = {}
 
     async def instances(self) -> InstanceIds:
-        """Returns the proxies that run now. Raises CapturesUnavailable."""
+        """Returns the instance id of each proxy. Raises CapturesUnavailable."""
         return await self._captures.instances()
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Returns what the proxies recorded of an attempt. Raises CapturesUnavailable."""
+        """Returns the proxies' summary of an attempt. Raises CapturesUnavailable."""
         evidence = await self._captures.flush(attempt)
         if evidence.throttled_count:
             self._throttled[attempt] = evidence.throttled_count
         return evidence
 
-    def watched(self, execute: Execute) -> Execute:
-        """Returns what runs an attempt as `execute` does, seen by the control; a stopped one tells nothing."""
+    def observed(self, execute: Execute) -> Execute:
+        """Wraps `execute` to report each end to the control; stopped attempts are not reported."""
 
         async def run(assignment: Assignment) -> Outcome:
-            began_s = self._clock()
+            started_s = self._clock()
             self._running += 1
             try:
                 outcome = await execute(assignment)
                 self._control.ended(
-                    began_s=began_s,
+                    started_s=started_s,
                     now_s=self._clock(),
-                    well=not isinstance(outcome, Failed) or outcome.kind not in _NOT_THE_AGENTS,
+                    good=not isinstance(outcome, Failed) or outcome.kind not in _NOT_THE_AGENTS,
                     throttled=self._throttled.get(assignment.attempt, 0),
                     in_use=self._running,
                 )
@@ -70,46 +69,46 @@ class SlotWitness:
 
 
 class SlotKeeper:
-    """Background role: applies what the control decides; the one place that changes the session's slots."""
+    """Background role: applies the control's decisions. Nothing else changes the session's slots."""
 
     def __init__(
         self,
         *,
         control: SlotControl,
         pool: AttemptPool,
-        measured: Callable[[], Load | None],
+        meter: LoadMeter,
         configured: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wires the role.
+        """Initializes the role.
 
         Args:
-            control: what decides.
-            pool: what has the slots.
-            measured: what was measured of the machine last, None if nothing was.
-            configured: the most slots that the settings allow.
-            clock: monotonic seconds.
+            control: Decides.
+            pool: Its session has the slots.
+            meter: Load of the machine.
+            configured: Largest number of slots that the settings allow.
+            clock: Monotonic clock, in seconds.
         """
         self.control = control
         self._pool = pool
-        self._measured = measured
+        self._meter = meter
         self._configured = configured
         self._clock = clock
 
     @property
     def in_use(self) -> int:
-        """Slots that running attempts and stragglers hold."""
+        """Slots held by running attempts and stragglers."""
         return len(self._pool.session.running) + len(self._pool.stragglers)
 
     async def run(self) -> None:
-        """Looks every second until it is cancelled."""
+        """Decides once a second until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self.look()
+            self.decide()
 
-    def look(self) -> None:
-        """Lets the control decide, and applies it."""
-        change = self.control.decide(now_s=self._clock(), in_use=self.in_use, load=self._measured())
+    def decide(self) -> None:
+        """Asks the control for a decision and applies it."""
+        change = self.control.decide(now_s=self._clock(), in_use=self.in_use, load=self._meter.latest)
         if change is not None:
             _log.info(
                 "slots_changed", before=change.before, after=change.after, reason=change.reason.value,
@@ -118,20 +117,20 @@ class SlotKeeper:
             self._apply()
 
     def fix(self, count: int) -> None:
-        """Sets the number of slots."""
+        """Sets a fixed number of slots."""
         self.control.fix(count)
         _log.info("slots_fixed", count=count)
         self._apply()
 
     def automate(self) -> None:
-        """Lets the control decide from now on."""
+        """Switches to an automatic number of slots."""
         self.control.automate()
         _log.info("slots_automatic", count=self.control.limit)
         self._apply()
 
     def load(self) -> Load | None:
-        """Returns what was measured last, with the slots as they are now; None if nothing was measured."""
-        measured = self._measured()
+        """Returns the latest load sample with the current slots, or None."""
+        measured = self._meter.latest
         if measured is None:
             return None
         slots = SlotLoad(

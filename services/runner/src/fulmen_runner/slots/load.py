@@ -1,16 +1,23 @@
-"""How busy the runner's machine is."""
+"""Load of the runner's machine, sampled in a thread."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+INTERVAL_S = 5.0
+FIRST_SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLoad:
-    """One GPU.
+    """Load of one GPU.
 
     Attributes:
-        utilization: share of time in which it worked, 0 to 1.
-        memory_limit_bytes: the memory that it has.
+        model: Product name.
+        utilization: Share of time in use, 0 to 1.
+        memory_bytes: Memory in use.
+        memory_limit_bytes: Memory of the device.
     """
 
     model: str
@@ -21,13 +28,13 @@ class GpuLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLoad:
-    """Places for attempts.
+    """Slots of the runner.
 
     Attributes:
-        configured: the most that the settings allow.
-        in_use: by attempts that run, and by what ended ones left running.
-        limit: how many may be in use now.
-        automatic: whether the runner decides the limit itself.
+        configured: Largest number that the settings allow.
+        in_use: Slots held by running attempts and stragglers.
+        limit: Current number.
+        automatic: Whether the runner decides the number.
     """
 
     configured: int
@@ -38,12 +45,14 @@ class SlotLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A measurement.
+    """A load sample.
 
     Attributes:
-        cpu: share of the processors that the runner may use, 0 to 1.
-        memory_bytes: in use by the runner and its agents.
-        memory_limit_bytes: what they may use; 0 if that is not known.
+        cpu: CPU utilization of the processors that the runner may use, 0 to 1.
+        memory_bytes: Memory used by the runner and its agents.
+        memory_limit_bytes: Memory that they may use; 0 if unknown.
+        gpus: Load of each GPU.
+        slots: Set when the sample is sent.
     """
 
     cpu: float
@@ -51,3 +60,26 @@ class Load:
     memory_limit_bytes: int
     gpus: Sequence[GpuLoad] = ()
     slots: SlotLoad | None = None
+
+
+class LoadMeter:
+    """Background role: samples the load every few seconds; `latest` is None until the first sample."""
+
+    def __init__(self, measure: Callable[[], Load], *, interval_s: float = INTERVAL_S) -> None:
+        self.latest: Load | None = None
+        self._measure = measure
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Samples until cancelled."""
+        loop = asyncio.get_running_loop()
+        # Its own thread: a GPU driver may hang.
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load-meter")
+        try:
+            # A rate needs some time to be meaningful.
+            await asyncio.sleep(min(FIRST_SAMPLE_S, self._interval_s))
+            while True:
+                self.latest = await loop.run_in_executor(executor, self._measure)
+                await asyncio.sleep(self._interval_s)
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)

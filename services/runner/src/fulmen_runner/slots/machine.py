@@ -1,19 +1,14 @@
-"""Measures how busy the machine is, for the store to show.
+"""Measures the load of the machine.
 
-In a container (cgroup v2) the figures are those of the container: its quota, its memory without the file cache that
-can be dropped. Elsewhere the processors are the machine's, and memory is that of the runner and its descendants.
-GPUs are read through `nvidia-ml-py`, if it is installed and there is a driver.
-
-Measuring reads files and may hang in a driver: it is done in a thread of its own, and a renewal takes what was measured
-last, so that nothing here can delay one.
+In a container (cgroup v2), CPU is relative to the container's quota, and memory excludes the reclaimable file cache.
+Elsewhere, CPU is the machine's, and memory is that of the runner and its descendants. GPUs are read through
+`nvidia-ml-py` if it is installed and a driver is present.
 """
 
-import asyncio
 import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +17,16 @@ import structlog
 
 from fulmen_runner.slots.load import GpuLoad, Load
 
-INTERVAL_S = 5.0
-FIRST_LOOK_S = 1.0
 CGROUP = Path("/sys/fs/cgroup")
 MAX_GPUS = 64
 
 _log = structlog.get_logger()
 
 
-class LoadMeter:
-    """Background role: measures every few seconds; `latest` is None until there is something to tell."""
-
-    def __init__(self, measure: Callable[[], Load], *, interval_s: float = INTERVAL_S) -> None:
-        self.latest: Load | None = None
-        self._measure = measure
-        self._interval_s = interval_s
-
-    async def run(self) -> None:
-        """Measures until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load-meter")
-        try:
-            # A rate over less than this tells nothing.
-            await asyncio.sleep(min(FIRST_LOOK_S, self._interval_s))
-            while True:
-                self.latest = await loop.run_in_executor(executor, self._measure)
-                await asyncio.sleep(self._interval_s)
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-
-
 class Machine:
-    """The machine or container that the runner is on."""
+    """The machine or container that the runner is on. Rates are relative to the previous measurement."""
 
     def __init__(self, *, cgroup: Path = CGROUP, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the mount of the control group; `clock` counts seconds. Rates are since the last measurement."""
         self._cgroup = cgroup
         self._clock = clock
         self._gpus = Gpus()
@@ -65,7 +35,7 @@ class Machine:
         psutil.cpu_percent(interval=None)
 
     def measure(self) -> Load:
-        """Measures now."""
+        """Returns a load sample."""
         memory_bytes, memory_limit_bytes = self._memory()
         return Load(
             cpu=min(1.0, max(0.0, self._cpu())),
@@ -83,13 +53,13 @@ class Machine:
         return share
 
     def _used_cpu_s(self) -> float | None:
-        """Returns the processor time that the container has used, seconds; None outside of one."""
+        """Returns the container's CPU time in seconds; None outside a container."""
         if not (self._cgroup / "cpu.max").exists():
             return None
         return _field(self._cgroup / "cpu.stat", "usage_usec") / 1e6
 
     def _allowed_cpus(self) -> float:
-        """Returns how many processors the container may use at once."""
+        """Returns the number of processors that the container may use."""
         own = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         quota, _, period = _text(self._cgroup / "cpu.max").partition(" ")
         return min(own, int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() else own
@@ -105,7 +75,7 @@ class Machine:
 
 
 class Gpus:
-    """The GPUs that NVIDIA's management library shows; none without it."""
+    """The GPUs known to NVIDIA's management library; none without it."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -121,7 +91,7 @@ class Gpus:
         self._nvml = nvml
 
     def measure(self) -> Sequence[GpuLoad]:
-        """Measures those that answer."""
+        """Returns the load of each GPU that answers."""
         if self._nvml is None:
             return ()
         try:
@@ -141,7 +111,7 @@ class Gpus:
         try:
             percent = nvml.nvmlDeviceGetUtilizationRates(device).gpu
         except nvml.NVMLError:
-            percent = 0  # Not told of a GPU that is divided (MIG).
+            percent = 0  # Not available for a partitioned GPU (MIG).
         return GpuLoad(
             model=name if isinstance(name, str) else name.decode(),
             utilization=min(1.0, percent / 100),
@@ -151,7 +121,7 @@ class Gpus:
 
 
 def _resident_bytes() -> int:
-    """Returns the memory of this process and its descendants; those that end meanwhile are left out."""
+    """Returns the resident memory of this process and its descendants."""
     own = psutil.Process()
     total: int = own.memory_info().rss
     try:
@@ -174,7 +144,7 @@ def _text(path: Path) -> str:
 
 
 def _field(path: Path, name: str) -> int:
-    """Returns a number of a file of lines `name number`; 0 if it is not there."""
+    """Returns a value from a file of `name number` lines; 0 if absent."""
     for line in _text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdecimal():

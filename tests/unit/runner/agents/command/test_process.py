@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen_runner.agents.command.guardian import Guardian, Kept, _start
+from fulmen_runner.agents.command.guardian import Guardian, KeptCommand, _start
 from fulmen_runner.agents.command.limits import (
     NOTHING,
     Allowance,
@@ -141,7 +141,7 @@ class ForkingGuardian(Guardian):
 
     async def start(
         self, argv: Sequence[str], *, cwd: Path | None, environment: Mapping[str, str], files: Sequence[int]
-    ) -> Kept:
+    ) -> KeptCommand:
         self.fork = os.fork()
         if not self.fork:
             signal.pause()
@@ -229,7 +229,7 @@ signal.pause()
         assert usage.resident_bytes > 160_000_000
         assert breaches({keeper: Allowance(memory_bytes=140_000_000)}) == {}
         assert "MiB" in breaches({keeper: Allowance(memory_bytes=40_000_000)})[keeper]
-        assert "ran 4 processes" in breaches({keeper: Allowance(process_count=3)})[keeper]
+        assert "limit of 3 processes" in breaches({keeper: Allowance(process_count=3)})[keeper]
         assert breaches({keeper: Allowance(process_count=4)}) == {}
     finally:
         await process.end()
@@ -261,7 +261,7 @@ async def test_what_forks_without_end_is_ended_with_all_of_it(guardian: Guardian
     # No more than 511, should nothing end it.
     script = "b() { [ $1 -gt 7 ] || { b $(($1 + 1)) & b $(($1 + 1)) & }; sleep 60; }; b 0"
     result = await run(guardian, script, allowed=allowance(Limits(process_count=20)))
-    assert "processes and threads at once and was killed; allowed are 20 (limits.process_count" in result.breach
+    assert "limit of 20 processes and threads (limits.process_count" in result.breach
 
 
 @pytest.mark.parametrize(

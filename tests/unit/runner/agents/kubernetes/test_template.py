@@ -26,7 +26,7 @@ def template(pod: dict[str, Any] | None = None, **spec: Any) -> str:
 
 def problems_of(text: str, *, host_access: bool = False) -> str:
     with pytest.raises(AgentFailed) as raised:
-        read_template(text, host_access=host_access, most=MOST)
+        read_template(text, host_access=host_access, max_limits=MOST)
     return str(raised.value)
 
 
@@ -59,7 +59,7 @@ def test_every_problem_is_said_at_once() -> None:
         "spec.suspend",
         "activeDeadlineSeconds",
         "containers[0].resources.limits.memory is 8Gi",
-        "'much' is no amount",
+        "'much' is not a quantity",
         "FULMEN_RUNNER_JOB_HOST_ACCESS",
     ):
         assert text in said
@@ -94,7 +94,7 @@ def test_secrets_accounts_and_unconfined_containers_need_the_runners_leave(says:
     said = problems_of(template(pod))
     assert says in said
     assert "FULMEN_RUNNER_JOB_HOST_ACCESS" in said
-    assert read_template(template(pod), host_access=True, most=MOST).host_access
+    assert read_template(template(pod), host_access=True, max_limits=MOST).host_access
 
 
 def test_every_forbidden_use_is_named_in_one_error() -> None:
@@ -134,7 +134,7 @@ def test_what_a_pod_may_always_have_is_let_through() -> None:
         "securityContext": {"runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [{**AGENT, "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]}],
     }
-    assert not read_template(template(pod), host_access=False, most=MOST).host_access
+    assert not read_template(template(pod), host_access=False, max_limits=MOST).host_access
 
 
 def test_a_container_beside_the_agent_may_not_ask_for_more_either() -> None:
@@ -145,9 +145,9 @@ def test_a_container_beside_the_agent_may_not_ask_for_more_either() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (template({"initContainers": ["x"]}), "initContainers is no list of objects"),
-        (template({"securityContext": "none"}), "securityContext is no object"),
-        (template({"containers": [{**AGENT, "resources": {"limits": ["8Gi"]}}]}), "resources.limits is no object"),
+        (template({"initContainers": ["x"]}), "initContainers is not a list of objects"),
+        (template({"securityContext": "none"}), "securityContext is not an object"),
+        (template({"containers": [{**AGENT, "resources": {"limits": ["8Gi"]}}]}), "resources.limits is not an object"),
         ("a: [", "not YAML"),
         ("- a", "not a single YAML object"),
         ("a: 1\n---\nb: 2", "not YAML"),
@@ -156,11 +156,11 @@ def test_a_container_beside_the_agent_may_not_ask_for_more_either() -> None:
         ("when: 2020-01-01", "when"),
         ("x" * 70_000, "larger than 65536 bytes"),
         ("{}", "apiVersion"),
-        (template({"containers": []}), "names no container"),
-        (template({"containers": ["agent"]}), "is no container"),
+        (template({"containers": []}), "containers is empty"),
+        (template({"containers": ["agent"]}), "not an object"),
         (
             template({"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}),
-            "must be called 'agent'",
+            "must be named 'agent'",
         ),
         (template({"containers": [{"name": "agent"}]}), "image is missing"),
     ],
@@ -172,7 +172,7 @@ def test_what_is_no_template_is_said(text: str, says: str) -> None:
 def test_a_runner_may_let_templates_use_its_nodes() -> None:
     text = template({"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {"path": "/data"}}]})
     assert "hostPath" in problems_of(text)
-    assert read_template(text, host_access=True, most=MOST).agent_index == 0
+    assert read_template(text, host_access=True, max_limits=MOST).agent_index == 0
 
 
 def test_yaml_and_the_container_called_agent() -> None:
@@ -186,7 +186,7 @@ spec:
       - {name: beside, image: x}
       - {name: agent, image: "agents/{task.name}"}
 """
-    read = read_template(text, host_access=False, most=MOST)
+    read = read_template(text, host_access=False, max_limits=MOST)
     filled = read.filled(Placeholders(input=b"", task={"name": "n"}, named={}))
     assert filled["spec"]["template"]["spec"]["containers"][read.agent_index]["image"] == "agents/n"
     assert read.manifest["spec"]["template"]["spec"]["containers"][1]["image"] == "agents/{task.name}"
@@ -195,7 +195,7 @@ spec:
 @given(st.text(max_size=60))
 def test_no_input_gets_out_of_its_text(name: str) -> None:
     container = {**AGENT, "args": ["--name={task.name}", "{{kept}}"]}
-    read = read_template(template({"containers": [container]}), host_access=False, most=MOST)
+    read = read_template(template({"containers": [container]}), host_access=False, max_limits=MOST)
     filled = read.filled(Placeholders(input=b"", task={"name": name}, named={}))
     expected = json.loads(template({"containers": [{**AGENT, "args": [f"--name={name}", "{kept}"]}]}))
     assert filled == expected
@@ -211,5 +211,5 @@ def test_amounts_are_read_as_kubernetes_reads_them(text: object, amount: float) 
 
 @pytest.mark.parametrize("text", ["", "m", "1 Gi", "-1", "1GiB", True, None, "1" * 40])
 def test_what_is_no_amount_is_refused(text: object) -> None:
-    with pytest.raises(ValueError, match="no amount"):
+    with pytest.raises(ValueError, match="not a quantity"):
         quantity(text)

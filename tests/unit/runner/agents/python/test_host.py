@@ -45,7 +45,7 @@ async def host() -> AsyncIterator[PythonHost]:
         yield PythonHost(
             stragglers=Stragglers(),
             spans=spans,
-            children=Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1)),
+            children=Children(host=child_host, policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1)),
         )
         await spans.close()
 
@@ -200,11 +200,11 @@ async def test_graders_may_ask_for_the_context(
 @pytest.mark.parametrize(
     ("grader", "says"),
     [
-        (lambda task, outcome: 1 / 0, "The grader failed.*ZeroDivisionError"),
-        (lambda task, outcome: math.nan, "The grader failed.*finite"),
-        (lambda task, outcome: {"exact": math.inf}, "The grader failed.*'exact' is inf"),
-        (lambda task, outcome: "good", "The grader failed.*not str"),
-        (lambda task, outcome: np.zeros(2), "The grader failed.*not ndarray"),
+        (lambda task, outcome: 1 / 0, "grader failed.*ZeroDivisionError"),
+        (lambda task, outcome: math.nan, "grader failed.*finite"),
+        (lambda task, outcome: {"exact": math.inf}, "grader failed.*'exact' is inf"),
+        (lambda task, outcome: "good", "grader failed.*not str"),
+        (lambda task, outcome: np.zeros(2), "grader failed.*not ndarray"),
     ],
 )
 async def test_a_grader_that_fails_is_named(host: PythonHost, grader: Function, says: str) -> None:

@@ -33,7 +33,7 @@ def told_of_load(bundle: Path, target: str) -> str:
 
 def test_a_failed_import_names_the_users_files_only(bundle: Path) -> None:
     assert told_of_load(bundle, "lost.py:solve").splitlines() == [
-        "lost.py cannot be imported.",
+        "lost.py cannot be imported",
         "Traceback (most recent call last):",
         '  File "lost.py", line 1, in <module>',
         "    import helper",
@@ -50,9 +50,9 @@ def test_a_failed_import_names_the_users_files_only(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("agent.py", "not of the form"),
+        ("agent.py", "must have the form"),
         ("agent.py:nothing", "has no callable 'nothing'; it has "),
-        ("missing.py:solve", "There is no file 'missing.py'"),
+        ("missing.py:solve", "file 'missing.py' of the agent does not exist"),
         ("not_a_module_at_all:solve", "No module named 'not_a_module_at_all'"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Starts commands through a process of their own, so that no command outlives its runner.
+"""Starts commands through a separate guardian process, so that no command outlives its runner.
 
-Invariant: whatever a command starts is dead when its `Kept.gone` is done, and soon after the runner's death, even one by
-SIGKILL. On Linux that includes descendants that leave the process group and session; elsewhere only the group is
-guaranteed. An agent that kills processes other than its own defeats this: those belong into containers.
+Invariant: all descendants of a command are dead when its `KeptCommand.gone` is done, and soon after the runner's death,
+even by SIGKILL. On Linux this includes descendants that leave the process group and session; elsewhere only the group.
+An agent that kills the guardian or a keeper defeats this: run such agents in containers.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ from pathlib import Path
 import structlog
 
 from fulmen_runner.agents.command.guardian_main import LENGTH_BYTES, MAX_FILES
-from fulmen_runner.agents.command.limits import LimitKeeper
+from fulmen_runner.agents.command.limits import LimitEnforcer
 
 START_DEADLINE_S = 30.0
-"""How long a command may take to be started, on a machine that is very busy."""
+"""Timeout for starting a command, even on an overloaded machine."""
 
 _SCRIPT = Path(__file__).with_name("guardian_main.py")
 _EXIT_DEADLINE_S = 5.0
 _RETRY_PAUSE_S = 0.01
 _START = b"*"
 _OWN_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")
-"""What guardian and keepers get of the runner's environment: any command can read theirs, as the same user's. Never the
-runner's token or signing key."""
+"""Variables inherited by guardian and keepers. Commands can read their environment, so it must not hold the runner's
+token."""
 
-_STARTING_AT_ONCE = 32
-"""File descriptors on their way count against the limit of open files."""
+_MAX_STARTING = 32
+"""Concurrent starts; file descriptors in flight count against the limit of open files."""
 
 _log = structlog.get_logger()
 
 
-class Kept:
-    """A command that was started.
+class KeptCommand:
+    """A command that was started, with its keeper.
 
     Attributes:
-        keeper: The process above it; all its descendants are below that.
-        exited: Its exit code, negative for a signal; None if its keeper was killed.
-        gone: Done when nothing of it is alive.
+        keeper: Process id of the keeper, the ancestor of the command and all its descendants.
+        exited: Exit code of the command, negative for a signal; None if the keeper was killed.
+        gone: Done when the command and all its descendants are dead.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Kept:
         self._reading = asyncio.create_task(self._read(), name="keeper")
 
     def terminate(self) -> None:
-        """Sends SIGTERM to its process group."""
+        """Sends SIGTERM to the process group."""
         self._order(b"T")
 
     def kill(self) -> None:
-        """Kills it with all its descendants; `gone` says when that is done."""
+        """Kills the command and all its descendants; wait for `gone`."""
         self._order(b"K")
 
     async def close(self) -> None:
-        """Ends the connection, which kills what is left."""
+        """Closes the connection, which kills remaining descendants."""
         self._reading.cancel()
         await asyncio.wait((self._reading,))
         self._writer.close()
@@ -94,30 +94,30 @@ class Kept:
 
 
 class Guardian:
-    """The guardian process; it starts with the first command and again should it die.
+    """The guardian process, started with the first command and restarted if it dies.
 
     Attributes:
-        limits: Watches what commands use.
+        limits: Enforces the commands' resource limits.
     """
 
     def __init__(self) -> None:
-        self.limits = LimitKeeper()
+        self.limits = LimitEnforcer()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._starting = asyncio.Semaphore(_STARTING_AT_ONCE)
+        self._starting = asyncio.Semaphore(_MAX_STARTING)
 
     async def start(
         self, argv: Sequence[str], *, cwd: Path | None, environment: Mapping[str, str], files: Sequence[int]
-    ) -> Kept:
-        """Starts a command in a session of its own; `files` become its file descriptors from 0 on.
+    ) -> KeptCommand:
+        """Starts a command in a session of its own; `files` become its file descriptors 0, 1 and so on.
 
         Raises:
-            OSError: If it cannot be started, for what the error says.
-            ValueError: If an argument or a variable holds a NUL character, or a variable's name is none.
+            OSError: If it cannot be started.
+            ValueError: If an argument or variable contains a NUL character, or a variable's name is invalid.
         """
         _check(argv, environment)
         if len(files) > MAX_FILES:
-            raise ValueError(f"a command gets at most {MAX_FILES} file descriptors")
+            raise ValueError(f"too many file descriptors; at most {MAX_FILES} are allowed")
         request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "environment": dict(environment)}
         ours, theirs = socket.socketpair()
         try:
@@ -133,7 +133,7 @@ class Guardian:
             raise
 
     async def close(self) -> None:
-        """Ends the guardian, which kills what is left."""
+        """Ends the guardian, which kills all remaining commands."""
         await self.limits.close()
         if self._process is None:
             return
@@ -142,7 +142,7 @@ class Guardian:
         try:
             await asyncio.to_thread(process.wait, _EXIT_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            _log.warning("guardian_still_kills", pid=process.pid)
+            _log.warning("guardian_exit_timeout", pid=process.pid)
 
     async def _hand_over(self, connection: socket.socket) -> None:
         while True:
@@ -184,9 +184,9 @@ class Guardian:
             self._socket = None
 
 
-async def _start(connection: socket.socket, request: bytes, files: Sequence[int]) -> Kept:
+async def _start(connection: socket.socket, request: bytes, files: Sequence[int]) -> KeptCommand:
     connection.setblocking(False)
-    # The first thing on a new connection: there is room for it.
+    # Does not block: the connection's buffer is empty.
     socket.send_fds(connection, [len(request).to_bytes(LENGTH_BYTES, "big")], files)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     try:
@@ -194,21 +194,21 @@ async def _start(connection: socket.socket, request: bytes, files: Sequence[int]
         await writer.drain()
         answer = (await reader.readline()).split()
         if not answer:
-            raise OSError(errno.EAGAIN, "the process that was to start it ended")
+            raise OSError(errno.EAGAIN, "keeper process died")
         if answer[0] == b"failed":
             raise OSError(int(answer[1]), os.strerror(int(answer[1])))
     except BaseException:
-        # Closing would wait for what a guardian that is stuck does not read, and keep the socket until then.
+        # close() would wait until a stuck guardian has read the buffer.
         writer.transport.abort()
         raise
-    return Kept(keeper=int(answer[1]), group=int(answer[2]), streams=(reader, writer))
+    return KeptCommand(keeper=int(answer[1]), group=int(answer[2]), streams=(reader, writer))
 
 
 def _check(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     if any("\0" in argument for argument in argv):
-        raise ValueError("an argument holds a NUL character")
+        raise ValueError("argument contains a NUL character")
     for name, value in environment.items():
         if "\0" in name or "\0" in value:
-            raise ValueError(f"the variable {name[:64]!r} holds a NUL character")
+            raise ValueError(f"variable {name[:64]!r} contains a NUL character")
         if not name or "=" in name:
-            raise ValueError(f"{name[:64]!r} is no name of a variable")
+            raise ValueError(f"{name[:64]!r} is not a valid variable name")

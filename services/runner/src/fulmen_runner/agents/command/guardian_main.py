@@ -1,15 +1,15 @@
-"""Starts commands, and ends all that they start. Run as a script, without site packages; see `guardian`.
+"""The guardian process: starts commands and kills all their descendants. A script without site packages; see `guardian`.
 
-The guardian forks a keeper for each command. The keeper is the command's parent and, on Linux, the reaper of all its
-descendants: one that leaves its process group or session (`setsid`, a double fork) becomes a child of the keeper when
-its own parent ends, and is killed like one that stayed. A keeper works until nothing of its command is alive; it begins
-to kill when the command ends, when it is told to, and when its connection to the runner closes, which it does when
-the runner is gone for whatever reason. What outlives a keeper that is killed comes to the guardian, which kills it.
+The guardian forks a keeper for each command. The keeper is the command's parent and, on Linux, the subreaper of all its
+descendants: one that leaves its process group or session (`setsid`, a double fork) is reparented to the keeper when its
+parent exits, and is killed like the others. A keeper exits when all descendants of its command are dead. It starts
+killing when the command exits, on request, and when its connection to the runner closes, which the runner's death
+causes. Descendants of a killed keeper are reparented to the guardian, which kills them.
 
-A message to the guardian is one byte with a keeper's connection as file descriptor.
-To a keeper: a length of eight bytes, with the command's file descriptors from 0 on; that many bytes of JSON; then `T` to
-send the group SIGTERM, `K` to kill all. From a keeper: the lines `failed <errno>`, or `started <keeper> <group>` and later
-`exited <code>`, where a negative code is a signal; its connection closes when nothing is left.
+Protocol. To the guardian: one byte with a keeper's connection as ancillary file descriptor.
+To a keeper: an eight-byte length with the command's file descriptors (0, 1 and so on), that many bytes of JSON, then `T`
+for SIGTERM to the group or `K` to kill all. From a keeper: the line `failed <errno>`, or `started <keeper> <group>` and
+later `exited <code>`, negative for a signal; then the connection closes when all descendants are dead.
 """
 
 import errno
@@ -26,7 +26,7 @@ MAX_FILES = 16
 LENGTH_BYTES = 8
 KILL_PAUSE_S = 0.02
 OOM_SCORE = b"500"
-"""Commands go before the runner when the machine's memory ends (0 to 1000)."""
+"""oom_score_adj of commands (0 to 1000): the kernel kills them before the runner when memory runs out."""
 
 Request = tuple[list[str], str, dict[str, str]]
 """Arguments, working directory, environment."""
@@ -39,7 +39,7 @@ _LINUX = sys.platform == "linux"
 
 
 def main() -> None:
-    """Serves until the runner is gone and all keepers are done."""
+    """Serves until the runner is dead and all keepers have exited."""
     runner = _connection()
     wake = _begin()
     keepers: set[int] = set()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _connection() -> socket.socket:
-    """Moves the connection to the runner away from standard input, which keepers would keep open."""
+    """Moves the connection to the runner from standard input, which keepers would inherit."""
     runner = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -68,7 +68,7 @@ def _connection() -> socket.socket:
 
 
 def _begin() -> socket.socket:
-    """Becomes a reaper; returns what can be read when a child has ended."""
+    """Becomes a subreaper; returns a socket that is readable when a child has exited."""
     if _LINUX:
         import ctypes
 
@@ -78,7 +78,7 @@ def _begin() -> socket.socket:
     wake, waker = socket.socketpair()
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Kept open by its number.
+    # Detached, so that it stays open.
     signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
     return wake
 
@@ -112,14 +112,14 @@ def _reap_keepers(keepers: set[int]) -> None:
         if not pid:
             break
         keepers.discard(pid)
-    # Whatever is no keeper was left by one that was killed.
+    # Other children are descendants of a killed keeper.
     for child in _children():
         if child not in keepers:
             _kill_tree(child)
 
 
 class _Keeper:
-    """Keeps one command."""
+    """Parent of one command."""
 
     def __init__(self, runner: socket.socket) -> None:
         self._runner = runner
@@ -127,7 +127,7 @@ class _Keeper:
         self._killing = False
 
     def keep(self) -> None:
-        """Runs the command; returns when nothing of it is alive."""
+        """Runs the command; returns when all its descendants are dead."""
         wake = _begin()
         request, files = _receive(self._runner)
         if not files:
@@ -156,10 +156,10 @@ class _Keeper:
         os.close(read)
         if error:
             os.waitpid(group, 0)
-            self._tell(b"failed %s\n" % error)
+            self._send(b"failed %s\n" % error)
             return
         self._group = group
-        self._tell(b"started %d %d\n" % (os.getpid(), group))
+        self._send(b"started %d %d\n" % (os.getpid(), group))
 
     def _obey(self, order: bytes) -> None:
         if order == b"T":
@@ -182,9 +182,9 @@ class _Keeper:
             if pid == self._group:
                 self._group = 0
                 self._killing = True
-                self._tell(b"exited %d\n" % code)
+                self._send(b"exited %d\n" % code)
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         try:
             self._runner.sendall(line)
         except OSError:
@@ -192,7 +192,7 @@ class _Keeper:
 
 
 def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
-    """Returns a command and its files; no files if the runner is gone."""
+    """Receives a command and its files; no files if the runner has closed the connection."""
     header, files, _, _ = socket.recv_fds(runner, LENGTH_BYTES, MAX_FILES)
     for each in files:
         os.set_inheritable(each, False)
@@ -211,7 +211,7 @@ def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _become(request: Request, files: list[int], errors: int) -> None:
-    """Becomes the command; never returns."""
+    """Executes the command in this process; never returns."""
     import fcntl
 
     argv, cwd, environment = request
@@ -219,16 +219,16 @@ def _become(request: Request, files: list[int], errors: int) -> None:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
-        # Out of the way of the numbers that the command gets.
+        # Above the descriptors that the command gets.
         errors, *files = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 * MAX_FILES) for each in (errors, *files)]
         for target, each in enumerate(files):
             os.dup2(each, target)
         _prefer_for_oom()
-        # Also what the runner itself was started with: a shell lets what it starts in the background ignore SIGQUIT.
+        # Including those inherited from the runner: a shell makes background processes ignore SIGQUIT.
         for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(each, signal.SIG_DFL)
         os.chdir(cwd)
-        os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is what this is for.
+        os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is its purpose.
     except OSError as error:
         number = error.errno or number
     finally:
@@ -251,15 +251,15 @@ def _order(runner: socket.socket) -> bytes:
 
 
 def _reap_child(group: int) -> tuple[int, int]:
-    """Reaps a child that has ended; returns its number and exit code, 0 if there is none.
+    """Reaps an exited child; returns its process id and exit code, 0 and 0 if there is none.
 
-    The leader of the group takes the group with it.
+    When the leader of the group has exited, the group is killed.
     """
     try:
         if _LINUX:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None and ended.si_pid == group:
-                # Before it is reaped: afterwards its number may be another's.
+                # Before it is reaped: afterwards the id may be reused.
                 _signal_group(group, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0) if ended is not None else (0, 0)
         else:
@@ -272,7 +272,7 @@ def _reap_child(group: int) -> tuple[int, int]:
 
 
 def _children() -> list[int]:
-    """Returns the children of this process; elsewhere than on Linux there is no such list."""
+    """Returns the children of this process; Linux only."""
     if not _LINUX:
         return []
     pid = os.getpid()
@@ -294,7 +294,7 @@ def _parent(pid: int) -> int:
 
 
 def _kill_tree(child: int) -> None:
-    """Kills a child, with its group if it leads one. Its own children become this process's."""
+    """Kills a child, with its group if it leads one. Its children are reparented to this process."""
     try:
         if os.getpgid(child) == child:
             os.killpg(child, signal.SIGKILL)
@@ -307,7 +307,7 @@ def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except OSError:
-        # Gone; or, on macOS, only a zombie is left.
+        # It is gone, or on macOS a zombie.
         return
 
 

@@ -1,7 +1,7 @@
 """Agents and graders that are commands in any language.
 
-Invariant: a command gets its input on standard input and by placeholders, the attempt's environment and files, and
-nothing of the runner's own environment but an allow-list.
+Invariant: a command gets its input on stdin and through placeholders, and the attempt's environment and files; of the
+runner's own environment it gets only an allow-list.
 """
 
 import asyncio
@@ -25,14 +25,15 @@ from fulmen_runner.attempts.rewards import joined, rewards_of_grade, rewards_of_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandHost:
-    """What all commands of a runner share.
+    """Configuration shared by all commands of a runner.
 
     Attributes:
-        inherited: The runner's variables that commands get.
-        work_dir: Where bundles are unpacked.
-        output_allowed_bytes: A command that writes more is killed.
-        memory_bytes: The most that is granted to an attempt; 0 is no limit.
-        process_count: The same for processes and threads.
+        guardian: Starts the processes.
+        inherited: Variables inherited from the runner.
+        work_dir: Directory of unpacked bundles.
+        output_allowed_bytes: Output above which a command is killed.
+        memory_bytes: Memory limit per attempt; 0 for no limit.
+        process_count: Limit of processes and threads per attempt; 0 for no limit.
     """
 
     guardian: Guardian
@@ -45,7 +46,7 @@ class CommandHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """What a command that ended well left: the end of its standard output, and the rewards of its file."""
+    """Result of a successful command: the end of its standard output, and the rewards from its rewards file."""
 
     text: str
     emitted: tuple[Reward, ...]
@@ -56,10 +57,11 @@ class Command:
     """A program with its arguments.
 
     Attributes:
-        argv: Each is a template.
-        cwd: The unpacked bundle, or None for the attempt's own directory.
-        output_kept_bytes: How much of the end of its standard output is the outcome.
-        allowance: What it may use.
+        host: Shared configuration.
+        argv: Templates of the arguments.
+        cwd: The unpacked bundle; None for the attempt's working directory.
+        output_kept_bytes: Size of the end of its standard output that is kept.
+        allowance: Resource limits.
     """
 
     host: CommandHost
@@ -69,11 +71,11 @@ class Command:
     allowance: Allowance = UNLIMITED
 
     async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
-        """Runs the command once; `{task_file}` holds the rollout's input whatever `stdin` is.
+        """Runs the command.
 
         Raises:
-            AgentFailed: If its templates do not fit the input, it cannot be started, exits with another status than
-                0, goes beyond its limits, or leaves a rewards file that cannot be read.
+            AgentFailed: If its templates do not match the input, it cannot be started, exits with a non-zero status,
+                exceeds a limit, or leaves a malformed rewards file.
         """
         files = await invocation.workspace.open()
         argv = _expanded(self.argv, invocation, named_files(files))
@@ -98,22 +100,22 @@ class Command:
                 guardian=self.host.guardian,
             )
         except OSError as error:
-            raise AgentFailed(f"The command {argv[0]!r} cannot be started: {error.strerror}") from None
+            raise AgentFailed(f"command {argv[0]!r} cannot be started: {error.strerror}") from None
         except ValueError as error:
-            # A NUL character that came with the input.
-            raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
-        # By itself, since it may begin in the middle of the key.
+            # A NUL character from the input.
+            raise AgentFailed(f"command {self.argv[0]!r} cannot be started: {error}") from None
+        # Masked separately, since it may begin inside the key.
         result = replace(result, stderr=masked_bytes(result.stderr, invocation.assignment.attempt_key))
         if result.failure:
-            raise AgentFailed(f"The command {result.failure}")
+            raise AgentFailed(f"command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
         return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAgent:
-    """An agent that is a command: its outcome is what it prints; a last line that is a number or a JSON object of
-    numbers is its reward, unless there is a grader.
+    """An agent that is a command. Its outcome is its standard output; without a grader, a last line that is a number or
+    a JSON object of numbers is its reward.
     """
 
     command: Command
@@ -129,8 +131,8 @@ class CommandAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandGrader:
-    """A grader that is a command; its last line of output is a number or a JSON object from dimension to number, or
-    it prints nothing and writes its rewards to the rewards file.
+    """A grader that is a command. Its last line of output is a number or a JSON object from dimension to number, or it
+    prints nothing and writes its rewards to the rewards file.
     """
 
     command: Command
@@ -140,7 +142,7 @@ class CommandGrader:
         try:
             document = json.dumps({"task": invocation.task, "outcome": outcome}).encode()
         except (TypeError, ValueError) as error:
-            raise AgentFailed(f"A command cannot grade this outcome, which JSON cannot hold: {error}") from None
+            raise AgentFailed(f"outcome cannot be passed to the grader's command as JSON: {error}") from None
         printed = await self.command.run(invocation, document)
         last_line = printed.text.rstrip().rsplit("\n", maxsplit=1)[-1]
         if not last_line:
@@ -148,7 +150,7 @@ class CommandGrader:
         try:
             return joined(printed.emitted, rewards_of_grade(json.loads(last_line)))
         except (ValueError, RecursionError):
-            raise AgentFailed(f"The grader's last line is not JSON: {last_line[:200]!r}") from None
+            raise AgentFailed(f"last line of the grader is not JSON: {last_line[:200]!r}") from None
 
 
 def _expanded(argv: Sequence[str], invocation: Invocation, named: Mapping[str, str]) -> list[str]:

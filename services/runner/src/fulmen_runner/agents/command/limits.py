@@ -1,9 +1,11 @@
-"""Holds commands to what they may use: memory and processes of all their descendants together. Linux only.
+"""Enforces limits of memory and processes for commands, including all descendants. Linux only.
 
-Invariant: one task measures for all commands of a runner, in one pass over /proc; it takes at most about a
-fiftieth of a processor for a few hundred idle ones, a tenth however many there are, and a quarter while one grows fast. Memory is proportional (pages that processes share are counted once). Measured, not
-prevented: a control group would prevent, but few runners may make one; RLIMIT_AS counts what a process reserves and never
-touches, which is most of what Node and Java reserve, and RLIMIT_NPROC counts all processes of the user.
+Invariant: one task measures all commands of a runner in one pass over /proc. It uses about 2 % of a processor for a few
+hundred idle commands, at most 10 % for any number, and at most 25 % while one grows fast. Memory is proportional
+(shared pages count once).
+
+Limits are enforced by measuring. cgroups would prevent excess, but few runners may create one. RLIMIT_AS counts reserved
+memory that is never touched, which is most of Node's and Java's, and RLIMIT_NPROC counts all processes of the user.
 """
 
 import asyncio
@@ -19,19 +21,19 @@ from pathlib import Path
 from fulmen_runner.agents.specification import NO_LIMITS, Limits
 
 MEASURE_INTERVAL_S = 0.25
-"""How often a few commands are measured."""
+"""Interval between measurements of few commands."""
 
-FIRST_LOOK_S = 0.05
-"""How soon a command is measured that was just started: many that are to grow begin at once."""
+FIRST_DELAY_S = 0.05
+"""Delay of the first measurement of a new command: one that grows often does so at once."""
 
 GROWING_INTERVAL_S = 0.01
-"""How often commands are measured while one of them grows fast."""
+"""Minimum interval while a command grows fast."""
 
 _FAST = 1 / 8
-"""The share of what it may use by which a command that grows fast has grown since it was last measured."""
+"""Growth between two measurements, as a share of the limit, that counts as fast."""
 
 LONG_INTERVAL_S = 1.0
-"""Measurements that take long are made this seldom, and still more seldom only to keep to a tenth of a processor."""
+"""Interval between slow measurements; longer only to stay within 10 % of a processor."""
 
 _PAUSES_PER_MEASUREMENT = 10
 _PAUSES_WHILE_NOTHING_GROWS = 50
@@ -45,7 +47,7 @@ _PARENT, _GROUP, _THREADS, _RESIDENT = 1, 2, 17, 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """The most that a command may use; 0 is no limit. The texts say who set it."""
+    """Limits of a command, 0 for no limit, and the name of the setting or field that each comes from."""
 
     memory_bytes: int = 0
     memory_source: str = ""
@@ -54,7 +56,7 @@ class Allowance:
 
     @property
     def is_unlimited(self) -> bool:
-        """True if nothing needs to be measured."""
+        """Whether there is no limit."""
         return not (self.memory_bytes or self.process_count)
 
 
@@ -63,9 +65,13 @@ UNLIMITED = Allowance()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a command uses; `processes` are their numbers, `resident_bytes` counts shared pages for each.
+    """Resource usage of a command.
 
-    `groups` are the process groups whose leaders are the keeper's own children: their numbers stay theirs while it lives.
+    Attributes:
+        processes: Process ids.
+        thread_count: Number of threads.
+        resident_bytes: Resident memory; shared pages count for each process.
+        groups: Process groups led by children of the keeper, whose ids are not reused while the keeper lives.
     """
 
     processes: tuple[int, ...]
@@ -78,7 +84,7 @@ NOTHING = Usage(processes=(), thread_count=0, resident_bytes=0)
 
 
 def grows_fast(allowed: Allowance, before: Usage, now: Usage) -> bool:
-    """Tells whether a command may exceed a limit long before the next regular measurement."""
+    """Returns True if a command may exceed a limit long before the next regular measurement."""
     pairs = (
         (allowed.process_count, now.thread_count - before.thread_count),
         (allowed.memory_bytes, now.resident_bytes - before.resident_bytes),
@@ -87,7 +93,7 @@ def grows_fast(allowed: Allowance, before: Usage, now: Usage) -> bool:
 
 
 def allowance(asked: Limits = NO_LIMITS, *, memory_bytes: int = 0, process_count: int = 0) -> Allowance:
-    """Returns the smaller of what an agent asks for and what the runner's settings allow; 0 is no limit."""
+    """Returns the smaller of the agent's and the runner's limits; 0 for no limit."""
     memory, memory_source = _smaller(asked.memory_bytes, memory_bytes, "memory_bytes", "ATTEMPT_MEMORY_BYTES")
     processes, process_source = _smaller(asked.process_count, process_count, "process_count", "ATTEMPT_PROCESSES")
     return Allowance(
@@ -95,7 +101,7 @@ def allowance(asked: Limits = NO_LIMITS, *, memory_bytes: int = 0, process_count
     )
 
 
-class LimitKeeper:
+class LimitEnforcer:
     """Measures commands while there are any with limits."""
 
     def __init__(self) -> None:
@@ -104,7 +110,7 @@ class LimitKeeper:
         self._started = asyncio.Event()
 
     def watch(self, keeper: int, allowed: Allowance) -> asyncio.Future[str]:
-        """Watches all descendants of a process; the future gets what they exceeded, for a person."""
+        """Watches all descendants of a keeper; the future gets a description of the exceeded limit."""
         breach: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if not allowed.is_unlimited and _PROC.joinpath("self", "stat").exists():
             self._watched[keeper] = allowed, breach
@@ -114,30 +120,30 @@ class LimitKeeper:
         return breach
 
     def forget(self, keeper: int) -> None:
-        """Ends a watch."""
+        """Stops watching a keeper's descendants."""
         self._watched.pop(keeper, None)
 
     async def close(self) -> None:
-        """Ends the measuring."""
+        """Stops measuring."""
         if self._measuring is not None:
             self._measuring.cancel()
             await asyncio.wait((self._measuring,))
 
     async def _measure(self) -> None:
         loop, before = asyncio.get_running_loop(), dict[int, Usage]()
-        await asyncio.sleep(FIRST_LOOK_S)
+        await asyncio.sleep(FIRST_DELAY_S)
         while self._watched:
             self._started.clear()
             allowed = {keeper: allowance for keeper, (allowance, _) in self._watched.items()}
-            usages, took_s = await asyncio.to_thread(_look_and_kill, allowed, partial(self._tell, loop))
+            usages, took_s = await asyncio.to_thread(_measure_and_kill, allowed, partial(self._report, loop))
             if any(grows_fast(allowed[each], before.get(each, NOTHING), usages[each]) for each in allowed):
                 await asyncio.sleep(max(GROWING_INTERVAL_S, _PAUSES_WHILE_GROWING * took_s))
             else:
                 await self._pause(took_s)
             before = usages
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, exceeded: Mapping[int, str]) -> None:
-        # In a thread, and before the kill: so the loop hears of it before it can hear of the end.
+    def _report(self, loop: asyncio.AbstractEventLoop, exceeded: Mapping[int, str]) -> None:
+        # Called before the kill, so that the event loop learns of the breach before the exit.
         loop.call_soon_threadsafe(self._breached, exceeded)
 
     def _breached(self, exceeded: Mapping[int, str]) -> None:
@@ -147,69 +153,69 @@ class LimitKeeper:
                 watched[1].set_result(text)
 
     async def _pause(self, took_s: float) -> None:
-        """Waits for the next regular measurement, or for the first of a command that is started meanwhile."""
+        """Waits for the next regular measurement, or the first one of a new command."""
         shortest_s = _PAUSES_PER_MEASUREMENT * took_s
         with suppress(TimeoutError):
             async with asyncio.timeout(regular_pause_s(took_s)):
                 await asyncio.sleep(shortest_s)
                 await self._started.wait()
-                await asyncio.sleep(FIRST_LOOK_S)
+                await asyncio.sleep(FIRST_DELAY_S)
 
 
 def regular_pause_s(took_s: float) -> float:
-    """Returns how long to wait after a measurement that took this much of a processor's time, all in seconds."""
-    seldom_s = min(LONG_INTERVAL_S, _PAUSES_WHILE_NOTHING_GROWS * took_s)
-    return max(MEASURE_INTERVAL_S, seldom_s, _PAUSES_PER_MEASUREMENT * took_s)
+    """Returns the pause after a measurement that took `took_s` seconds of CPU time, in seconds."""
+    idle_pause_s = min(LONG_INTERVAL_S, _PAUSES_WHILE_NOTHING_GROWS * took_s)
+    return max(MEASURE_INTERVAL_S, idle_pause_s, _PAUSES_PER_MEASUREMENT * took_s)
 
 
 def breaches(allowed: Mapping[int, Allowance]) -> dict[int, str]:
-    """Returns what is exceeded below each of these processes, for a person. Blocks."""
-    return _look(allowed)[1]
+    """Returns descriptions of the exceeded limits by keeper. Blocks."""
+    return _check(allowed)[1]
 
 
-def _look_and_kill(
-    allowed: Mapping[int, Allowance], tell: Callable[[Mapping[int, str]], object]
+def _measure_and_kill(
+    allowed: Mapping[int, Allowance], report: Callable[[Mapping[int, str]], object]
 ) -> tuple[dict[int, Usage], float]:
-    """Returns what is used, and how much of a processor's time that took, in seconds; tells what is exceeded."""
-    # Not the time that passes: while thousands fork this thread waits for most of it, and must not pause for longer.
+    """Reports exceeded limits and kills their commands; returns the usage and the CPU time taken, in seconds."""
+    # CPU time, not elapsed time: while thousands of processes fork, this thread mostly waits for a processor.
     begin_s = time.thread_time()
-    usages, exceeded = _look(allowed)
+    usages, exceeded = _check(allowed)
     if exceeded:
-        tell(exceeded)
+        report(exceeded)
     for keeper in exceeded:
         for group in usages[keeper].groups:
-            # At once: beside thousands of processes that fork, keeper and event loop get little time.
+            # Directly: beside thousands of forking processes, keeper and event loop are slow.
             with suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
     return usages, time.thread_time() - begin_s
 
 
-def _look(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str]]:
+def _check(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str]]:
     usages = measure(allowed)
     exceeded: dict[int, str] = {}
     for keeper, usage in usages.items():
         limit = allowed[keeper]
         if limit.process_count and usage.thread_count > limit.process_count:
             exceeded[keeper] = (
-                f"ran {usage.thread_count} processes and threads at once and was killed; allowed are "
-                f"{limit.process_count} ({limit.process_source})"
+                f"exceeded the limit of {limit.process_count} processes and threads ({limit.process_source}) with "
+                f"{usage.thread_count} and was killed"
             )
         elif limit.memory_bytes and usage.resident_bytes > limit.memory_bytes:
-            # Seldom, so it may cost more.
+            # Rare, so it may be expensive.
             taken = sum(_proportional_bytes(process) for process in usage.processes)
             if taken > limit.memory_bytes:
                 exceeded[keeper] = (
-                    f"took {_mib(taken)} of memory in {len(usage.processes)} processes and was killed; allowed are "
-                    f"{_mib(limit.memory_bytes)} ({limit.memory_source})"
+                    f"exceeded the memory limit of {_mib(limit.memory_bytes)} ({limit.memory_source}) with "
+                    f"{_mib(taken)} in {len(usage.processes)} processes and was killed"
                 )
     return usages, exceeded
 
 
 def measure(keepers: Iterable[int]) -> dict[int, Usage]:
-    """Returns what the descendants of each process use. Blocks."""
+    """Returns the resource usage of each keeper's descendants. Blocks."""
     children: dict[int, list[int]] = {}
-    figures: dict[int, tuple[int, int, bytes]] = {}
-    # Not by pathlib: this is the inner loop.
+    fields_of: dict[int, tuple[int, int, bytes]] = {}
+    # No pathlib: this is the inner loop.
     for name in os.listdir(_PROC):  # noqa: PTH208
         if not name.isdigit():
             continue
@@ -217,10 +223,10 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
             with open(f"{_PROC}/{name}/stat", "rb", buffering=0) as file:  # noqa: PTH123
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            # It ended.
+            # It has exited.
             continue
         children.setdefault(int(fields[_PARENT]), []).append(int(name))
-        figures[int(name)] = int(fields[_THREADS]), int(fields[_RESIDENT]) * _PAGE_BYTES, fields[_GROUP]
+        fields_of[int(name)] = int(fields[_THREADS]), int(fields[_RESIDENT]) * _PAGE_BYTES, fields[_GROUP]
     usages = {}
     for keeper in keepers:
         processes: list[int] = []
@@ -231,9 +237,9 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
             todo += children.get(process, ())
         usages[keeper] = Usage(
             processes=tuple(processes),
-            thread_count=sum(figures[process][0] for process in processes),
-            resident_bytes=sum(figures[process][1] for process in processes),
-            groups=tuple(child for child in children.get(keeper, ()) if int(figures[child][2]) == child),
+            thread_count=sum(fields_of[process][0] for process in processes),
+            resident_bytes=sum(fields_of[process][1] for process in processes),
+            groups=tuple(child for child in children.get(keeper, ()) if int(fields_of[child][2]) == child),
         )
     return usages
 

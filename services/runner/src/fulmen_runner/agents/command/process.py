@@ -1,6 +1,6 @@
-"""Runs a command with all that it starts: input, bounded output, limits, and its end.
+"""Runs a command: input, bounded output, limits and termination.
 
-Invariant: when `run_process` returns or raises, nothing that the command started is alive.
+Invariant: when `run_process` returns or raises, the command and all its descendants are dead.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
-from fulmen_runner.agents.command.guardian import Guardian, Kept
+from fulmen_runner.agents.command.guardian import Guardian, KeptCommand
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
 
 TERMINATE_GRACE_S = 2.0
-"""How long a group may go on after SIGTERM before SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 
 PIPE_DEADLINE_S = 1.0
-"""How long output is awaited after the group was killed: a process outside the group may hold the pipe."""
+"""Time to read remaining output after the kill: a process outside the group may hold the pipe."""
 
 _STDOUT, _STDERR = 1, 2
 
-_STDERR_TOLD_BYTES = MAX_MESSAGE_BYTES - 1024
-"""How much of the standard error a message has room for beside what happened."""
+_MAX_STDERR_BYTES = MAX_MESSAGE_BYTES - 1024
+"""Size of the end of standard error in a failure message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """How much output is kept and how much is allowed, in bytes; and what else a process may use."""
+    """Limits of a process: output kept and allowed, in bytes, and other resources."""
 
     stdout_kept_bytes: int
     stderr_kept_bytes: int
@@ -42,13 +42,13 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessResult:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
-        exit_code: Negative is the signal that ended it.
-        stdout: The end of its standard output.
-        stderr: The end of its standard error.
-        breach: The limit that it exceeded and was killed for, such as "wrote more than 10 bytes"; empty if none.
+        exit_code: Exit code; negative for a signal.
+        stdout: End of its standard output.
+        stderr: End of its standard error.
+        breach: Description of the limit for which it was killed; empty if none.
     """
 
     exit_code: int
@@ -58,18 +58,18 @@ class ProcessResult:
 
     @property
     def failure(self) -> str:
-        """Says how it failed, with the end of its standard error; empty if it exited with status 0."""
+        """Reason of the failure with the end of standard error; empty if it exited with status 0."""
         if self.breach:
-            what = self.breach
+            reason = self.breach
         elif self.exit_code < 0:
-            what = f"was ended by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
+            reason = f"was killed by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
         elif self.exit_code:
-            what = f"exited with status {self.exit_code}"
+            reason = f"exited with status {self.exit_code}"
         else:
             return ""
-        # NUL is no character of a text in a database.
-        said = self.stderr.decode(errors="replace").replace("\0", "\ufffd")
-        return f"{what}.\n{cut_at_front(said, _STDERR_TOLD_BYTES)}".rstrip()
+        # PostgreSQL text cannot contain NUL.
+        stderr = self.stderr.decode(errors="replace").replace("\0", "\ufffd")
+        return f"{reason}\n{cut_at_front(stderr, _MAX_STDERR_BYTES)}".rstrip()
 
 
 async def run_process(
@@ -81,11 +81,11 @@ async def run_process(
     limits: ProcessLimits,
     guardian: Guardian,
 ) -> ProcessResult:
-    """Runs a command to its end; being cancelled, it ends the group: SIGTERM, then SIGKILL.
+    """Runs a command to its end. On cancellation, ends it with SIGTERM, then SIGKILL.
 
     Raises:
-        OSError: If it cannot be started at all (no such program, working directory, limits of the system).
-        ValueError: If an argument or a variable holds a NUL character.
+        OSError: If it cannot be started.
+        ValueError: If an argument or variable contains a NUL character.
     """
     reader, writer = os.pipe()
     with FileIO(writer, "wb") as pipe:
@@ -99,22 +99,22 @@ async def run_process(
         try:
             if rest:
                 await process.feed(pipe, rest)
-            await process.ended_or_breached()
+            await process.wait()
         finally:
             await process.end()
     return process.result()
 
 
 class Process:
-    """A process with its descendants, its output and its limits.
+    """A process with its descendants, output and limits.
 
     Attributes:
         watch: Its output.
-        kept: Its end.
-        breach: What it exceeded beside output; or that its keeper was killed.
+        kept: Its keeper's view of it.
+        breach: Description of an exceeded limit other than output.
     """
 
-    def __init__(self, kept: Kept, watch: "Watch", limits: ProcessLimits, guardian: Guardian) -> None:
+    def __init__(self, kept: KeptCommand, watch: "Watch", limits: ProcessLimits, guardian: Guardian) -> None:
         self.kept, self.watch = kept, watch
         self.breach = guardian.limits.watch(kept.keeper, limits.allowance)
         self._limits, self._guardian = limits, guardian
@@ -132,11 +132,11 @@ class Process:
         guardian: Guardian,
         files: Sequence[int] = (),
     ) -> Self:
-        """Starts a process; `files` become its file descriptors from 3 on. All of them stay open here.
+        """Starts a process; `files` become its file descriptors 3, 4 and so on. They stay open in the runner.
 
         Raises:
             OSError: If it cannot be started.
-            ValueError: If an argument or a variable holds a NUL character.
+            ValueError: If an argument or variable contains a NUL character.
         """
         with ExitStack() as ends:
             reads: list[FileIO] = []
@@ -156,7 +156,7 @@ class Process:
         return process
 
     async def feed(self, pipe: FileIO, data: bytes) -> None:
-        """Writes all of the input to a pipe and closes it, while the process runs; which may close its end earlier."""
+        """Writes the rest of the input to a pipe in the background and closes it."""
         writing, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, _taken(pipe))
         self._transports.append(writing)
         writing.write(data)
@@ -167,18 +167,18 @@ class Process:
         reading, _ = await asyncio.get_running_loop().connect_read_pipe(stream, _taken(pipe))
         self._transports.append(reading)
 
-    async def ended_or_breached(self) -> None:
-        """Returns when it has ended by itself, or has exceeded a limit."""
+    async def wait(self) -> None:
+        """Waits until it has exited or exceeded a limit."""
         await asyncio.wait((self.kept.exited, self.watch.flooded, self.breach), return_when=asyncio.FIRST_COMPLETED)
 
     async def end(self) -> None:
-        """Ends it with all its descendants: SIGTERM unless it has ended or exceeded a limit, then SIGKILL."""
+        """Ends it with all its descendants: SIGTERM unless it has exited or exceeded a limit, then SIGKILL."""
         kept = self.kept
         try:
             if not (kept.exited.done() or self.watch.flooded.done() or self.breach.done()):
                 kept.terminate()
                 await asyncio.wait((kept.exited,), timeout=TERMINATE_GRACE_S)
-            # Also after a good end: what the program left behind goes with it.
+            # Also after a normal exit, for its descendants.
             kept.kill()
             await asyncio.wait((kept.gone,), timeout=TERMINATE_GRACE_S)
             await asyncio.wait((self.watch.closed,), timeout=PIPE_DEADLINE_S)
@@ -189,18 +189,18 @@ class Process:
             await kept.close()
 
     def result(self) -> ProcessResult:
-        """Returns how it ended, after `end`."""
+        """Returns the result, after `end`."""
         exit_code = self.kept.exited.result() if self.kept.exited.done() else None
         breach = ""
         if self.watch.flooded.done():
             breach = (
-                f"wrote more than {self._limits.output_allowed_bytes} bytes and was killed "
-                "(FULMEN_RUNNER_MAX_COMMAND_OUTPUT_BYTES)"
+                f"exceeded the output limit of {self._limits.output_allowed_bytes} bytes "
+                "(FULMEN_RUNNER_MAX_COMMAND_OUTPUT_BYTES) and was killed"
             )
         elif self.breach.done():
             breach = self.breach.result()
         elif exit_code is None:
-            breach = "lost the process that watches it, and was killed"
+            breach = "was killed because its keeper process died"
         return ProcessResult(
             exit_code=exit_code or 0,
             stdout=self.watch.tail(_STDOUT),
@@ -210,11 +210,11 @@ class Process:
 
 
 class Watch:
-    """Keeps the end of the output.
+    """The end of a process's output.
 
     Attributes:
-        closed: Done when nobody can write any more.
-        flooded: Done when more was written than is allowed.
+        closed: Done when both streams are closed.
+        flooded: Done when the allowed output is exceeded.
     """
 
     def __init__(self, limits: ProcessLimits) -> None:
@@ -228,7 +228,7 @@ class Watch:
         self._open = {_STDOUT, _STDERR}
 
     def begin(self) -> None:
-        """Forgets what was written until now; for processes that are used again."""
+        """Discards all output so far, for a process that is reused."""
         self._seen = 0
         for buffer in self._buffers.values():
             buffer.clear()
@@ -238,7 +238,7 @@ class Watch:
         return bytes(self._buffers[fd][-self._kept[fd] :])
 
     def add(self, fd: int, data: bytes) -> None:
-        """Takes output."""
+        """Appends output of a stream."""
         self._seen += len(data)
         if self._seen > self._allowed and not self.flooded.done():
             self.flooded.set_result(None)
@@ -248,7 +248,7 @@ class Watch:
             del buffer[: -self._kept[fd]]
 
     def close(self, fd: int) -> None:
-        """Notes the end of a stream."""
+        """Records the end of a stream."""
         self._open.discard(fd)
         if not self._open and not self.closed.done():
             self.closed.set_result(None)
@@ -268,10 +268,10 @@ class _Stream(asyncio.Protocol):
 
 
 def _filled(pipe: FileIO, data: bytes) -> bytes:
-    """Writes what a pipe has room for, and closes it if that is all; returns the rest.
+    """Writes as much as the pipe's buffer takes and closes the pipe if that is all; returns the rest.
 
-    The end of an input is seen when nobody can write any more: what an agent inside the runner forks has all that is
-    open here, for as long as it lives.
+    Closed as early as possible: processes forked by in-process agents inherit the open pipe, and the command sees the
+    end of its input only when all of them have closed it.
     """
     os.set_blocking(pipe.fileno(), False)
     try:
@@ -284,14 +284,14 @@ def _filled(pipe: FileIO, data: bytes) -> bytes:
 
 
 def _taken(pipe: FileIO) -> FileIO:
-    """Moves a pipe to a file of its own: a transport closes what it gets, and in uvloop by its number."""
+    """Duplicates a pipe and closes the original: a transport closes its file, in uvloop by descriptor."""
     taken = FileIO(os.dup(pipe.fileno()), pipe.mode)
     pipe.close()
     return taken
 
 
 def _abandon(transport: asyncio.BaseTransport) -> None:
-    """Closes a pipe; input that nobody read is dropped."""
+    """Closes a pipe, dropping unread input."""
     if isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size():
         transport.abort()
     else:

@@ -1,11 +1,10 @@
 """Runs containers on a Docker engine.
 
-Files go in and out by the engine's archive calls, never by mounts of the host: so the engine may be on another machine,
-and the runner in a container itself. Standard input and output go over connections of their own; the engine keeps no
-log of what agents print.
+Files are copied with the engine's archive API rather than mounted, so that the engine may be on another machine and the
+runner in a container. Standard streams are attached; the engine keeps no log of agents' output.
 
-Invariant: when `run` returns or raises, the container is gone, or was left to `remove_left` because the engine did not
-answer any more.
+Invariant: when `run` returns or raises, the container is removed, or left to `remove_leftovers` because the engine did
+not answer.
 """
 
 import asyncio
@@ -32,26 +31,29 @@ PULL_DEADLINE_S = 1800.0
 REMOVE_DEADLINE_S = 60.0
 RETRY_PAUSE_S = 1.0
 STOP_GRACE_S = 2
-"""How long a container may go on after SIGTERM before SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 
 _STDOUT = 1
-_NO_CONNECTION = 900  # What aiodocker makes of a connection that failed.
-_GONE = (404, 409)  # Not there any more; or its removal is under way.
+_NO_CONNECTION = 900  # aiodocker's status for a failed connection.
+_GONE = (404, 409)  # Removed, or being removed.
 _ABSENT = ("not found", "no such image", "denied", "manifest unknown", "invalid reference")
 
 _log = structlog.get_logger()
 
 
 class DockerEngine:
-    """A Docker engine, by its address: `unix:///var/run/docker.sock` or `tcp://host:2376`.
-
-    Over TCP, `tls_dir` holds `ca.pem`, `cert.pem` and `key.pem`; None means no TLS.
-    """
+    """A Docker engine."""
 
     def __init__(self, address: str, *, tls_dir: Path | None = None) -> None:
+        """Initializes the client; connects on first use.
+
+        Args:
+            address: `unix:///var/run/docker.sock` or `tcp://host:2376`.
+            tls_dir: Directory with `ca.pem`, `cert.pem` and `key.pem`, for TCP; None for no TLS.
+        """
         self.address = address
         timeout = aiohttp.ClientTimeout(total=CALL_DEADLINE_S, sock_connect=CONNECT_DEADLINE_S)
-        # Every running container holds a connection; the client's own limit would be 100.
+        # No limit: every running container holds a connection.
         scheme, _, rest = address.partition("://")
         connector: aiohttp.BaseConnector
         if scheme == "unix":
@@ -66,7 +68,7 @@ class DockerEngine:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Ends pulls and waits for removals that are under way, and closes the connections."""
+        """Cancels pulls, waits for pending removals, and closes the connections."""
         if pulls := set(self._pulls.values()):
             for pull in pulls:
                 pull.cancel()
@@ -77,18 +79,14 @@ class DockerEngine:
         await self._connector.close()
 
     async def check(self) -> None:
-        """Asks the engine whether it is there.
-
-        Raises:
-            HostUnavailable: If it does not answer.
-        """
+        """Raises HostUnavailable if the engine does not answer."""
         await self._call(self._docker.version())
 
     async def provide_image(self, image: str, policy: PullPolicy) -> None:
-        """Pulls an image, if it is to be; of several who want it at once, one pulls.
+        """Pulls an image according to the policy; concurrent calls share one pull.
 
         Raises:
-            AgentFailed: If there is no such image, or it may not be had.
+            AgentFailed: If the image does not exist or access is denied.
             HostUnavailable: If the engine or the registry does not answer.
         """
         if policy != "always":
@@ -96,7 +94,7 @@ class DockerEngine:
                 await self._docker.images.inspect(image)
             except aiodocker.DockerError as error:
                 if error.status == 400:
-                    raise AgentFailed(f"{image!r} is no name of an image: {error.message}") from None
+                    raise AgentFailed(f"image name {image!r} is invalid: {error.message}") from None
                 if error.status != 404:
                     raise self._unavailable(error) from None
             except (TimeoutError, aiohttp.ClientError) as error:
@@ -104,7 +102,7 @@ class DockerEngine:
             else:
                 return
             if policy == "never":
-                raise AgentFailed(f"The engine has no image {image!r}, and this runner pulls none.")
+                raise AgentFailed(f"image {image!r} is not present, and FULMEN_RUNNER_CONTAINER_PULL is `never`")
         pull = self._pulls.get(image)
         if pull is None:
             pull = self._pulls[image] = asyncio.create_task(self._pull(image), name=f"pull {image}")
@@ -118,20 +116,20 @@ class DockerEngine:
                 async for _ in self._docker.images.pull(image, stream=True, timeout=None):
                     continue
         except TimeoutError:
-            raise HostUnavailable(f"The image {image!r} was not pulled within {PULL_DEADLINE_S:g} s.") from None
+            raise HostUnavailable(f"image {image!r} was not pulled within {PULL_DEADLINE_S:g} s") from None
         except aiohttp.ClientError as error:
             raise self._unavailable(error) from None
         except aiodocker.DockerError as error:
             if error.status in (400, 404) or any(word in error.message.lower() for word in _ABSENT):
-                raise AgentFailed(f"There is no image {image!r} to be had: {error.message}") from None
-            raise HostUnavailable(f"The image {image!r} cannot be pulled now: {error.message}") from None
+                raise AgentFailed(f"image {image!r} does not exist or access is denied: {error.message}") from None
+            raise HostUnavailable(f"image {image!r} cannot be pulled: {error.message}") from None
         _log.info("image_pulled", image=image)
 
     async def run(self, order: ContainerOrder) -> ContainerEnd:
-        """Runs a container to its end; being cancelled, it ends it: SIGTERM, then SIGKILL.
+        """Runs a container to its end. On cancellation, ends it with SIGTERM, then SIGKILL.
 
         Raises:
-            AgentFailed: If it cannot be started for what it is: its image, its command, its network.
+            AgentFailed: If it cannot be started because of its image, command or network.
             HostUnavailable: If the engine does not answer.
         """
         ended = False
@@ -140,7 +138,7 @@ class DockerEngine:
             ended = True
         except aiodocker.DockerError as error:
             if error.status in (400, 404):
-                raise AgentFailed(f"The container cannot be started: {error.message}") from None
+                raise AgentFailed(f"container cannot be started: {error.message}") from None
             raise self._unavailable(error) from None
         except (TimeoutError, aiohttp.ClientError) as error:
             raise self._unavailable(error) from None
@@ -191,22 +189,22 @@ class DockerEngine:
             await container.put_archive(path, file)
 
     async def _fetch(self, container: DockerContainer, path: str, limit_bytes: int) -> tuple[bytes, bool]:
-        """Returns the beginning of a file, and whether it has more. The client's own call would take it whole."""
+        """Returns the first bytes of a file, and whether it is longer. The client's own call would read all of it."""
         url = f"{self._docker.docker_host}/{self._docker.api_version}/containers/{container.id}/archive"
         async with self._docker.session.get(url, params={"path": path}) as response:
             if response.status == 404:
                 return b"", False
             response.raise_for_status()
-            # Its headers, and one byte more than is wanted.
+            # The tar headers, and more than `limit_bytes`.
             archive = bytearray()
             while len(archive) <= limit_bytes + 4 * tarfile.BLOCKSIZE and (part := await response.content.readany()):
                 archive += part
         return _first_file(bytes(archive), limit_bytes)
 
     async def _remove(self, name: str, *, stop: bool) -> None:
-        """Removes a container with its volume; what cannot be removed in time is left to `remove_left`."""
+        """Removes a container with its volume; on timeout, leaves it to `remove_leftovers`."""
         container = self._docker.containers.container(name)
-        problem = "it took too long"
+        problem = "timeout"
         try:
             async with asyncio.timeout(REMOVE_DEADLINE_S):
                 while True:
@@ -222,18 +220,18 @@ class DockerEngine:
         except TimeoutError:
             _log.warning("container_not_removed", container=name, error=problem)
 
-    async def remove_left(self, label: str, is_left: Callable[[Mapping[str, str]], bool]) -> int:
-        """Removes containers that have a label and of whose labels `is_left` is true; returns how many.
+    async def remove_leftovers(self, label: str, is_leftover: Callable[[Mapping[str, str]], bool]) -> int:
+        """Removes containers with a label whose labels satisfy `is_leftover`; returns their number.
 
         Raises:
             HostUnavailable: If the engine does not answer.
         """
         filters = '{"label": ["' + label + '"]}'
         found = await self._call(self._docker.containers.list(all="true", filters=filters))
-        left = [each for each in found if is_left(each["Labels"] or {})]
-        for each in left:
+        leftovers = [each for each in found if is_leftover(each["Labels"] or {})]
+        for each in leftovers:
             await self._remove(each.id, stop=False)
-        return len(left)
+        return len(leftovers)
 
     async def _call(self, call: Any) -> Any:
         try:
@@ -243,11 +241,10 @@ class DockerEngine:
 
     def _unavailable(self, error: Exception) -> HostUnavailable:
         if isinstance(error, aiodocker.DockerError) and error.status != _NO_CONNECTION:
-            return HostUnavailable(f"The Docker engine at {self.address} failed: {error.message}")
+            return HostUnavailable(f"Docker engine at {self.address} failed: {error.message}")
         return HostUnavailable(
-            f"No Docker engine answers at {self.address}: {error}. Start one, or name another in "
-            "FULMEN_RUNNER_CONTAINER_ENGINE; or let rollouts of containers go to runners that have one, with "
-            "`runtime=docker` among their required labels."
+            f"no Docker engine answers at {self.address}: {error}. Start one, set FULMEN_RUNNER_CONTAINER_ENGINE, or "
+            "require the label `runtime=docker` for rollouts of this agent."
         )
 
 
@@ -260,12 +257,12 @@ async def _unless_gone(call: Any) -> None:
 
 
 async def _feed(container: DockerContainer, data: bytes) -> None:
-    """Writes the input; the end of this connection is the end of the container's input (`StdinOnce`)."""
+    """Writes the input and closes the connection, which closes the container's stdin (`StdinOnce`)."""
     try:
         async with container.attach(stdin=True, stdout=False, stderr=False) as stream:
             await stream.write_in(data)
     except (aiodocker.DockerError, aiohttp.ClientError, ConnectionError):
-        # The container ended without reading it.
+        # The container has exited without reading it.
         return
 
 

@@ -1,7 +1,7 @@
-"""What a container finds under `/fulmen`, and as which archives it gets there.
+"""The files of a container below `/fulmen`, as tar archives.
 
-Invariant: the input and the bundle belong to a user that no image has, without write permission: with all capabilities
-dropped, not even root in the container can change them. `work` is anybody's.
+Invariant: input and bundle are read-only and owned by a user that no image has: with all capabilities dropped, not even
+root in the container can change them. Everyone can write to `work`.
 """
 
 import io
@@ -16,7 +16,7 @@ REWARDS_FILE = f"{ROOT}/rewards.jsonl"
 BUNDLE_DIR = f"{ROOT}/bundle"
 
 NOBODY_ID = 65_533
-"""User and group of what may only be read; within the range of engines that map user ids, too."""
+"""User and group of read-only files; within the range that engines with user namespaces map."""
 
 _OPEN_DIR, _OPEN_FILE, _READ_DIR, _READ_FILE = 0o777, 0o666, 0o555, 0o444
 _EXECUTABLE = 0o111
@@ -25,7 +25,7 @@ _ROOT_MODE = 0o755
 
 
 def attempt_archive(task: bytes) -> bytes:
-    """Returns the files of one attempt as a tar: its input, a directory to write to, and an empty file for rewards."""
+    """Returns the files of one attempt as a tar: input, working directory and empty rewards file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.addfile(_member(".", tarfile.DIRTYPE, _ROOT_MODE))
@@ -36,7 +36,7 @@ def attempt_archive(task: bytes) -> bytes:
 
 
 def bundle_archive(directory: Path) -> Path:
-    """Packs an unpacked bundle for containers, beside it, once; returns the tar.gz. Blocks: call it in a thread."""
+    """Packs an unpacked bundle into a tar.gz beside it, once; returns the path. Blocks."""
     target = directory.with_name(f"{directory.name}.tar.gz")
     if target.exists():
         return target
@@ -44,7 +44,7 @@ def bundle_archive(directory: Path) -> Path:
         try:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
                 tar.add(directory, arcname=_BUNDLE_NAME, filter=_read_only)
-            # Whole or not at all; of two that pack at once the content is the same.
+            # Atomic; concurrent calls produce the same content.
             Path(file.name).replace(target)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)

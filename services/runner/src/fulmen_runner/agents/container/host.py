@@ -1,7 +1,7 @@
 """Agents that are containers of a Docker engine.
 
-Invariant: a container has no capability, no way to new privileges, limits of memory, processors and processes, nothing
-of the runner's environment but an allow-list, and files only of its own attempt.
+Invariant: a container has only the configured capabilities, cannot gain privileges, has limits of memory, processors and
+processes, inherits an allow-list of the runner's environment, and has the files of its own attempt only.
 """
 
 import os
@@ -24,11 +24,10 @@ from fulmen_runner.agents.container.files import (
 )
 from fulmen_runner.agents.container.order import ContainerEnd, ContainerOrder, PullPolicy
 from fulmen_runner.agents.environment import QUIET, Endpoints, network_environment
-from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.rewards_file import read_rewards
-from fulmen_runner.agents.specification import ContainerTarget, Limits
+from fulmen_runner.agents.specification import ContainerTarget, Limits, check_output_limit
 from fulmen_runner.agents.templates import expand, expanded_variables, placeholders_of
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
@@ -44,10 +43,10 @@ PROCESS_LABEL = "fulmen.runner.process"
 DEADLINE_LABEL = "fulmen.deadline"
 
 OVERTIME_S = 120.0
-"""How long after its attempt's time a container may be there before any runner removes it."""
+"""Time after the attempt's timeout when any runner may remove the container."""
 
 NETWORK_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy")
-"""Variables of the runner that containers get: how to reach the network."""
+"""Network variables that containers inherit from the runner."""
 
 MAX_REWARDS_BYTES = 1024 * 1024
 _SIGNALLED = 128
@@ -56,17 +55,19 @@ _TEMPORARY_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerHost:
-    """What all containers of a runner share.
+    """Configuration shared by all containers of a runner.
 
     Attributes:
-        endpoints: The model proxy and the store, as containers reach them.
-        inherited: Variables of the runner that containers get.
-        networks: Those that agents may ask for; the first is the one of agents that do not.
+        engine: The Docker engine.
+        owner: This runner, for labels.
+        endpoints: Model proxy and store as seen by containers.
+        inherited: Variables inherited from the runner.
+        networks: Allowed networks; the first is the default.
         pull: When images are pulled.
-        capabilities: What is not dropped.
-        read_only: Whether containers can write to nothing but `{work_dir}` and `/tmp`.
-        limits: Of agents that ask for none, and the most that one gets.
-        output_allowed_bytes: A container that writes more is killed.
+        capabilities: Capabilities that are not dropped.
+        read_only: Whether containers can write only to `{work_dir}` and `/tmp`.
+        limits: Default and upper bound of an agent's limits.
+        output_allowed_bytes: Output above which a container is killed.
     """
 
     engine: "DockerEngine"
@@ -89,27 +90,26 @@ class ContainerHost:
         limits: Limits,
         graded: bool,
     ) -> "ContainerAgent":
-        """Makes an agent ready: its image is there, its files are packed.
+        """Prepares an agent: pulls its image and packs its files.
 
         Args:
-            target: What its publisher wrote.
+            target: The specification's entry.
             directory: The unpacked bundle, if it has one.
-            environment: Its publisher's variables, templates.
-            limits: What it asks for.
-            graded: Whether something else scores it.
+            environment: The specification's variables, templates.
+            limits: The specification's limits.
+            graded: Whether a grader scores it.
 
         Raises:
-            AgentFailed: If it cannot be run for what it is.
+            AgentFailed: If the specification is invalid for this runner.
             HostUnavailable: If the engine or the registry does not answer.
         """
         if not target.image:
-            raise AgentFailed("The agent's container names no image.")
-        if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
-            raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
+            raise AgentFailed("container of the agent has no image")
+        check_output_limit(target.output_kept_bytes)
         if target.network and target.network not in self.networks:
             raise AgentFailed(
-                f"The agent asks for the network {target.network!r}, which this runner does not give to containers. "
-                f"Those it gives, {', '.join(self.networks)}, are named in FULMEN_RUNNER_CONTAINER_NETWORKS."
+                f"network {target.network!r} is not allowed on this runner; allowed are {', '.join(self.networks)} "
+                "(FULMEN_RUNNER_CONTAINER_NETWORKS)"
             )
         await self.engine.provide_image(target.image, self.pull)
         bundle = await run_in_thread(bundle_archive, directory) if directory is not None else None
@@ -118,15 +118,15 @@ class ContainerHost:
             target=target,
             bundle=bundle,
             environment=environment,
-            limits=granted(limits, self.limits),
+            limits=limits.capped(self.limits),
             graded=graded,
         )
 
-    async def remove_left(self, now_unix_s: float) -> int:
-        """Removes containers that runners left behind; returns how many. Raises HostUnavailable."""
-        return await self.engine.remove_left(
+    async def remove_leftovers(self, now_unix_s: float) -> int:
+        """Removes containers of dead runners; returns their number. Raises HostUnavailable."""
+        return await self.engine.remove_leftovers(
             ATTEMPT_LABEL,
-            lambda labels: self.owner.left(
+            lambda labels: self.owner.is_leftover(
                 host=labels.get(HOST_LABEL, ""),
                 process=labels.get(PROCESS_LABEL, ""),
                 deadline_unix_s=deadline_of(labels, DEADLINE_LABEL),
@@ -137,7 +137,7 @@ class ContainerHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAgent:
-    """An agent that is a container: its outcome is what it prints, its rewards are as those of a command."""
+    """An agent that is a container. Outcome and rewards are those of a command."""
 
     host: ContainerHost
     target: ContainerTarget
@@ -149,13 +149,13 @@ class ContainerAgent:
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the container on the rollout's input."""
         order = self._order(invocation)
-        # It may have been removed since the agent was made ready.
+        # It may have been removed since the agent was prepared.
         await self.host.engine.provide_image(self.target.image, "never" if self.host.pull == "never" else "missing")
         end = await self.host.engine.run(order)
         self._check(end)
         output = end.stdout.rstrip("\r\n")
         if end.result_cut:
-            raise AgentFailed(f"The file of rewards is larger than {MAX_REWARDS_BYTES} bytes.")
+            raise AgentFailed(f"rewards file exceeds {MAX_REWARDS_BYTES} bytes")
         _emit(invocation, end.result)
         return Answer(value=output, rewards=() if self.graded else rewards_of_last_line(output))
 
@@ -175,7 +175,7 @@ class ContainerAgent:
         )
 
     def _config(self, invocation: Invocation) -> dict[str, Any]:
-        """Returns the container as the engine's API takes it (Docker Engine API 1.41, `ContainerCreate`)."""
+        """Returns the body of the `ContainerCreate` request (Docker Engine API 1.41)."""
         assignment, host = invocation.assignment, self.host
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
         arguments = {f"argument {number}": argument for number, argument in enumerate(self.target.argv)}
@@ -219,7 +219,7 @@ class ContainerAgent:
             "CapAdd": list(host.capabilities),
             "SecurityOpt": ["no-new-privileges"],
             "Memory": limits.memory_bytes,
-            # Together with the memory itself: no swap.
+            # Memory plus swap: no swap.
             "MemorySwap": limits.memory_bytes,
             "NanoCpus": int(limits.cpu_count * 1e9),
             "PidsLimit": limits.process_count,
@@ -231,30 +231,31 @@ class ContainerAgent:
 
     def _check(self, end: ContainerEnd) -> None:
         if end.flooded:
-            raise AgentFailed(f"The container wrote more than {self.host.output_allowed_bytes} bytes and was killed.")
+            raise AgentFailed(
+                f"container exceeded the output limit of {self.host.output_allowed_bytes} bytes "
+                "(FULMEN_RUNNER_MAX_COMMAND_OUTPUT_BYTES) and was killed"
+            )
         if end.out_of_memory:
             raise AgentFailed(
-                f"The container took more than its {self.limits.memory_bytes} bytes of memory and was killed.\n"
+                f"container exceeded its memory limit of {self.limits.memory_bytes} bytes and was killed\n"
                 f"{end.stderr}".rstrip()
             )
         if end.exit_code > _SIGNALLED:
-            raise AgentFailed(f"The container was ended by signal {end.exit_code - _SIGNALLED}.\n{end.stderr}".rstrip())
+            raise AgentFailed(f"container was killed by signal {end.exit_code - _SIGNALLED}\n{end.stderr}".rstrip())
         if end.exit_code:
-            raise AgentFailed(f"The container exited with status {end.exit_code}.\n{end.stderr}".rstrip())
+            raise AgentFailed(f"container exited with status {end.exit_code}\n{end.stderr}".rstrip())
 
 
 def container_environment(
     extra: Sequence[str], endpoints: Endpoints, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Returns the variables of the runner that containers get: those of the network, what keeps frameworks quiet, and
-    `extra`.
-    """
+    """Returns the variables that containers inherit: of the network, to disable frameworks' telemetry, and `extra`."""
     names = (*NETWORK_VARIABLES, *QUIET, *extra)
     found = {name: environ[name] for name in names if name in environ}
     return QUIET | found | network_environment(endpoints, environ)
 
 
-def _emit(invocation: Invocation, statements: bytes) -> None:
-    """Takes over what the container wrote to its file of rewards."""
-    found = read_rewards(statements)
+def _emit(invocation: Invocation, content: bytes) -> None:
+    """Adds the rewards of the container's rewards file to the context."""
+    found = read_rewards(content)
     invocation.context.rewards.update({(each.dimension, each.step, each.span_id): each.value for each in found})

@@ -1,4 +1,4 @@
-"""What is asked of an engine that runs containers, and what it answers; known without its client."""
+"""Requests to and results of a container engine, importable without its client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ class ContainerOrder:
     """A container to run.
 
     Attributes:
-        name: Unique at the engine.
-        config: As `POST /containers/create` takes it.
-        files: Archives (tar, or tar.gz) that are unpacked at `files_at` before it starts.
-        files_at: A directory of the container, a volume.
-        stdin: Its standard input.
-        result_path: A file that is fetched at its end.
-        output_kept_bytes: How much of the end of its standard output is kept.
-        output_allowed_bytes: A container that writes more is killed.
-        result_allowed_bytes: The most that is fetched of the file.
+        name: Unique name at the engine.
+        config: Body of `POST /containers/create`.
+        files: Archives (tar or tar.gz) unpacked at `files_at` before the start.
+        files_at: Directory of the container, a volume.
+        stdin: Standard input.
+        result_path: Path of the file fetched at the end.
+        output_kept_bytes: Size of the end of standard output that is kept.
+        output_allowed_bytes: Output above which the container is killed.
+        result_allowed_bytes: Maximum size fetched of the file.
     """
 
     name: str
@@ -37,12 +37,16 @@ class ContainerOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerEnd:
-    """How a container ended.
+    """The end of a container.
 
     Attributes:
-        out_of_memory: True if the kernel killed a process of it for its limit of memory.
-        result: The file at `result_path`, empty if there is none.
-        result_cut: True if the file is larger than what is fetched.
+        exit_code: Exit code.
+        stdout: End of its standard output.
+        stderr: End of its standard error.
+        flooded: Whether it exceeded the allowed output.
+        out_of_memory: Whether the kernel killed a process for exceeding the memory limit.
+        result: Content of the file at `result_path`, empty if there is none.
+        result_cut: Whether the file is larger than allowed.
     """
 
     exit_code: int

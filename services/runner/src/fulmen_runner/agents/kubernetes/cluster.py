@@ -1,7 +1,7 @@
-"""Makes, watches and deletes Jobs of a Kubernetes cluster.
+"""Creates, watches and deletes Jobs of a Kubernetes cluster.
 
-The client library brings the ways to log in; documents are sent and read as plain JSON, because its typed models cost
-memory and time for nothing here.
+The client library provides authentication; documents are plain JSON, because its typed models cost memory and time
+without benefit here.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from fulmen_runner.agents.tail import Tail
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 
 CALL_DEADLINE_S = 30.0
-PATIENCE_S = 60.0
+RETRY_DEADLINE_S = 60.0
 RETRY_PAUSE_S = 1.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 DEFAULT_NAMESPACE = "default"
@@ -34,22 +34,22 @@ _CHUNK_BYTES = 65_536
 
 
 class ClusterError(HostUnavailable):
-    """The cluster answered with an error, or not at all (status 0)."""
+    """The cluster returned an error, or did not answer (status 0)."""
 
     def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(f"The Kubernetes cluster failed: {message}")
+        super().__init__(f"Kubernetes cluster failed: {message}")
         self.status = status
         self.reason = message
 
     @property
-    def is_passing(self) -> bool:
-        """Whether the same call may succeed a moment later."""
+    def is_transient(self) -> bool:
+        """Whether a retry may succeed."""
         return self.status in (0, _TOO_MANY) or self.status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
-    """The pods of a Job, and the version of the list, from which changes can be awaited."""
+    """The pods of a Job, and the resource version of the list."""
 
     items: list[dict[str, Any]]
     version: str
@@ -61,7 +61,7 @@ class KubernetesCluster:
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self.namespace = namespace
         self._api = api
-        # Asked for undecoded answers, these return what their types do not say.
+        # Any: with `_preload_content=False` they return raw responses.
         self._core: Any = client.CoreV1Api(api)
         self._batch: Any = client.BatchV1Api(api)
 
@@ -70,32 +70,32 @@ class KubernetesCluster:
         await self._api.close()
 
     async def create_secret(self, secret: Mapping[str, Any]) -> None:
-        """Makes a Secret whose name nobody else uses. Raises HostUnavailable, AgentFailed."""
-        await self._made(lambda: self._core.create_namespaced_secret(self.namespace, dict(secret), **_RAW))
+        """Creates a Secret with a unique name. Raises HostUnavailable, AgentFailed."""
+        await self._create(lambda: self._core.create_namespaced_secret(self.namespace, dict(secret), **_RAW))
 
     async def create_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes a Job whose name nobody else uses, and returns it.
+        """Creates a Job with a unique name and returns it.
 
         Raises:
-            AgentFailed: If the cluster says that it is none.
-            HostUnavailable: If the cluster refuses it for another reason, or does not answer.
+            AgentFailed: If the cluster rejects it as invalid.
+            HostUnavailable: If the cluster rejects it for another reason, or does not answer.
         """
-        made = await self._made(lambda: self._batch.create_namespaced_job(self.namespace, dict(job), **_RAW))
+        made = await self._create(lambda: self._batch.create_namespaced_job(self.namespace, dict(job), **_RAW))
         if made is None:
             name = job["metadata"]["name"]
-            made = await self._patiently(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
+            made = await self._retried(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
         return made
 
     async def patch_secret(self, name: str, patch: Mapping[str, Any]) -> None:
-        """Changes a Secret. Raises HostUnavailable."""
-        await self._patiently(
+        """Patches a Secret. Raises HostUnavailable."""
+        await self._retried(
             lambda: self._core.patch_namespaced_secret(
                 name, self.namespace, dict(patch), _content_type=_MERGE_PATCH, **_RAW
             )
         )
 
     async def job(self, name: str) -> dict[str, Any] | None:
-        """Returns a Job, None if there is none. Raises HostUnavailable."""
+        """Returns a Job, or None. Raises HostUnavailable."""
         try:
             return await self._json(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
         except ClusterError as error:
@@ -111,7 +111,7 @@ class KubernetesCluster:
         return Pods(items=found["items"], version=found["metadata"].get("resourceVersion", ""))
 
     async def pods_changed(self, job: str, version: str, timeout_s: float) -> None:
-        """Returns once something changed since a list of pods, or after a while. Raises HostUnavailable."""
+        """Waits for a change since a resource version, or until the timeout. Raises HostUnavailable."""
         timeout = aiohttp.ClientTimeout(total=timeout_s + CALL_DEADLINE_S)
         try:
             response = await self._core.list_namespaced_pod(
@@ -124,13 +124,13 @@ class KubernetesCluster:
                 _request_timeout=timeout,
             )
             async with response:
-                # What changed is read from the next list; also that the version is too old.
+                # The content is ignored: the caller lists the pods again.
                 await response.content.readany()
         except (TimeoutError, aiohttp.ClientError, client.ApiException) as error:
             raise ClusterError(_text(error)) from None
 
     async def log(self, pod: str, container: str, tail: Tail, allowed_bytes: int) -> bool:
-        """Reads the log of a container; returns False if it is longer than is allowed. Raises HostUnavailable."""
+        """Reads the log of a container; returns False if it exceeds `allowed_bytes`. Raises HostUnavailable."""
         try:
             response = await self._core.read_namespaced_pod_log(pod, self.namespace, container=container, **_RAW)
             async with response:
@@ -145,48 +145,48 @@ class KubernetesCluster:
         return True
 
     async def delete_job(self, name: str) -> None:
-        """Deletes a Job with its pods; nothing happens if there is none. Raises HostUnavailable."""
+        """Deletes a Job with its pods, if it exists. Raises HostUnavailable."""
         await self._unless_gone(
             lambda: self._batch.delete_namespaced_job(name, self.namespace, propagation_policy="Background", **_RAW)
         )
 
     async def delete_secret(self, name: str) -> None:
-        """Deletes a Secret; nothing happens if there is none. Raises HostUnavailable."""
+        """Deletes a Secret, if it exists. Raises HostUnavailable."""
         await self._unless_gone(lambda: self._core.delete_namespaced_secret(name, self.namespace, **_RAW))
 
     async def jobs(self, selector: str) -> list[dict[str, Any]]:
-        """Returns the Jobs with labels. Raises HostUnavailable."""
+        """Returns the Jobs that match a label selector. Raises HostUnavailable."""
         found = await self._json(
             lambda: self._batch.list_namespaced_job(self.namespace, label_selector=selector, **_RAW)
         )
         return list(found["items"])
 
     async def secrets(self, selector: str) -> list[dict[str, Any]]:
-        """Returns the Secrets with labels. Raises HostUnavailable."""
+        """Returns the Secrets that match a label selector. Raises HostUnavailable."""
         found = await self._json(
             lambda: self._core.list_namespaced_secret(self.namespace, label_selector=selector, **_RAW)
         )
         return list(found["items"])
 
-    async def _made(self, create: Callable[[], Awaitable[Any]]) -> dict[str, Any] | None:
-        """Makes something; returns None if a call whose answer was lost had made it."""
+    async def _create(self, create: Callable[[], Awaitable[Any]]) -> dict[str, Any] | None:
+        """Creates an object; returns None if an earlier try, whose answer was lost, has created it."""
         try:
-            return await self._patiently(create)
+            return await self._retried(create)
         except ClusterError as error:
             if error.status in _REFUSED:
-                raise AgentFailed(f"The cluster refuses the agent's Job: {error.reason}") from None
+                raise AgentFailed(f"cluster rejected the agent's Job: {error.reason}") from None
             if error.status != _CONFLICT:
                 raise
             return None
 
-    async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-        """Calls again while the cluster does not answer, or has no time for it."""
-        deadline = time.monotonic() + PATIENCE_S
+    async def _retried(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+        """Calls with retries on transient errors, for up to `RETRY_DEADLINE_S`."""
+        deadline = time.monotonic() + RETRY_DEADLINE_S
         while True:
             try:
                 return await self._json(call)
             except ClusterError as error:
-                if not error.is_passing or time.monotonic() > deadline:
+                if not error.is_transient or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -210,7 +210,7 @@ class KubernetesCluster:
         try:
             document: dict[str, Any] = json.loads(body)
         except ValueError:
-            raise ClusterError("it answers with something else than JSON", response.status) from None
+            raise ClusterError("response is not JSON", response.status) from None
         return document
 
 
@@ -218,16 +218,16 @@ _RAW: dict[str, Any] = {"_preload_content": False}
 
 
 async def connect(*, kubeconfig: str, context: str, namespace: str, in_cluster: bool) -> KubernetesCluster:
-    """Reads how to reach a cluster; does not ask it anything yet.
+    """Loads the configuration of a cluster, without connecting.
 
     Args:
         kubeconfig: Path of a kubeconfig.
-        context: Of the kubeconfig; empty means its current one.
-        namespace: Empty means that of the context or of the pod.
-        in_cluster: Whether the pod's service account is used instead.
+        context: Context of the kubeconfig; empty for its current one.
+        namespace: Namespace; empty for that of the context or the pod.
+        in_cluster: Whether to use the pod's service account instead of a kubeconfig.
 
     Raises:
-        HostUnavailable: If that cannot be read.
+        HostUnavailable: If the configuration cannot be loaded.
     """
     configuration = client.Configuration()
     try:
@@ -240,7 +240,7 @@ async def connect(*, kubeconfig: str, context: str, namespace: str, in_cluster: 
             )
             found = _namespace(kubeconfig, context)
     except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-        raise HostUnavailable(f"The configuration of the Kubernetes cluster cannot be read: {error}") from None
+        raise HostUnavailable(f"configuration of the Kubernetes cluster cannot be loaded: {error}") from None
     return KubernetesCluster(client.ApiClient(configuration), namespace or found or DEFAULT_NAMESPACE)
 
 
@@ -254,7 +254,7 @@ def _reason(body: bytes) -> str:
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace") or "no reason is given"
+        return body[:200].decode(errors="replace") or "no reason given"
 
 
 def _text(error: Exception) -> str:

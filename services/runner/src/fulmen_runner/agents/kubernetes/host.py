@@ -1,7 +1,7 @@
 """Agents that are Jobs of a Kubernetes cluster.
 
-Invariant: when an attempt ends, for whatever reason, its Job and Secret are deleted; if its runner dies, the Job ends at
-its own deadline and the cluster or another runner deletes it.
+Invariant: when an attempt ends, its Job and Secret are deleted. If the runner dies, the Job ends at its own deadline, and
+the cluster or another runner deletes it.
 """
 
 import asyncio
@@ -32,19 +32,18 @@ from fulmen_runner.agents.kubernetes.manifest import (
 )
 from fulmen_runner.agents.kubernetes.template import JobTemplate, read_template
 from fulmen_runner.agents.kubernetes.verdict import (
+    DeadlineExceeded,
     Ended,
     Lost,
     Patience,
     Refused,
-    TooLate,
     Verdict,
     verdict_of,
     waiting_for,
 )
-from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.python.threads import run_in_thread
-from fulmen_runner.agents.specification import JobTarget, Limits
+from fulmen_runner.agents.specification import JobTarget, Limits, check_output_limit
 from fulmen_runner.agents.tail import Tail
 from fulmen_runner.agents.templates import expanded_variables, placeholders_of
 from fulmen_runner.attempts.errors import AgentFailed, AgentTimedOut, HostUnavailable
@@ -55,11 +54,11 @@ from fulmen_runner.attempts.rewards import rewards_of_last_line
 if TYPE_CHECKING:
     from fulmen_runner.agents.kubernetes.cluster import KubernetesCluster
 
-LOOK_INTERVAL_S = 20.0
-"""How often a Job is looked at though nothing of its pod changed."""
+POLL_INTERVAL_S = 20.0
+"""Interval of polling a Job while its pods do not change."""
 
 UNREACHABLE_S = 60.0
-"""How long the cluster may not answer before an attempt is given up."""
+"""Time without an answer of the cluster after which an attempt fails."""
 
 RETRY_PAUSE_S = 1.0
 REMOVE_DEADLINE_S = 60.0
@@ -69,14 +68,18 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHost:
-    """What all Jobs of a runner share.
+    """Configuration shared by all Jobs of a runner.
 
     Attributes:
-        endpoints: The model proxy and the store, as pods reach them.
-        host_access: Whether templates may use the nodes.
-        limits: Of agents that ask for none, and the most that one gets.
-        ttl_s: When the cluster deletes ended Jobs.
-        output_allowed_bytes: A log longer than this is the agent's fault.
+        cluster: The cluster.
+        owner: This runner, for annotations.
+        endpoints: Model proxy and store as seen by pods.
+        host_access: Whether templates may use the nodes, and Secrets and service accounts of the namespace.
+        limits: Default and upper bound of an agent's limits.
+        patience: Timeouts for starting a pod.
+        ttl_s: Time after which the cluster deletes ended Jobs, in seconds.
+        output_allowed_bytes: Size of the log above which an attempt fails.
+        removals: Pending deletions.
     """
 
     cluster: "KubernetesCluster"
@@ -98,32 +101,31 @@ class JobHost:
         limits: Limits,
         graded: bool,
     ) -> "JobAgent":
-        """Makes an agent ready.
+        """Prepares an agent: parses and checks its template.
 
         Args:
-            target: What its publisher wrote.
+            target: The specification's entry.
             directory: The unpacked bundle, if it has one.
-            environment: Its publisher's variables, templates.
-            limits: What it asks for.
-            graded: Whether something else scores it.
+            environment: The specification's variables, templates.
+            limits: The specification's limits.
+            graded: Whether a grader scores it.
 
         Raises:
-            AgentFailed: With everything that is wrong with its template.
+            AgentFailed: If the template is invalid; lists all problems.
         """
-        if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
-            raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
+        check_output_limit(target.output_kept_bytes)
         if directory is not None and not graded:
-            raise AgentFailed("A Job does not get the agent's bundle: put its files into the image.")
+            raise AgentFailed("a Job cannot use the agent's bundle. Put its files into the image.")
         template = await run_in_thread(
-            partial(read_template, target.template, host_access=self.host_access, most=self.limits)
+            partial(read_template, target.template, host_access=self.host_access, max_limits=self.limits)
         )
         return JobAgent(
             host=self, target=target, template=template, environment=environment, limits=limits, graded=graded
         )
 
     async def remove(self, name: str) -> None:
-        """Deletes a Job and its Secret; what cannot be deleted in time is left to the cluster and to `remove_left`."""
-        problem = "it took too long"
+        """Deletes a Job and its Secret; on timeout, leaves them to the cluster and to `remove_leftovers`."""
+        problem = "timeout"
         try:
             async with asyncio.timeout(REMOVE_DEADLINE_S):
                 while True:
@@ -138,24 +140,24 @@ class JobHost:
         except TimeoutError:
             _log.warning("job_not_removed", job=name, error=problem)
 
-    async def remove_left(self, now_unix_s: float) -> int:
-        """Deletes Jobs and Secrets that runners left behind; returns how many. Raises HostUnavailable."""
+    async def remove_leftovers(self, now_unix_s: float) -> int:
+        """Deletes Jobs and Secrets of dead runners; returns their number. Raises HostUnavailable."""
         selector = f"{MANAGED_BY}={MANAGER}"
         found = [*await self.cluster.jobs(selector), *await self.cluster.secrets(selector)]
-        left = {each["metadata"]["name"] for each in found if self._is_left(each, now_unix_s)}
-        for name in left:
+        names = {each["metadata"]["name"] for each in found if self._is_leftover(each, now_unix_s)}
+        for name in names:
             await self.remove(name)
-        return len(left)
+        return len(names)
 
     async def close(self) -> None:
-        """Waits for removals that are under way, and closes the connections."""
+        """Waits for pending deletions and closes the connections."""
         if self.removals:
             await asyncio.wait(self.removals, timeout=REMOVE_DEADLINE_S)
         await self.cluster.close()
 
-    def _is_left(self, document: Mapping[str, Any], now_unix_s: float) -> bool:
+    def _is_leftover(self, document: Mapping[str, Any], now_unix_s: float) -> bool:
         annotations = document["metadata"].get("annotations") or {}
-        return self.owner.left(
+        return self.owner.is_leftover(
             host=annotations.get(HOST_ANNOTATION, ""),
             process=annotations.get(PROCESS_ANNOTATION, ""),
             deadline_unix_s=deadline_of(annotations, DEADLINE_ANNOTATION),
@@ -165,7 +167,7 @@ class JobHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAgent:
-    """An agent that is a Job: its outcome is its log, its reward the last line of that, unless there is a grader."""
+    """An agent that is a Job. Its outcome is its log; without a grader, its reward is in the last line."""
 
     host: JobHost
     target: JobTarget
@@ -177,7 +179,7 @@ class JobAgent:
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the Job on the rollout's input."""
         if len(invocation.assignment.input) > MAX_INPUT_BYTES:
-            raise AgentFailed(f"The rollout's input is larger than the {MAX_INPUT_BYTES} bytes that a Job can get.")
+            raise AgentFailed(f"input of the rollout exceeds the {MAX_INPUT_BYTES} bytes allowed for a Job")
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
         order = self._order(invocation, expanded_variables(self.environment, placeholders))
         job = job_of(self.template, placeholders, order)
@@ -206,15 +208,15 @@ class JobAgent:
             input=assignment.input,
             timeout_s=assignment.timeout_s,
             ttl_s=host.ttl_s,
-            limits=granted(self.limits, host.limits),
-            limits_asked=self.limits,
+            limits=self.limits.capped(host.limits),
+            requested_limits=self.limits,
             created_unix_s=time.time(),
         )
 
     async def _end(self, name: str) -> Verdict:
-        """Waits until the attempt is over; the executor ends the wait at the attempt's time."""
+        """Waits for the end of the Job; the executor applies the attempt's timeout."""
         cluster, patience = self.host.cluster, self.host.patience
-        look_s = min(LOOK_INTERVAL_S, patience.image_s, patience.start_s)
+        poll_s = min(POLL_INTERVAL_S, patience.image_s, patience.start_s)
         answered_at = seen_at = time.monotonic()
         seen = ""
         while True:
@@ -227,7 +229,7 @@ class JobAgent:
                 verdict = verdict_of(job, pods.items, waited_s=now - seen_at, patience=patience)
                 if verdict is not None:
                     return verdict
-                await cluster.pods_changed(name, pods.version, look_s)
+                await cluster.pods_changed(name, pods.version, poll_s)
             except HostUnavailable:
                 if time.monotonic() - answered_at > UNREACHABLE_S:
                     raise
@@ -237,7 +239,7 @@ class JobAgent:
         match verdict:
             case Refused(message=message):
                 raise AgentFailed(message)
-            case TooLate(message=message):
+            case DeadlineExceeded(message=message):
                 raise AgentTimedOut(message)
             case Lost(message=message):
                 raise HostUnavailable(message)
@@ -252,5 +254,5 @@ class JobAgent:
         container = self.template.manifest["spec"]["template"]["spec"]["containers"][self.template.agent_index]["name"]
         allowed_bytes = self.host.output_allowed_bytes
         if not await self.host.cluster.log(pod, container, tail, allowed_bytes):
-            raise AgentFailed(f"The agent's log is longer than {allowed_bytes} bytes.")
+            raise AgentFailed(f"log of the agent exceeds {allowed_bytes} bytes")
         return tail.text()

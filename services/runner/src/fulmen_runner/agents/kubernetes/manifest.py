@@ -1,7 +1,7 @@
-"""Makes the Job and the Secret of one attempt.
+"""Builds the Job and the Secret of one attempt.
 
-Invariant: the attempt's key and input are in the Secret only. The Job is never tried again by the cluster, ends by
-itself even if no runner lives, and is deleted by the cluster some time after its end.
+Invariant: the attempt's key and input are in the Secret only. The cluster never retries the Job, ends it at its deadline
+without a runner, and deletes it some time after its end.
 """
 
 import base64
@@ -29,10 +29,10 @@ TASK_FILE = f"{INPUT_DIR}/{TASK_KEY}"
 WORK_DIR = "/fulmen/work"
 
 OVERTIME_S = 120
-"""How long the cluster lets a Job run after its attempt's time, which its runner looks after."""
+"""Time between the attempt's timeout, enforced by the runner, and the Job's own deadline."""
 
 MAX_INPUT_BYTES = 700_000
-"""A Secret holds at most 1 MiB, and the input may be in it twice."""
+"""A Secret holds at most 1 MiB and may contain the input twice."""
 
 _INPUT_VOLUME, _WORK_VOLUME = "fulmen-input", "fulmen-work"
 _STOP_GRACE_S = 5
@@ -44,18 +44,21 @@ _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
-    """What a Job is made of beside its template.
+    """The values of one attempt for its Job and Secret.
 
     Attributes:
-        name: Of the Job and the Secret.
-        variables: The agent's environment; secret.
-        defaults: Variables that the template may set otherwise.
-        input: The task.
-        timeout_s: The attempt's time.
-        ttl_s: When the cluster deletes the Job after its end.
-        limits: Of the agent, and of each container beside it that names none.
-        limits_asked: Whether the agent's publisher asked for them, which goes before the template's.
-        created_unix_s: Now.
+        name: Name of the Job and the Secret.
+        rollout_id: Id of the rollout.
+        attempt: Name of the attempt.
+        owner: The runner.
+        variables: The agent's environment. Secret.
+        defaults: Variables that the template may override.
+        input: The encoded task.
+        timeout_s: Timeout of the attempt.
+        ttl_s: Time after which the cluster deletes the ended Job.
+        limits: Limits of the agent, and of sidecars without their own.
+        requested_limits: The specification's limits, which override the template's.
+        created_unix_s: Current time, Unix seconds.
     """
 
     name: str
@@ -68,7 +71,7 @@ class JobOrder:
     timeout_s: float
     ttl_s: int
     limits: Limits
-    limits_asked: Limits
+    requested_limits: Limits
     created_unix_s: float
 
 
@@ -89,7 +92,7 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
     """Returns the Job.
 
     Raises:
-        AgentFailed: If the template does not fit the input.
+        AgentFailed: If the template does not match the input.
     """
     job = template.filled(placeholders)
     mine = _metadata(order)
@@ -129,12 +132,12 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
     _complete_agent(agent, order)
     for container in (*pod["containers"], *(pod.get("initContainers") or [])):
         container["securityContext"] = _confined(container, _CONTAINER_SECURITY, template)
-        _limit(container, order.limits, order.limits_asked if container is agent else Limits())
+        _limit(container, order.limits, order.requested_limits if container is agent else Limits())
     return job
 
 
 def owner_patch(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the change of a Secret by which it goes with its Job."""
+    """Returns the patch that makes the Job the owner of its Secret, so that they are deleted together."""
     metadata = job["metadata"]
     reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
     return {"metadata": {"ownerReferences": [reference]}}
@@ -156,23 +159,23 @@ def _complete_agent(agent: dict[str, Any], order: JobOrder) -> None:
 
 
 def _confined(owner: Mapping[str, Any], security: Mapping[str, Any], template: JobTemplate) -> dict[str, Any]:
-    """Returns a security context: the runner's, but where the template has a say in it."""
+    """Returns a security context: the runner's, overridden by the template only if it has host access."""
     given = _of(owner, "securityContext")
     if not template.host_access:
-        # Not the other way round: `capabilities: {}` leaves a container what its image's runtime gives.
+        # The runner's must win: `capabilities: {}` would keep the container runtime's defaults.
         return {**given, **security}
-    # The cluster refuses privileges together with the word that there is no way to new ones.
+    # The cluster rejects privileges combined with allowPrivilegeEscalation=false.
     return given if given.get("privileged") or _of(given, "capabilities").get("add") else {**security, **given}
 
 
-def _limit(container: dict[str, Any], most: Limits, asked: Limits) -> None:
+def _limit(container: dict[str, Any], maximum: Limits, requested: Limits) -> None:
     resources = _of(container, "resources")
     limits = _of(resources, "limits")
-    for name, text, is_asked in (
-        ("memory", str(most.memory_bytes), asked.memory_bytes),
-        ("cpu", f"{math.ceil(most.cpu_count * 1000)}m", asked.cpu_count),
+    for name, text, is_requested in (
+        ("memory", str(maximum.memory_bytes), requested.memory_bytes),
+        ("cpu", f"{math.ceil(maximum.cpu_count * 1000)}m", requested.cpu_count),
     ):
-        if is_asked or name not in limits:
+        if is_requested or name not in limits:
             limits[name] = text
     container["resources"] = resources | {"limits": limits}
 
@@ -199,5 +202,5 @@ def _merged(given: dict[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns an object inside of another, empty if it is not there."""
+    """Returns a nested object, empty if absent."""
     return value.get(name) or {}

@@ -1,4 +1,4 @@
-"""Kubernetes' way to write amounts. Source: apimachinery, pkg/api/resource, `Quantity`."""
+"""Kubernetes quantities. Source: apimachinery, pkg/api/resource, `Quantity`."""
 
 import re
 from decimal import Decimal
@@ -9,14 +9,14 @@ _FORM = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?)(?:[eE]([+-]?[0-9]{1,2})|([K
 
 
 def quantity(value: object) -> float:
-    """Reads an amount, such as `512Mi` bytes or `500m` processors.
+    """Parses a quantity, such as `512Mi` bytes or `500m` processors.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is malformed.
     """
     form = _FORM.fullmatch(str(value)) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
     if form is None:
-        raise ValueError(f"{str(value)[:40]!r} is no amount such as 500m or 512Mi")
+        raise ValueError(f"{str(value)[:40]!r} is not a quantity such as 500m or 512Mi")
     number, exponent, suffix = form.groups()
     if exponent:
         return float(Decimal(number) * Decimal(10) ** int(exponent))

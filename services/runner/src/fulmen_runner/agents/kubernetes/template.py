@@ -1,8 +1,7 @@
-"""Reads and checks templates of Kubernetes Jobs.
+"""Parses and checks templates of Kubernetes Jobs.
 
-Invariant: a template that is read here is plain data of bounded size, names one container as the agent, and, unless the
-runner allows it, asks for nothing of the node that it runs on nor for Secrets and tokens of its namespace. What else is
-wrong with it the cluster says.
+Invariant: a parsed template is plain data of bounded size, has one agent container, and, unless the runner allows host
+access, uses neither the node nor Secrets and tokens of the namespace. Other errors are reported by the cluster.
 """
 
 import copy
@@ -25,7 +24,7 @@ _POD_IDENTITY = ("serviceAccountName", "serviceAccount", "automountServiceAccoun
 _SAFE_VOLUMES = frozenset(
     {"name", "emptyDir", "configMap", "downwardAPI", "persistentVolumeClaim", "ephemeral", "image"}
 )
-"""What a volume may be. Others are of the node, may hold a Secret or a token, or are mounted with the help of one."""
+"""Allowed kinds of volumes. Others belong to the node, or contain or need a Secret or token."""
 
 _PROFILES = ("seccompProfile", "appArmorProfile")
 _SAFE_PROFILE = "RuntimeDefault"
@@ -33,7 +32,7 @@ _PROFILE_ANNOTATIONS = ("seccomp.security.alpha.kubernetes.io/", "container.appa
 _SAFE_ANNOTATIONS = ("runtime/default", "docker/default")
 _CONTAINER_LISTS = ("containers", "initContainers", "ephemeralContainers")
 _OWN_FIELDS = ("selector", "manualSelector", "suspend", "managedBy")
-_ALLOW = "which this runner does not allow (FULMEN_RUNNER_JOB_HOST_ACCESS)"
+_FORBIDDEN = "which is not allowed on this runner (FULMEN_RUNNER_JOB_HOST_ACCESS)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +40,9 @@ class JobTemplate:
     """A checked template.
 
     Attributes:
-        manifest: The Job as data; its texts are templates.
-        agent_index: Which of its containers is the agent.
-        host_access: Whether it may say itself what its containers may do.
+        manifest: The Job as data; its strings are templates.
+        agent_index: Index of the agent's container.
+        host_access: Whether it may override the runner's security contexts.
     """
 
     manifest: Mapping[str, Any] = field(repr=False)
@@ -51,10 +50,10 @@ class JobTemplate:
     host_access: bool
 
     def filled(self, placeholders: Placeholders) -> dict[str, Any]:
-        """Returns the Job of one attempt, each of its texts expanded; what an input holds stays inside its text.
+        """Returns the manifest with all strings expanded; an input cannot change the structure.
 
         Raises:
-            AgentFailed: If the texts do not fit the input.
+            AgentFailed: If the templates do not match the input.
         """
         manifest = copy.deepcopy(dict(self.manifest))
         places = dict(_texts(manifest))
@@ -64,16 +63,16 @@ class JobTemplate:
         return manifest
 
 
-def read_template(text: str, *, host_access: bool, most: Limits) -> JobTemplate:
-    """Reads a template.
+def read_template(text: str, *, host_access: bool, max_limits: Limits) -> JobTemplate:
+    """Parses a template.
 
     Args:
         text: YAML or JSON.
         host_access: Whether it may use the node, and the Secrets and service accounts of the namespace.
-        most: What each of its containers may ask for.
+        max_limits: Upper bound of each container's limits.
 
     Raises:
-        AgentFailed: With everything that is wrong with it.
+        AgentFailed: If it is invalid; lists all problems.
     """
     manifest, problems = _parsed(text)
     index = 0
@@ -84,14 +83,14 @@ def read_template(text: str, *, host_access: bool, most: Limits) -> JobTemplate:
         problems += _shape_problems(_pod(manifest))
         if not host_access:
             problems += _host_problems(manifest)
-        problems += _limit_problems(_pod(manifest), most)
+        problems += _limit_problems(_pod(manifest), max_limits)
     if problems:
-        raise AgentFailed("The agent's Job template cannot be used: " + "; ".join(problems) + ".")
+        raise AgentFailed("Job template of the agent is invalid: " + "; ".join(problems))
     return JobTemplate(manifest=manifest, agent_index=index, host_access=host_access)
 
 
 def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
-    # Imported here: a runner without Jobs does without it.
+    # Deferred: not needed by runners without Jobs.
     import yaml  # type: ignore[import-untyped]  # Its types are a package of their own.
 
     if len(text.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
@@ -100,10 +99,10 @@ def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
         depth = 0
         for event in yaml.parse(text, yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            # The time that reading takes grows with the square of the depth.
+            # Parsing time is quadratic in the depth.
             if depth > _MAX_DEPTH:
-                return {}, ["it is nested too deep"]
-            # An alias of an alias may stand for more than any memory holds.
+                return {}, ["it is nested too deeply"]
+            # Nested aliases can expand exponentially.
             if isinstance(event, yaml.AliasEvent):
                 return {}, ["it uses YAML aliases (`*name`), which are not supported"]
         manifest = yaml.safe_load(text)
@@ -111,7 +110,7 @@ def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
         return {}, ["it is not YAML: " + " ".join(str(error).split())]
     if not isinstance(manifest, dict):
         return {}, ["it is not a single YAML object"]
-    return manifest, [f"{path} is neither text, number, list nor object" for path in _not_json(manifest, "")]
+    return manifest, [f"{path} is neither a string, number, list nor object" for path in _not_json(manifest, "")]
 
 
 def _not_json(value: object, path: str) -> Iterator[str]:
@@ -130,31 +129,31 @@ def _not_json(value: object, path: str) -> Iterator[str]:
 def _job_problems(manifest: Mapping[str, Any]) -> Iterator[str]:
     for name, wanted in (("apiVersion", "batch/v1"), ("kind", "Job")):
         if manifest.get(name) != wanted:
-            yield f"{name} is {manifest.get(name)!r} instead of {wanted!r}"
+            yield f"{name} is {manifest.get(name)!r}, expected {wanted!r}"
     if _object(manifest.get("metadata")).get("namespace"):
-        yield "metadata.namespace is the runner's to set (FULMEN_RUNNER_JOB_NAMESPACE)"
+        yield "metadata.namespace cannot be set; the runner uses FULMEN_RUNNER_JOB_NAMESPACE"
     spec = _object(manifest.get("spec"))
     for name in ("parallelism", "completions"):
         if spec.get(name, 1) != 1:
-            yield f"spec.{name} is {spec[name]!r}: an attempt is one pod"
+            yield f"spec.{name} is {spec[name]!r}, expected 1: an attempt is one pod"
     for name in _OWN_FIELDS:
         if spec.get(name):
             yield f"spec.{name} cannot be set"
     deadline = spec.get("activeDeadlineSeconds", 1)
     if not isinstance(deadline, int) or deadline < 1:
-        yield "spec.activeDeadlineSeconds is no positive number of seconds"
+        yield "spec.activeDeadlineSeconds is not a positive integer"
 
 
 def _agent_index(manifest: Mapping[str, Any]) -> tuple[int, list[str]]:
     containers = _pod(manifest).get("containers")
     where = "spec.template.spec.containers"
     if not isinstance(containers, list) or not containers:
-        return 0, [f"{where} names no container"]
+        return 0, [f"{where} is empty"]
     if not all(isinstance(container, dict) for container in containers):
-        return 0, [f"{where} holds what is no container"]
+        return 0, [f"{where} has an item that is not an object"]
     named = [index for index, each in enumerate(containers) if each.get("name") == AGENT_CONTAINER]
     if len(containers) > 1 and len(named) != 1:
-        return 0, [f"{where} has {len(containers)} containers, of which one must be called {AGENT_CONTAINER!r}"]
+        return 0, [f"{where} has {len(containers)} containers, of which one must be named {AGENT_CONTAINER!r}"]
     index = named[0] if named else 0
     problems = [
         f"{where}[{index}].{name} is missing"
@@ -165,20 +164,20 @@ def _agent_index(manifest: Mapping[str, Any]) -> tuple[int, list[str]]:
 
 
 def _shape_problems(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Finds what the runner could not complete."""
+    """Yields fields of the wrong type that the runner has to extend."""
     where = "spec.template.spec"
     if not isinstance(pod.get("securityContext") or {}, dict):
-        yield f"{where}.securityContext is no object"
+        yield f"{where}.securityContext is not an object"
     for name in ("volumes", *_CONTAINER_LISTS[1:]):
         members = pod.get(name) or []
         if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
-            yield f"{where}.{name} is no list of objects"
+            yield f"{where}.{name} is not a list of objects"
     for place, container in _containers(pod):
         for name in ("securityContext", "resources"):
             if not isinstance(container.get(name) or {}, dict):
-                yield f"{place}.{name} is no object"
+                yield f"{place}.{name} is not an object"
         if not isinstance(_object(container.get("resources")).get("limits") or {}, dict):
-            yield f"{place}.resources.limits is no object"
+            yield f"{place}.resources.limits is not an object"
 
 
 def _host_problems(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -196,7 +195,7 @@ def _host_problems(manifest: Mapping[str, Any]) -> Iterator[str]:
         if name.startswith(_PROFILE_ANNOTATIONS) and value not in _SAFE_ANNOTATIONS
     ]
     uses += [f"{place}.{use}" for place, container in _containers(pod) for use in _container_uses(container)]
-    return (f"{use}, {_ALLOW}" for use in uses)
+    return (f"{use}, {_FORBIDDEN}" for use in uses)
 
 
 def _container_uses(container: Mapping[str, Any]) -> Iterator[str]:
@@ -220,7 +219,7 @@ def _container_uses(container: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _confinement(security: Mapping[str, Any]) -> Iterator[str]:
-    """Finds what weakens the walls around a container; a profile of the node may be as weak as none."""
+    """Yields settings that weaken a container's isolation; a profile of the node may do nothing."""
     for name in _PROFILES:
         if name in security and _object(security[name]).get("type") != _SAFE_PROFILE:
             yield f"{name}.type"
@@ -231,10 +230,10 @@ def _confinement(security: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _limit_problems(pod: Mapping[str, Any], most: Limits) -> Iterator[str]:
+def _limit_problems(pod: Mapping[str, Any], maximum: Limits) -> Iterator[str]:
     for place, container in _containers(pod):
         limits = _object(_object(container.get("resources")).get("limits"))
-        for name, highest in (("memory", most.memory_bytes), ("cpu", most.cpu_count)):
+        for name, highest in (("memory", maximum.memory_bytes), ("cpu", maximum.cpu_count)):
             if name not in limits:
                 continue
             try:
@@ -243,13 +242,11 @@ def _limit_problems(pod: Mapping[str, Any], most: Limits) -> Iterator[str]:
                 yield f"{place}.resources.limits.{name}: {error}"
                 continue
             if highest and asked > highest:
-                yield (
-                    f"{place}.resources.limits.{name} is {limits[name]}, more than the {highest:g} that this runner gives"
-                )
+                yield (f"{place}.resources.limits.{name} is {limits[name]}, above this runner's maximum of {highest:g}")
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every container of a pod, after its place."""
+    """Yields the path and content of every container of a pod."""
     for name in _CONTAINER_LISTS:
         for index, container in enumerate(_objects(pod.get(name))):
             yield f"spec.template.spec.{name}[{index}]", container
@@ -268,7 +265,7 @@ def _objects(value: object) -> list[dict[str, Any]]:
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, tuple[str, Callable[[str], None]]]]:
-    """Yields every text in a document with its path and with what replaces it there."""
+    """Yields every string in a document with its path and a setter."""
     members = value.items() if isinstance(value, dict) else enumerate(value)
     for key, member in members:
         below = f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}".lstrip(".")

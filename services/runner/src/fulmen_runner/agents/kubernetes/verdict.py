@@ -1,6 +1,6 @@
-"""Tells from a Job and its pod whether the attempt is over, and whose fault it is if it failed.
+"""Decides from a Job and its pod whether the attempt has ended, and why it failed.
 
-Invariant: pure; the same documents and times give the same verdict.
+Invariant: a pure function of the documents and times.
 Sources: the Kubernetes API reference (Pod v1 `status`, Job batch/v1 `status`), "Pod disruption conditions".
 """
 
@@ -22,7 +22,7 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long what may pass is waited for, seconds."""
+    """Timeouts for starting a pod, in seconds: for scheduling, and for pulling images."""
 
     start_s: float
     image_s: float
@@ -30,7 +30,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The agent ended, well if `problem` is empty; its log is in the pod."""
+    """The agent exited, successfully if `problem` is empty; its log is in the pod."""
 
     pod: str
     problem: str = ""
@@ -38,13 +38,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The agent never ran, for what its template says; there is no log."""
+    """The agent never ran because of its template; there is no log."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooLate:
+class DeadlineExceeded:
     """The Job's own deadline passed."""
 
     message: str
@@ -52,36 +52,36 @@ class TooLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The cluster ended it, for no fault of the agent's."""
+    """The cluster ended the Job; INFRA."""
 
     message: str
 
 
-Verdict = Ended | Refused | TooLate | Lost
+Verdict = Ended | Refused | DeadlineExceeded | Lost
 
 
 def verdict_of(
     job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]], *, waited_s: float, patience: Patience
 ) -> Verdict | None:
-    """Returns what became of an attempt; None while it goes on.
+    """Returns the verdict on an attempt; None while it is running.
 
     Args:
-        job: The Job, None if there is none any more.
+        job: The Job; None if it was deleted.
         pods: Its pods.
-        waited_s: For how long what is seen now has been seen.
-        patience: How long that may be.
+        waited_s: Time since the waiting reason last changed, in seconds.
+        patience: Limits of that time.
     """
     if job is None:
-        return Lost(message="The Job was deleted by someone else.")
+        return Lost(message="Job was deleted by someone else")
     failure = _condition(job, "Failed")
     if failure.get("reason") == _DEADLINE:
-        return TooLate(message=f"The Job's own deadline of {job['spec'].get('activeDeadlineSeconds')} s passed.")
+        return DeadlineExceeded(message=f"Job deadline of {job['spec'].get('activeDeadlineSeconds')} s exceeded")
     if not pods:
         if failure:
-            return Lost(message=f"The pod is gone: {_said(failure)}")
+            return Lost(message=f"pod was deleted: {_reason(failure)}")
         if waited_s > patience.start_s:
             return Lost(
-                message=f"The cluster made no pod within {patience.start_s:g} s; quotas or admission may say why."
+                message=f"cluster created no pod within {patience.start_s:g} s. Check quotas and admission policies."
             )
         return None
     pod = max(pods, key=lambda each: each["metadata"].get("creationTimestamp") or "")
@@ -89,7 +89,7 @@ def verdict_of(
 
 
 def waiting_for(pods: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a word for what the pods wait for; waiting is counted anew whenever it changes."""
+    """Returns a key for what the pods are waiting for; the wait restarts when it changes."""
     return " ".join(
         f"{pod['metadata']['name']}:{pod.get('status', {}).get('phase')}:{(reason in _IMAGE_WAITS and 'image') or reason}"
         for pod in pods
@@ -107,31 +107,31 @@ def _pod_verdict(pod: Mapping[str, Any], *, waited_s: float, patience: Patience)
     if terminated:
         return Ended(pod=name, problem=_problem(terminated, pod))
     if status.get("phase") == "Failed":
-        return Lost(message=f"The pod failed: {_said(status)}")
+        return Lost(message=f"pod failed: {_reason(status)}")
     if pod["metadata"].get("deletionTimestamp"):
-        return Lost(message="The pod is being deleted, by someone else or with its node.")
+        return Lost(message="pod is being deleted, by someone else or with its node")
     return _waiting_verdict(pod, waited_s=waited_s, patience=patience)
 
 
 def _waiting_verdict(pod: Mapping[str, Any], *, waited_s: float, patience: Patience) -> Verdict | None:
     waiting = _waiting(pod)
-    reason, said = waiting.get("reason", ""), _said(waiting)
+    reason, text = waiting.get("reason", ""), _reason(waiting)
     if reason in _HOPELESS_WAITS:
-        return Refused(message=f"The image of a container cannot be had: {said}")
+        return Refused(message=f"image of a container cannot be pulled: {text}")
     if reason in _IMAGE_WAITS and waited_s > patience.image_s:
-        message = f"The image of a container was not pulled within {patience.image_s:g} s: {said}"
-        absent = any(word in said.lower() for word in _NO_SUCH_IMAGE)
+        message = f"image of a container was not pulled within {patience.image_s:g} s: {text}"
+        absent = any(word in text.lower() for word in _NO_SUCH_IMAGE)
         return Refused(message=message) if absent else Lost(message=message)
     if reason in _CONFIGURATION_WAITS and waited_s > patience.image_s:
-        return Refused(message=f"A container cannot be made: {said}")
+        return Refused(message=f"container cannot be created: {text}")
     unscheduled = _condition(pod, "PodScheduled", value="False")
     if unscheduled and waited_s > patience.start_s:
-        return Lost(message=f"No node took the pod within {patience.start_s:g} s: {_said(unscheduled)}")
+        return Lost(message=f"pod was not scheduled within {patience.start_s:g} s: {_reason(unscheduled)}")
     return None
 
 
 def _eviction(status: Mapping[str, Any]) -> Lost | Refused | None:
-    """Tells whether the cluster ended the pod; Refused if the agent's own use of its disk was why."""
+    """Returns the verdict if the cluster evicted the pod; Refused if the agent's own disk usage was the cause."""
     reason = status.get("reason", "")
     disruption: Mapping[str, Any] = next(
         (
@@ -145,10 +145,10 @@ def _eviction(status: Mapping[str, Any]) -> Lost | Refused | None:
         return None
     if reason == _DEADLINE:
         return None
-    said = _said(status) if reason else _said(disruption)
-    if reason == "Evicted" and any(word in said for word in _OWN_EVICTION):
-        return Refused(message=f"The pod took more than it may and was evicted: {said}")
-    return Lost(message=f"The cluster ended the pod: {said}")
+    text = _reason(status) if reason else _reason(disruption)
+    if reason == "Evicted" and any(word in text for word in _OWN_EVICTION):
+        return Refused(message=f"pod exceeded its limits and was evicted: {text}")
+    return Lost(message=f"cluster ended the pod: {text}")
 
 
 def _problem(terminated: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
@@ -158,16 +158,16 @@ def _problem(terminated: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
         limit = (
             _agent_of(pod.get("spec", {}).get("containers", [])).get("resources", {}).get("limits", {}).get("memory")
         )
-        return f"The container took more than its {limit} of memory and was killed."
+        return f"container exceeded its memory limit of {limit} and was killed"
     if reason in _NOT_STARTED:
-        return f"The container cannot be started: {terminated.get('message', reason)}"
+        return f"container cannot be started: {terminated.get('message', reason)}"
     if code > _SIGNALLED:
-        return f"The container was ended by signal {code - _SIGNALLED}."
-    return f"The container exited with status {code}." if code else ""
+        return f"container was killed by signal {code - _SIGNALLED}"
+    return f"container exited with status {code}" if code else ""
 
 
 def _waiting(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns why a container waits: the agent, or one that comes before it."""
+    """Returns the waiting state of the agent or an init container."""
     status = pod.get("status", {})
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     waits = [each.get("state", {}).get("waiting") for each in states]
@@ -190,6 +190,6 @@ def _condition(document: Mapping[str, Any], kind: str, value: str = "True") -> M
     return next((each for each in conditions if each["type"] == kind and each["status"] == value), {})
 
 
-def _said(status: Mapping[str, Any]) -> str:
+def _reason(status: Mapping[str, Any]) -> str:
     reason, message = status.get("reason", ""), status.get("message", "")
-    return f"{reason}: {message}" if reason and message else reason or message or "no reason is given"
+    return f"{reason}: {message}" if reason and message else reason or message or "no reason given"

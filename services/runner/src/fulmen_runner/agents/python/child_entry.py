@@ -1,4 +1,4 @@
-"""Agents and graders that run in a child process of the runner: what goes there and what comes back."""
+"""Agents and graders in a child process: encodes the request and decodes the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class ChildAgent:
     program: ChildProgram
 
     async def run(self, invocation: Invocation) -> Answer:
-        """Calls the agent; what it emitted is then in the invocation's context."""
+        """Calls the agent; its emitted rewards are then in the invocation's context."""
         answer = await _called(self.children, self.program, invocation, outcome=None)
         return Answer(value=answer.get("value"), rewards=_rewards(answer.get("rewards")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildGrader:
-    """A Python grader in a child of its own, out of reach of the agent that it grades."""
+    """A Python grader in a child of its own, which the agent cannot reach."""
 
     children: Children
     program: ChildProgram
@@ -39,13 +39,13 @@ class ChildGrader:
         try:
             return _rewards((await _called(self.children, self.program, invocation, outcome=outcome)).get("rewards"))
         except AgentFailed as error:
-            raise AgentFailed(f"The grader failed. {error}") from None
+            raise AgentFailed(f"grader failed: {error}") from None
 
 
 def child_program(
     target: PythonTarget, directory: Path | None, specification: Specification, *, grading: bool
 ) -> ChildProgram:
-    """Returns what a child runs for a Python target of an agent's specification."""
+    """Returns the child program for a Python target of a specification."""
     return ChildProgram(
         target=target.target,
         directory=directory,
@@ -57,7 +57,7 @@ def child_program(
 
 
 def plain_environment(specification: Specification) -> dict[str, str]:
-    """Returns the publisher's variables that are no templates: those that are there before any attempt."""
+    """Returns the specification's variables without placeholders, which are known before any attempt."""
     return {name: text for name, text in specification.environment.items() if "{" not in text and "}" not in text}
 
 
@@ -80,9 +80,9 @@ async def _called(children: Children, program: ChildProgram, invocation: Invocat
     try:
         answer = await children.call(program, request, assignment.input)
     except (TypeError, ValueError, RecursionError) as error:
-        raise AgentFailed(f"The outcome cannot be sent to the grader's process: {error}") from None
+        raise AgentFailed(f"outcome cannot be sent to the grader's process: {error}") from None
     if answer.get("undelivered_spans"):
-        raise HostUnavailable(f"The store did not acknowledge {answer['undelivered_spans']} spans of the attempt.")
+        raise HostUnavailable(f"store did not acknowledge {answer['undelivered_spans']} spans of the attempt")
     if "error" in answer:
         raise AgentFailed(str(answer["error"]))
     emitted = _rewards(answer.get("emitted"))
@@ -96,7 +96,7 @@ def _rows(rewards: Mapping[RewardKey, float]) -> list[list[object]]:
 
 
 def _rewards(rows: object) -> tuple[Reward, ...]:
-    """Reads what a child sent, which an agent may have forged."""
+    """Decodes rewards from a child, which the agent may have forged."""
     try:
         found = [(dimension, step, bytes.fromhex(span), value) for dimension, step, span, value in rows]  # type: ignore[attr-defined]  # Checked by the handler.
         return tuple(
@@ -109,4 +109,4 @@ def _rewards(rows: object) -> tuple[Reward, ...]:
             for dimension, step, span, value in found
         )
     except (TypeError, ValueError, RewardInvalid):
-        raise AgentFailed("The agent's process answered with something that is no list of rewards.") from None
+        raise AgentFailed("agent process returned a malformed list of rewards") from None

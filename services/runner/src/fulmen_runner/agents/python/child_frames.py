@@ -1,7 +1,7 @@
-"""The messages between a runner and a child process that runs its agents.
+"""Messages between the runner and a child process.
 
-A message is a JSON document and a body of bytes, each behind its length. JSON, and not pickle: what a child sends comes
-from the agent, which must not be able to run anything in the runner.
+A message is a JSON document and a binary body, each prefixed with its length. JSON rather than pickle, because an agent
+controls what its child sends and must not be able to run code in the runner.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""The most that a child may answer with."""
+"""Maximum size of a child's message."""
 
 _LENGTHS = struct.Struct(">II")
 
@@ -24,10 +24,10 @@ class MessageTooLarge(Exception):
 
 
 def encode(document: Mapping[str, object], body: bytes = b"") -> bytes:
-    """Returns a message as bytes.
+    """Encodes a message.
 
     Raises:
-        TypeError, ValueError, RecursionError: If JSON cannot hold the document.
+        TypeError, ValueError, RecursionError: If the document is not representable in JSON.
     """
     head = json.dumps(document).encode()
     return _LENGTHS.pack(len(head), len(body)) + head + body
@@ -37,9 +37,9 @@ async def receive(reader: asyncio.StreamReader) -> tuple[Document, bytes]:
     """Reads a message.
 
     Raises:
-        IncompleteReadError: If the other side has gone.
-        MessageTooLarge: If it is too large.
-        ValueError: If it is none.
+        IncompleteReadError: If the peer closed the connection.
+        MessageTooLarge: If the message exceeds `MAX_MESSAGE_BYTES`.
+        ValueError: If the message is malformed.
     """
     head_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     if head_length + body_length > MAX_MESSAGE_BYTES:
@@ -51,7 +51,7 @@ async def receive(reader: asyncio.StreamReader) -> tuple[Document, bytes]:
 
 
 def receive_blocking(connection: socket.socket) -> tuple[Document, bytes] | None:
-    """Reads a message, in a child; None if the runner has closed the connection."""
+    """Reads a message in a child; None if the runner has closed the connection."""
     lengths = _exactly(connection, _LENGTHS.size)
     if lengths is None:
         return None

@@ -1,6 +1,6 @@
-"""The inside of a child process that runs a Python agent or grader, one attempt after the other; see `own_process`.
+"""Entry point of a child process that runs a Python agent or grader, one attempt after another; see `children`.
 
-Invariant: outside of an attempt the process's environment names no attempt and holds no attempt's key.
+Invariant: between attempts, the environment of the process contains no attempt and no attempt key.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ _TELEMETRY_THREADS = "Otel"
 
 
 class StopAsked(BaseException):
-    """The runner ends this process: raised where the agent is, so that what it holds is closed."""
+    """The runner is ending this process. Raised inside the agent, so that its resources are closed."""
 
 
 class Stopper:
-    """Ends the agent at SIGTERM: its task is cancelled if it has one, else `StopAsked` is raised where it is."""
+    """Ends the agent on SIGTERM: cancels its task if it has one, otherwise raises `StopAsked` inside it."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Walked]] | None = None
 
     def install(self) -> None:
-        """Takes SIGTERM; again before each attempt, since agents may take it, too."""
+        """Installs the signal handler; repeated before each attempt, since agents may replace it."""
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -61,11 +61,11 @@ class Stopper:
         loop.call_soon_threadsafe(task.cancel)
 
     def run(self, entry: PythonCallable, arguments: tuple[object, ...]) -> Walked:
-        """Calls the user's callable to its end: what blocks in this thread, the rest in an event loop.
+        """Calls the agent: a blocking callable in this thread, an async one in an event loop.
 
         Raises:
             AgentFailed: If it raises.
-            StopAsked: If the process is to end.
+            StopAsked: On SIGTERM.
         """
         try:
             result = entry.begun(arguments, self.asked) if entry.blocking else entry.function(*arguments)
@@ -77,7 +77,7 @@ class Stopper:
         except asyncio.CancelledError:
             if self.asked.is_set():
                 raise StopAsked from None
-            raise AgentFailed("The agent cancelled itself.") from None
+            raise AgentFailed("agent cancelled itself") from None
         except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
             raise AgentFailed(describe_error(error)) from None
 
@@ -114,7 +114,7 @@ class Child:
         """Runs one attempt; returns the answer for the runner.
 
         Raises:
-            StopAsked: If the process is to end.
+            StopAsked: On SIGTERM.
         """
         threads = set(threading.enumerate())
         try:
@@ -163,14 +163,14 @@ class Child:
             if self._graded:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise AgentFailed(
-                    f"The outcome cannot leave the agent's process for its grader: JSON cannot hold this {kind}."
+                    f"outcome cannot be passed to the grader's process: {kind} is not representable in JSON"
                 ) from None
             return encode_output(value).content.decode()
-        raise AgentFailed(f"The outcome is larger than {MAX_MESSAGE_BYTES // 2} bytes.")
+        raise AgentFailed(f"outcome exceeds {MAX_MESSAGE_BYTES // 2} bytes")
 
 
 def main() -> None:
-    """Serves attempts on standard input, which is a socket, until the runner closes it."""
+    """Serves attempts on the socket at standard input until the runner closes it."""
     connection = _take_connection()
     first = receive_blocking(connection)
     if first is None:
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def _take_connection() -> socket.socket:
-    """Moves the connection away from standard input, where agents and their children would find it."""
+    """Moves the connection from standard input to a descriptor that agents and their children do not use."""
     connection = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -216,7 +216,7 @@ def _row(reward: Reward) -> list[object]:
 
 def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # An agent may have closed or replaced it.
+        # The agent may have closed or replaced it.
         if stream is not None and not stream.closed:
             stream.flush()
 

@@ -1,7 +1,7 @@
-"""Python agents and graders in child processes: one attempt at a time in each, children used again.
+"""Python agents and graders in child processes, which run one attempt at a time and are reused.
 
-Invariant: when a call returns or raises, its child waits for the next attempt of the same program or is gone with all
-that it started; a child is given the key of an attempt with that attempt, never before, and forgets it after.
+Invariant: when a call returns or raises, its child is either idle, waiting for another attempt of the same program, or
+dead with all its descendants. A child knows the key of its current attempt only.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildProgram:
-    """What a child runs; children are used again only for the same.
+    """The callable that a child runs; a child is reused only for an equal program.
 
     Attributes:
         target: `file.py:name` or `package.module:name`.
-        directory: The unpacked bundle, which is the working directory; None for the runner's.
+        directory: Working directory: the unpacked bundle; None for the runner's.
         grading: True for a grader, False for an agent.
-        graded: True for an agent whose outcome a grader gets.
-        environment: What its publisher gave it, without templates; there already while its modules are imported.
-        limits: What it may use.
+        graded: True for an agent whose outcome is passed to a grader.
+        environment: The specification's variables without placeholders, set before its modules are imported.
+        limits: Resource limits.
     """
 
     target: str
@@ -53,28 +53,30 @@ class ChildProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildPolicy:
-    """How long children live.
+    """Reuse of children.
 
     Attributes:
-        attempts_each: How many attempts a child runs; 1 gives each attempt a new one.
-        idle_count: How many may wait for work, of all programs together.
-        idle_s: How long one waits for work before it is ended, in seconds.
+        max_attempts: Attempts per child; 1 to start a new child for each attempt.
+        max_idle: Number of idle children over all programs.
+        idle_timeout_s: Time after which an idle child is ended, in seconds.
     """
 
-    attempts_each: int
-    idle_count: int
-    idle_s: float
+    max_attempts: int
+    max_idle: int
+    idle_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildHost:
-    """What all children of a runner share.
+    """Configuration shared by all children of a runner.
 
     Attributes:
-        inherited: The runner's variables that they get.
-        flush_s: How long they wait for their spans at the end of an attempt, seconds.
-        output_allowed_bytes: A child that writes more in an attempt is killed.
-        limits: The most that any of them may use.
+        guardian: Starts the processes.
+        inherited: Variables inherited from the runner.
+        endpoints: Addresses for model calls and spans.
+        flush_s: Timeout for flushing an attempt's spans, in seconds.
+        output_allowed_bytes: Output per attempt above which a child is killed.
+        limits: Upper bounds of the programs' limits.
     """
 
     guardian: Guardian
@@ -99,7 +101,7 @@ class Child:
         """Starts a child and waits until it has loaded its program.
 
         Raises:
-            AgentFailed: If the program cannot be loaded, or the child cannot be started.
+            AgentFailed: If the child cannot be started or cannot load the program.
         """
         allowed = allowance(
             program.limits, memory_bytes=host.limits.memory_bytes, process_count=host.limits.process_count
@@ -115,7 +117,7 @@ class Child:
         with theirs:
             try:
                 process = await Process.start(
-                    # Without its working directory on the import path: a bundle may have a `numbers.py` or `types.py`.
+                    # -P: modules of the bundle such as `numbers.py` must not shadow the standard library here.
                     (sys.executable, "-P", "-m", _MODULE),
                     cwd=program.directory,
                     environment=environment,
@@ -125,7 +127,7 @@ class Child:
                 )
             except (OSError, ValueError) as error:
                 ours.close()
-                raise AgentFailed(f"A process for the agent cannot be started: {error}") from None
+                raise AgentFailed(f"process for the agent cannot be started: {error}") from None
             except BaseException:
                 ours.close()
                 raise
@@ -139,7 +141,7 @@ class Child:
             "flush_s": host.flush_s,
         }
         try:
-            loaded = await child._exchange(encode(setup))
+            loaded = await child._request(encode(setup))
             if "error" in loaded:
                 raise AgentFailed(str(loaded["error"]))
         except BaseException:
@@ -148,35 +150,35 @@ class Child:
         return child
 
     async def call(self, request: Document, body: bytes) -> Document:
-        """Runs one attempt and returns the child's answer; being cancelled, the child is still to be ended.
+        """Runs one attempt and returns the child's answer. After a cancellation the caller has to end the child.
 
         Raises:
-            AgentFailed: If the agent fails, or the child ends.
+            AgentFailed: If the agent fails or the child exits.
         """
         self.attempt_count += 1
         self._process.watch.begin()
-        return await self._exchange(encode(request, body))
+        return await self._request(encode(request, body))
 
     @property
     def is_alive(self) -> bool:
-        """True while it has not ended."""
+        """Whether the child is running within its limits."""
         return not (self._process.kept.exited.done() or self._process.breach.done())
 
-    async def is_alone(self) -> bool:
-        """Tells whether nothing that it started is alive. Where there is no /proc, it cannot be told: False."""
+    async def has_no_descendants(self) -> bool:
+        """Returns True if no descendant is alive. Always False without /proc."""
         if not Path("/proc/self/stat").exists():
             return False
         keeper = self._process.kept.keeper
         return len((await asyncio.to_thread(measure, (keeper,)))[keeper].processes) == 1
 
     async def end(self) -> None:
-        """Ends it with all that it started."""
+        """Ends the child and all its descendants."""
         try:
             await self._process.end()
         finally:
             self._writer.close()
 
-    async def _exchange(self, message: bytes) -> Document:
+    async def _request(self, message: bytes) -> Document:
         process = self._process
         self._writer.write(message)
         answer = asyncio.ensure_future(receive(self._reader))
@@ -184,30 +186,30 @@ class Child:
             ends = (process.watch.flooded, process.breach, process.kept.exited)
             await asyncio.wait((answer, *ends), return_when=asyncio.FIRST_COMPLETED)
             if process.watch.flooded.done() or process.breach.done():
-                raise AgentFailed(await self._how_it_ended())
-            # What it forked may keep the connection open after its own end.
+                raise AgentFailed(await self._exit_message())
+            # A descendant may keep the connection open after the child has exited.
             async with asyncio.timeout(None if answer.done() else PIPE_DEADLINE_S):
                 document, _ = await answer
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            raise AgentFailed(await self._how_it_ended()) from None
+            raise AgentFailed(await self._exit_message()) from None
         except MessageTooLarge:
-            raise AgentFailed("The agent's process answered with more than is allowed.") from None
+            raise AgentFailed("answer of the agent process is too large") from None
         except ValueError:
-            raise AgentFailed("The agent's process answered with something that is no answer.") from None
+            raise AgentFailed("answer of the agent process is malformed") from None
         finally:
             answer.cancel()
         return document
 
-    async def _how_it_ended(self) -> str:
-        closed = not await self._ended_by_itself()
+    async def _exit_message(self) -> str:
+        closed = not await self._exited()
         await self._process.end()
         if closed:
-            return "The agent's process closed its connection to the runner."
+            return "agent process closed its connection to the runner"
         result = self._process.result()
-        what = result.failure or f"exited with status 0.\n{result.stderr.decode(errors='replace')}".rstrip()
-        return f"The agent's process {what}" if result.breach else f"The agent's process ended too soon: it {what}"
+        reason = result.failure or f"exited with status 0\n{result.stderr.decode(errors='replace')}".rstrip()
+        return f"agent process {reason}"
 
-    async def _ended_by_itself(self) -> bool:
+    async def _exited(self) -> bool:
         ends = (self._process.watch.flooded, self._process.breach, self._process.kept.exited)
         done, _ = await asyncio.wait(ends, timeout=PIPE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
@@ -223,10 +225,10 @@ class Children:
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def call(self, program: ChildProgram, request: Document, body: bytes) -> Document:
-        """Runs one attempt in a child that waits for it, or in a new one; being cancelled, it ends the child.
+        """Runs one attempt in an idle or new child. On cancellation, ends the child.
 
         Raises:
-            AgentFailed: If the agent fails, or its process ends.
+            AgentFailed: If the agent fails or its process exits.
         """
         child = self._take(program) or await self._start(program)
         keep = False
@@ -234,11 +236,11 @@ class Children:
             answer = await child.call(request, body)
             keep = (
                 answer.get("reusable") is True
-                and child.attempt_count < self.policy.attempts_each
-                and await child.is_alone()
+                and child.attempt_count < self.policy.max_attempts
+                and await child.has_no_descendants()
             )
         finally:
-            # Also of an attempt that is cancelled in between: nobody else knows the child.
+            # Also if the attempt was cancelled before `keep` was set.
             if keep:
                 self._put(child, program)
             else:
@@ -246,7 +248,7 @@ class Children:
         return answer
 
     async def close(self) -> None:
-        """Ends all that wait."""
+        """Ends all idle children."""
         while self._idle:
             self._end_later(self._idle.popitem()[0])
         if self._ending:
@@ -268,14 +270,14 @@ class Children:
     def _put(self, child: Child, program: ChildProgram) -> None:
         child.idle_since_s = time.monotonic()
         self._idle[child] = program
-        asyncio.get_running_loop().call_later(self.policy.idle_s, self._end_late)
-        while len(self._idle) > self.policy.idle_count:
+        asyncio.get_running_loop().call_later(self.policy.idle_timeout_s, self._end_expired)
+        while len(self._idle) > self.policy.max_idle:
             self._end_later(self._idle.popitem(last=False)[0])
 
-    def _end_late(self) -> None:
-        late_s = time.monotonic() - self.policy.idle_s
+    def _end_expired(self) -> None:
+        expired_s = time.monotonic() - self.policy.idle_timeout_s
         for child in list(self._idle):
-            if not child.is_alive or child.idle_since_s <= late_s:
+            if not child.is_alive or child.idle_since_s <= expired_s:
                 del self._idle[child]
                 self._end_later(child)
 

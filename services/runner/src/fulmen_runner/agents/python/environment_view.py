@@ -1,8 +1,8 @@
-"""Shows each in-process agent its own attempt's environment in `os.environ`, although all share one process.
+"""A per-attempt view of `os.environ` for agents that share the runner's process.
 
-Invariant: inside an attempt `os.environ`, `os.getenv` and child processes see the attempt's variables; outside of any,
-and for all other names, they see the process's. Setting or deleting one of the attempt's variables concerns that attempt
-only. What reads the environment below Python (C libraries, `os.system`, `os.exec*`) sees the process's.
+Invariant: inside an attempt, `os.environ`, `os.getenv` and child processes see the attempt's variables; outside an
+attempt, and for all other names, they see the process's. Changing one of the attempt's variables affects that attempt
+only. Code that reads the environment below Python (C libraries, `os.system`, `os.exec*`) sees the process's.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from typing import Any
 import wrapt
 
 _ENV_POSITION = 10
-"""Of `env` among the arguments of `subprocess.Popen`, after `self`."""
+"""Position of `env` among the arguments of `subprocess.Popen`, after `self`."""
 
 _view: ContextVar[dict[str, str | None] | None] = ContextVar("fulmen_environment", default=None)
-"""The attempt's variables; None is one that the agent has deleted."""
+"""The attempt's variables; None for one that the agent has deleted."""
 
 
 class _AttemptEnviron(os._Environ):
-    """`os.environ`, below the variables of the attempt that asks."""
+    """`os.environ`, overlaid with the current attempt's variables."""
 
     def __getitem__(self, key: str) -> str:
         view = _view.get()
@@ -64,7 +64,7 @@ class _AttemptEnviron(os._Environ):
 
 @contextmanager
 def viewing(environment: Mapping[str, str]) -> Iterator[None]:
-    """Shows these variables to the body, and to the tasks and threads that it starts."""
+    """Overlays these variables in the body, and in the tasks and threads that it starts."""
     token = _view.set(dict(environment))
     try:
         yield
@@ -73,13 +73,13 @@ def viewing(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def show_attempts_environments() -> None:
-    """Makes `os.environ` of this process, and what starts child processes, heed `viewing`. Once for a process."""
+    """Makes `os.environ` and the starting of child processes heed `viewing`. Idempotent."""
     if isinstance(os.environ, _AttemptEnviron):
         return
-    # The object itself changes: others hold it already (`from os import environ`).
+    # Changed in place: other modules hold a reference (`from os import environ`).
     os.environ.__class__ = _AttemptEnviron
     wrapt.wrap_function_wrapper(subprocess, "Popen.__init__", _popen)
-    # Event loops other than asyncio's own start processes without `subprocess`.
+    # uvloop starts processes without `subprocess`.
     for module in (asyncio, asyncio.subprocess):
         for name in ("create_subprocess_exec", "create_subprocess_shell"):
             wrapt.wrap_function_wrapper(module, name, _create)

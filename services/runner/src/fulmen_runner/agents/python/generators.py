@@ -1,6 +1,6 @@
-"""Agents that are generators: each yield ends a step, and a number that is yielded is that step's reward.
+"""Agents that are generators: each yield ends a step; a yielded number is the reward of that step.
 
-Invariant: a generator is closed in the context, and in the task or thread, that it ran in, however it ends.
+Invariant: a generator is always closed in the context, and in the task or thread, in which it ran.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from fulmen.emit import as_number, emit_reward
 
 
 class Stopped(Exception):
-    """A generator was told to stop between two of its steps."""
+    """A generator was stopped between two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """How a generator ended; `value` is what it returned, or else (`returned` is False) the last thing it yielded."""
+    """The end of a generator: its return value, or (`returned` is False) the last value that it yielded."""
 
     value: object
     returned: bool
 
 
 async def walk_async(generator: AsyncGenerator[object, None], *, rewarded: bool) -> Walked:
-    """Takes every step of an async generator; being cancelled, it closes the generator.
+    """Runs an async generator to its end. On cancellation, closes it.
 
     Args:
-        generator: Not begun yet.
-        rewarded: True if numbers that it yields are rewards.
+        generator: Not started.
+        rewarded: Whether yielded numbers are rewards.
 
     Raises:
         RewardInvalid: If it yields a number that is not finite.
@@ -41,7 +41,7 @@ async def walk_async(generator: AsyncGenerator[object, None], *, rewarded: bool)
         begin_step(step)
         async for value in generator:
             if task is not None and task.cancelling():
-                # It caught its cancellation and went on.
+                # The generator swallowed its cancellation.
                 raise asyncio.CancelledError
             last = value
             _end_step(step, value, rewarded=rewarded)
@@ -54,16 +54,16 @@ async def walk_async(generator: AsyncGenerator[object, None], *, rewarded: bool)
 
 
 def walk(generator: Generator[object, None, object], *, rewarded: bool, stop: threading.Event) -> Walked:
-    """Takes every step of a generator in this thread.
+    """Runs a generator to its end in this thread.
 
     Args:
-        generator: Not begun yet.
-        rewarded: True if numbers that it yields are rewards.
-        stop: Set to end it after the step that it is in.
+        generator: Not started.
+        rewarded: Whether yielded numbers are rewards.
+        stop: Set to stop it after the current step.
 
     Raises:
         RewardInvalid: If it yields a number that is not finite.
-        Stopped: If it was told to stop.
+        Stopped: If `stop` was set.
     """
     last: object = None
     step = 0

@@ -1,6 +1,6 @@
-"""Agents and graders that are Python callables inside the runner, many at once.
+"""Agents and graders that are Python callables in the runner's process.
 
-Invariant: whatever a callable raises ends its own attempt and nothing else.
+Invariant: an exception in a callable ends its own attempt and nothing else.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonHost:
-    """What all Python agents of a runner share.
+    """Configuration shared by all Python agents of a runner.
 
     Attributes:
-        stragglers: Counts threads that go on after their attempt was stopped.
-        spans: Where their OpenTelemetry spans go.
-        children: Where those run that get processes of their own.
-        own_process: Whether those do that do not say.
+        stragglers: Counts threads that outlive their attempt.
+        spans: Processor of their OpenTelemetry spans.
+        children: Child processes for isolated agents.
+        own_process: Whether agents are isolated by default.
     """
 
     stragglers: Stragglers
@@ -48,18 +48,20 @@ class PythonHost:
     own_process: bool = False
 
     def isolates(self, target: PythonTarget) -> bool:
-        """Tells whether a target runs in a process of its own."""
+        """Returns True if a target runs in a child process."""
         return self.own_process if target.own_process is None else target.own_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCallable:
-    """A callable of the user's.
+    """A user's callable.
 
     Attributes:
-        blocking: True if it is a plain function or generator, which runs in a thread.
-        wants_context: True if it takes the context as its last argument.
-        steps_rewarded: True if numbers that it yields are rewards of its steps.
+        function: The callable.
+        blocking: Whether it is a plain function or generator, which runs in a thread.
+        wants_context: Whether it takes the context as its last argument.
+        steps_rewarded: Whether yielded numbers are rewards of its steps.
+        stragglers: Counts its threads that outlive their attempt.
     """
 
     function: Callable[..., object]
@@ -69,10 +71,10 @@ class PythonCallable:
     stragglers: Stragglers
 
     async def call(self, invocation: Invocation, *arguments: object) -> Walked:
-        """Calls it to its end; `returned` is False if the value is a generator's last yield.
+        """Calls it; `returned` of the result is False if the value is a generator's last yield.
 
         Raises:
-            AgentFailed: With the traceback, if it raises.
+            AgentFailed: If it raises; with the traceback.
         """
         arguments = self.arguments(invocation, arguments)
         try:
@@ -85,14 +87,14 @@ class PythonCallable:
             raise AgentFailed(describe_error(error)) from None
 
     def arguments(self, invocation: Invocation, arguments: tuple[object, ...]) -> tuple[object, ...]:
-        """Returns what it is called with: the arguments, and the context if it takes that."""
+        """Returns the arguments, with the context appended if it takes one."""
         return (*arguments, invocation.context) if self.wants_context else arguments
 
     def begun(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
-        """Does what blocks, in this thread; the result is for `finished`.
+        """Calls a blocking callable in this thread; pass the result to `finished`.
 
         Raises:
-            Stopped: If a generator was told to stop.
+            Stopped: If `stop` was set during a generator.
         """
         result = self.function(*arguments)
         if inspect.isgenerator(result):
@@ -101,7 +103,7 @@ class PythonCallable:
         return result
 
     async def finished(self, result: object) -> Walked:
-        """Awaits what is to be awaited."""
+        """Awaits the result of a call, if it is awaitable or an async generator."""
         if inspect.isasyncgen(result):
             return await walk_async(cast("AsyncGenerator[object, None]", result), rewarded=self.steps_rewarded)
         if inspect.isawaitable(result):
@@ -124,7 +126,7 @@ class PythonCallable:
 
 
 def python_agent(function: Callable[..., object], host: PythonHost, *, graded: bool) -> "PythonAgent":
-    """Makes an agent of a callable: `name(task)` or `name(task, context)`."""
+    """Creates an agent from `name(task)` or `name(task, context)`."""
     return PythonAgent(
         entry=python_callable(function, host.stragglers, argument_count=1, steps_rewarded=True),
         spans=host.spans,
@@ -133,7 +135,7 @@ def python_agent(function: Callable[..., object], host: PythonHost, *, graded: b
 
 
 def python_grader(function: Callable[..., object], host: PythonHost) -> "PythonGrader":
-    """Makes a grader of a callable: `name(task, outcome)` or `name(task, outcome, context)`."""
+    """Creates a grader from `name(task, outcome)` or `name(task, outcome, context)`."""
     return PythonGrader(
         entry=python_callable(function, host.stragglers, argument_count=2, steps_rewarded=False), spans=host.spans
     )
@@ -141,7 +143,7 @@ def python_grader(function: Callable[..., object], host: PythonHost) -> "PythonG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonAgent:
-    """An agent that is called in the runner."""
+    """An agent in the runner's process."""
 
     entry: PythonCallable
     spans: AttemptSpans
@@ -152,34 +154,34 @@ class PythonAgent:
         self.spans.enter(invocation.context.environment["TRACEPARENT"])
         with viewing(invocation.context.environment):
             end = await self.entry.call(invocation, invocation.task)
-        # The last number that a generator yields is the reward of its step already.
+        # A generator's last yielded number is already the reward of its step.
         own = reward_of_number(end.value) if end.returned and not self.graded else ()
         return Answer(value=end.value, rewards=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonGrader:
-    """A grader that is called in the runner."""
+    """A grader in the runner's process."""
 
     entry: PythonCallable
     spans: AttemptSpans
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
-        """Calls the grader; its model calls are the grader's, and are never trained on."""
+        """Calls the grader. Its model calls are marked as the grader's and never trained on."""
         self.spans.enter(invocation.context.environment["TRACEPARENT"])
         try:
             with acting_as(GRADER_AGENT), viewing(invocation.context.environment):
                 end = await self.entry.call(invocation, invocation.task, outcome)
             return rewards_of_grade(end.value)
         except AgentFailed as error:
-            raise AgentFailed(f"The grader failed. {error}") from None
+            raise AgentFailed(f"grader failed: {error}") from None
 
 
 def python_callable(
     function: Callable[..., object], stragglers: Stragglers, *, argument_count: int, steps_rewarded: bool
 ) -> PythonCallable:
-    """Finds out how a callable is to be called; the context goes after `argument_count` other arguments."""
-    # Of an instance it is the method that counts; the method of a plain function's type is neither.
+    """Inspects how a callable is to be called; the context follows `argument_count` other arguments."""
+    # For an instance, its type's __call__ decides; that of a plain function is neither async nor a generator.
     forms = (function, type(function).__call__)
     is_async = any(inspect.iscoroutinefunction(form) or inspect.isasyncgenfunction(form) for form in forms)
     return PythonCallable(
@@ -192,7 +194,7 @@ def python_callable(
 
 
 def _wants_context(function: Callable[..., object], argument_count: int) -> bool:
-    """Tells whether the parameter after the arguments is required, or is called `context` or `ctx`."""
+    """Returns True if the parameter after the arguments is required, or is named `context` or `ctx`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Loads Python callables, from a bundle or from what is installed.
+"""Loads Python callables from a bundle or an installed package.
 
-Invariant: bundles never see each other's modules. The entry file has a module name of its own for each bundle; before
-another bundle is loaded, plain module names that came from an earlier one are forgotten (what runs keeps its modules).
+Invariant: bundles never see each other's modules. The entry file has a unique module name per bundle; before another
+bundle is loaded, modules imported from an earlier one are removed from `sys.modules` (running code keeps its own).
 """
 
 import hashlib
@@ -19,43 +19,43 @@ from types import ModuleType
 from fulmen_runner.attempts.errors import AgentFailed
 
 _loading = threading.Lock()
-"""One import at a time: it changes the import path of the process. Taken in threads only."""
+"""Held during an import, which changes `sys.path`. Taken in threads only."""
 
 _bundle_roots: set[Path] = set()
 
-_HERE = str(Path(__file__).parents[1])
-_PYTHONS_OWN = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
+_RUNNER = str(Path(__file__).parents[1])
+_STDLIB = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-_LIBRARIES = (*_PYTHONS_OWN, *_INSTALLED)
+_LIBRARIES = (*_STDLIB, *_INSTALLED)
 _MAX_NAMES_SHOWN = 10
 
 Load = Callable[[str, Path | None], Callable[..., object]]
-_instead: list[Load] = []
+_override: list[Load] = []
 
 
 def load_through(load: Load) -> None:
-    """Makes `load` what all callables of this process are loaded by from now on; for debugging."""
-    _instead[:] = [load]
+    """Replaces the loader of this process, for debugging."""
+    _override[:] = [load]
 
 
 def load_callable(target: str, bundle_dir: Path | None) -> Callable[..., object]:
-    """Loads a callable as `load_in_place` does, or as `load_through` says."""
-    return _instead[0](target, bundle_dir) if _instead else load_in_place(target, bundle_dir)
+    """Loads a callable with `load_in_place` or its replacement; see `load_through`."""
+    return _override[0](target, bundle_dir) if _override else load_in_place(target, bundle_dir)
 
 
 def load_in_place(target: str, bundle_dir: Path | None) -> Callable[..., object]:
-    """Loads `file.py:name` or `package.module:name`. Blocks while the module's imports run: call it in a thread.
+    """Loads `file.py:name` or `package.module:name`. Blocks during the import: call it in a thread.
 
     Args:
-        target: Where the callable is; a file is relative to the bundle, or without one to the working directory.
-        bundle_dir: The unpacked bundle, which goes first on the import path.
+        target: The callable; a file is relative to the bundle, or to the working directory without one.
+        bundle_dir: The unpacked bundle, put first on the import path.
 
     Raises:
-        AgentFailed: If it cannot be imported, is not there, or cannot be called.
+        AgentFailed: If the module cannot be imported or has no such callable.
     """
     location, _, name = target.partition(":")
     if not location or not name:
-        raise AgentFailed(f"The Python target {target!r} is not of the form `file.py:name` or `package.module:name`.")
+        raise AgentFailed(f"Python target {target!r} must have the form `file.py:name` or `package.module:name`")
     with _loading:
         if bundle_dir is not None:
             _enter_bundle(bundle_dir)
@@ -67,25 +67,25 @@ def load_in_place(target: str, bundle_dir: Path | None) -> Callable[..., object]
         except AgentFailed:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  # The user's module may raise anything.
-            raise AgentFailed(f"{location} cannot be imported.\n{describe_error(error)}") from None
+            raise AgentFailed(f"{location} cannot be imported\n{describe_error(error)}") from None
     loaded: object = module
     for part in name.split("."):
         loaded = getattr(loaded, part, None)
     if not callable(loaded):
-        raise AgentFailed(f"{location} has no callable {name!r}{_instead_of(module)}.")
+        raise AgentFailed(f"{location} has no callable {name!r}{_candidates(module)}")
     return loaded
 
 
 def describe_error(error: BaseException) -> str:
-    """Formats what an agent raised: from the first frame that is neither the runner's nor Python's own, with the names
-    of a bundle's files as its author knows them.
+    """Formats an exception of an agent: from its first frame outside the runner and the standard library, with file
+    names relative to the bundle.
     """
     summary = traceback.TracebackException.from_exception(error)
     seen: list[traceback.TracebackException] = [summary]
     for part in seen:
         frames = _frames_of_agent(part.stack)
         if part is not summary and all(frame.filename.startswith(_LIBRARIES) for frame in frames):
-            # The depths of a library, before the part that has the agent in it.
+            # A cause deep inside a library.
             frames = frames[-1:]
         part.stack = traceback.StackSummary.from_list(frames)
         seen += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
@@ -96,14 +96,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def _frames_of_agent(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    left = [frame for frame in frames if not frame.filename.startswith(_HERE)]
-    while left and left[0].filename.startswith(_PYTHONS_OWN) and not left[0].filename.startswith(_INSTALLED):
+    left = [frame for frame in frames if not frame.filename.startswith(_RUNNER)]
+    while left and left[0].filename.startswith(_STDLIB) and not left[0].filename.startswith(_INSTALLED):
         left.pop(0)
     return left
 
 
-def _instead_of(module: ModuleType) -> str:
-    """Says what else a module has that could be meant, empty if nothing."""
+def _candidates(module: ModuleType) -> str:
+    """Returns a hint with the module's own callables, empty if it has none."""
     own = [
         name
         for name, value in vars(module).items()
@@ -126,13 +126,13 @@ def _enter_bundle(bundle_dir: Path) -> None:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise AgentFailed(f"There is no file {path.name!r} where the agent should be.")
+        raise AgentFailed(f"file {path.name!r} of the agent does not exist")
     name = f"fulmen_agent_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise AgentFailed(f"{path.name} is not a Python file.")
+        raise AgentFailed(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -1,6 +1,6 @@
-"""Runs agents' callables in the main thread, where a debugger has the terminal, while everything else goes on in others.
+"""Runs agents' callables in the main thread, where a debugger has the terminal; everything else runs in other threads.
 
-Invariant: the callables of a process run one at a time, each in the context (the attempt, the trace) of its caller.
+Invariant: callables run one at a time, each in the context (attempt, trace) of its caller.
 """
 
 import asyncio
@@ -20,41 +20,41 @@ _END = object()
 
 
 class MainThread:
-    """What is called through it runs in the thread that is in `serve`."""
+    """Runs calls in the thread that is in `serve`."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Runs what is called until `end`; call it in the main thread.
+        """Runs calls until `end`; for the main thread.
 
         Raises:
-            KeyboardInterrupt: On Ctrl-C; whoever waits for a call gets it, too.
+            KeyboardInterrupt: On Ctrl-C; also raised in the pending call.
         """
         with asyncio.Runner() as runner:
             while (job := self._jobs.get()) is not None:
                 job(runner)
 
     def end(self) -> None:
-        """Lets `serve` return when it has done what was asked before."""
+        """Makes `serve` return after the calls that are queued."""
         self._jobs.put(None)
 
     def call(self, function: Callable[..., object], *arguments: object) -> object:
-        """Calls a function, sync or async, in the main thread, and returns what it returns or raises what it raises.
+        """Calls a function, sync or async, in the main thread; returns its result or raises its exception.
 
-        Blocks: call it in another thread, and in no event loop.
+        Blocks: call it in another thread without an event loop.
         """
         return self._call(copy_context(), function, *arguments)
 
     def load(self, target: str, bundle_dir: Path | None) -> Callable[..., object]:
-        """Loads a callable in the main thread and makes it one that runs there."""
+        """Loads a callable in the main thread and wraps it to run there."""
         loaded = self.call(load_in_place, target, bundle_dir)
-        assert callable(loaded)  # The loader has seen to it.
+        assert callable(loaded)  # Checked by the loader.
         return self.wrapped(loaded)
 
     def wrapped(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Returns a blocking function that runs another in the main thread; for a generator, a generator."""
-        kinds = (function, getattr(type(function), "__call__", None))  # noqa: B004  # An object may be one by its method.
+        """Returns a blocking function that runs `function` in the main thread; a generator for a generator function."""
+        kinds = (function, getattr(type(function), "__call__", None))  # noqa: B004  # For callable objects.
         if not any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in kinds):
 
             @wraps(function, updated=())
@@ -83,7 +83,7 @@ class MainThread:
         self._jobs.put(partial(_work, done, context, partial(function, *arguments)))
         value, error = done.result()
         if error is not None:
-            # Raised here and not by the future, whose frames would stand in the agent's traceback.
+            # Not raised by the future, whose frames would appear in the agent's traceback.
             raise error
         return value
 
@@ -108,7 +108,7 @@ def _work(
 
 
 def _of_the_agent(error: BaseException) -> BaseException:
-    """Leaves the frames of this module, and of the event loop that it runs, out of a traceback."""
+    """Removes the frames of this module and of the event loop from a traceback."""
     last, each = None, error.__traceback__
     while each is not None:
         if each.tb_frame.f_code.co_filename == __file__:
@@ -122,7 +122,7 @@ async def _awaited(value: Awaitable[object]) -> object:
 
 
 def _next(generator: Generator[object, None, object]) -> tuple[object, object]:
-    """Returns a step, or `_END` with what the generator returned."""
+    """Returns the next value, or `_END` with the generator's return value."""
     try:
         return None, next(generator)
     except StopIteration as end:

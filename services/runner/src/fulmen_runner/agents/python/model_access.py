@@ -1,8 +1,8 @@
-"""Gives in-process agents' model calls the key of the attempt that makes them.
+"""Authenticates in-process agents' model calls with their attempt's key.
 
-Invariant: a request to the model proxy from inside an attempt carries that attempt's key and the innermost span's trace
-context, whatever client it comes from; one from outside of any attempt is refused before it leaves. Requests to other
-origins are untouched. Works for clients that were built at import time (`http_clients` names the libraries).
+Invariant: a request to the model proxy inside an attempt carries that attempt's key and the current trace context,
+whatever client sends it; one outside any attempt is rejected before it is sent. Requests to other origins are unchanged.
+Clients created at import time are covered as well (`http_clients` lists the libraries).
 """
 
 from collections.abc import MutableMapping
@@ -13,19 +13,19 @@ from fulmen.agent import NotInAttempt, acting_agent, current
 from fulmen_runner.agents.tracing.http_clients import Origin, on_every_request, origin_of
 
 AGENT_HEADER = "x-fulmen-agent"
-"""Which agent makes a model call, where an attempt has several."""
+"""Header with the name of the agent that makes a model call, in attempts with several."""
 
 _origins: set[Origin] = set()
 
 
 def attribute_model_calls(llm_proxy_url: str) -> None:
-    """Hooks into HTTP clients, now or when an agent imports them. Adds an origin; hooks once for a process."""
+    """Authenticates requests to an origin. Hooks into HTTP clients once per process, now or when they are imported."""
     _origins.add(origin_of(llm_proxy_url))
     on_every_request(_on_request)
 
 
 def current_traceparent() -> str:
-    """Returns the W3C trace context of the current span; empty if there is none that is sent."""
+    """Returns the W3C trace context of the current span; empty if there is no sampled one."""
     span = trace.get_current_span().get_span_context()
     if not span.is_valid or not span.trace_flags.sampled:
         return ""
@@ -41,11 +41,10 @@ def _attribute(headers: MutableMapping[str, str]) -> None:
     context = current()
     if context is None:
         raise NotInAttempt(
-            "A model call was made outside of an attempt: the proxy could not tell whose it is. Call models from the "
-            "agent's function, not while its module is imported."
+            "model call outside of an attempt. Call models from the agent's function, not while its module is imported."
         )
     key = context.environment["OPENAI_API_KEY"]
-    # Anthropic's SDK sends x-api-key, all others a bearer token; nothing else of the two may go out.
+    # Anthropic's SDK sends x-api-key, all others a bearer token; never both.
     if "x-api-key" in headers:
         headers["x-api-key"] = key
         headers.pop("authorization", None)

@@ -1,4 +1,4 @@
-"""Makes a process a place where agents find their models: environment, HTTP clients, threads, instrumentors."""
+"""Prepares a process for in-process agents: environment, HTTP clients, threads, instrumentors."""
 
 import os
 
@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 def prepare_process(endpoints: Endpoints) -> None:
-    """Prepares this process, once; for runners and for their children."""
+    """Prepares this process, a runner or its child. Idempotent."""
     os.environ.update(network_environment(endpoints))
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     os.environ.update(endpoints.environment(PLACEHOLDER_KEY))

@@ -1,7 +1,7 @@
-"""Runs blocking agents in threads that know which attempt they work for.
+"""Threads that inherit the context of their caller.
 
-Invariant: a thread runs in a copy of the context of whoever started it or submitted to it, so that the current attempt
-is right also in threads that agents start themselves.
+Invariant: a thread runs in a copy of the context of the code that started it or submitted to it, so that the current
+attempt is known in threads that agents start themselves.
 """
 
 import asyncio
@@ -17,18 +17,15 @@ T = TypeVar("T")
 
 
 async def run_in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Calls a blocking function in a daemon thread of its own and returns what it returns.
-
-    Being cancelled, this raises at once, and the thread goes on.
-    """
+    """Calls a blocking function in its own daemon thread. On cancellation, returns at once; the thread continues."""
     return await start_in_thread(function, *arguments)
 
 
 def start_in_thread(function: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-    """Calls a blocking function in a daemon thread of its own; returns the future of what it returns.
+    """Calls a blocking function in its own daemon thread; returns a future of its result.
 
-    A daemon thread, because nothing can end one that hangs: the runner must be able to exit without it. A future and
-    no task: a task that ends by SystemExit ends the event loop, too. `asyncio.shield` it to learn when the thread ends.
+    A daemon thread, so that one that hangs does not keep the runner from exiting. A future rather than a task, because a
+    SystemExit in a task would end the event loop. `asyncio.shield` it to observe the end of the thread.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -45,9 +42,9 @@ def start_in_thread(function: Callable[..., T], *arguments: object) -> "asyncio.
         value, failure = None, None
         try:
             value = function(*arguments)
-        except BaseException as error:  # noqa: BLE001  # Handed to the awaiting task, SystemExit included.
-            # A future refuses StopIteration: it would end the coroutine that awaits it.
-            failure = RuntimeError("the agent raised StopIteration") if isinstance(error, StopIteration) else error
+        except BaseException as error:  # noqa: BLE001  # Passed to the awaiting task, SystemExit included.
+            # A future does not accept StopIteration.
+            failure = RuntimeError("agent raised StopIteration") if isinstance(error, StopIteration) else error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, failure)
 
@@ -57,9 +54,7 @@ def start_in_thread(function: Callable[..., T], *arguments: object) -> "asyncio.
 
 
 def carry_context_into_threads() -> None:
-    """Makes every thread that is started, and every call that is submitted to a thread pool, run in the context of
-    its origin. Once for a process; a second call does nothing.
-    """
+    """Makes threads, and calls submitted to thread pools, run in the context of their caller. Idempotent."""
     if isinstance(threading.Thread.start, wrapt.BoundFunctionWrapper):
         return
     wrapt.wrap_function_wrapper(threading, "Thread.start", _start)

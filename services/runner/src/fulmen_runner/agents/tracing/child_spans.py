@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of an agent in a child process: sent with the key of the attempt that makes them.
+"""OpenTelemetry spans of an agent in a child process, sent with the key of its current attempt.
 
 Invariant: the child never holds the runner's token.
 """
@@ -14,7 +14,7 @@ from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, add_span_pr
 
 
 class _RenewedExporter(SpanExporter):
-    """Sends with the key of the attempt that runs; connects when the first span of an attempt is sent."""
+    """Sends with the current attempt's key; connects when the first span of an attempt is sent."""
 
     def __init__(self, otlp_url: str, timeout_s: float) -> None:
         self._otlp_url = otlp_url
@@ -23,7 +23,7 @@ class _RenewedExporter(SpanExporter):
         self._exporter: OTLPSpanExporter | None = None
 
     def renew(self, key: str) -> None:
-        """Begins to use another key. Between attempts only: nothing is sent then."""
+        """Changes the key. Call between attempts only, when nothing is being sent."""
         if self._exporter is not None:
             self._exporter.shutdown()
         self._exporter, self._key = None, key
@@ -43,7 +43,7 @@ class _RenewedExporter(SpanExporter):
 
 
 class ChildSpans:
-    """The tracing of a child process."""
+    """Tracing in a child process."""
 
     def __init__(self, *, otlp_url: str, flush_s: float) -> None:
         self._flush_s = flush_s
@@ -52,12 +52,12 @@ class ChildSpans:
         add_span_processor(AttemptSpanProcessor(self._delivery))
 
     def begin(self, *, key: str, traceparent: str) -> None:
-        """Begins an attempt in this context."""
+        """Starts an attempt in this context."""
         self._exporter.renew(key)
         enter_trace(traceparent)
 
     def end(self, attempt: str) -> int:
-        """Sends the attempt's spans; returns how many were not acknowledged. Blocks."""
+        """Flushes the attempt's spans; returns the number that was not acknowledged. Blocks."""
         if self._delivery.undelivered(attempt):
             self._delivery.force_flush(int(self._flush_s * 1000))
         undelivered = self._delivery.undelivered(attempt)

@@ -1,8 +1,8 @@
-"""Traces a command that is written in Python; runs in its process, by `startup/sitecustomize.py`.
+"""Traces a command that is a Python program; loaded in its process by `startup/sitecustomize.py`.
 
-Invariants: the program's own OpenTelemetry set-up, if it has one, stays as it is: nothing global is replaced. Spans that
-did not reach the store by the program's end are told to the runner. Needs nothing that instrumentors do not need
-themselves; neither runner nor SDK need be installed there.
+Invariants: the program's own OpenTelemetry setup is unchanged; nothing global is replaced. Spans that have not reached
+the store when the program exits are reported to the runner. Depends only on packages that instrumentors need; neither
+runner nor SDK has to be installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INSTRUMENT_VARIABLE = "FULMEN_INSTRUMENT"
 TRACES_URL_VARIABLE = "FULMEN_TRACES_URL"
 SDK_VARIABLE = "FULMEN_SDK_FOLDER"
-"""Where the runner's own SDK lies."""
+"""Folder of the runner's SDK."""
 STARTUP_FOLDER = Path(__file__).parent / "startup"
 
 _GIVE_UP_S = 30.0
@@ -35,43 +35,43 @@ _MODEL_VARIABLES = ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL")
 
 
 def startup_environment(wanted: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables by which every Python of a command switches on its instrumentors.
+    """Returns the variables that enable instrumentors in every Python process of a command.
 
     Args:
         wanted: See `instrument`.
-        inherited: What commands get of the runner's environment.
+        inherited: Variables that commands inherit from the runner.
     """
     if wanted == NONE:
         return {}
     path = [str(STARTUP_FOLDER), *filter(None, [inherited.get("PYTHONPATH", "")])]
     sdk = find_spec("fulmen.span_delivery")
-    assert sdk is not None  # The runner needs it.
+    assert sdk is not None  # A dependency of the runner.
     assert sdk.origin is not None
     folder = str(Path(sdk.origin).parent)
     return {INSTRUMENT_VARIABLE: wanted, "PYTHONPATH": os.pathsep.join(path), SDK_VARIABLE: folder}
 
 
 def start(environ: Mapping[str, str]) -> None:
-    """Chooses instrumentors; the rest follows when a framework is imported that one of them is for."""
+    """Registers instrumentors; each is enabled when its framework is imported."""
     if instrument(environ.get(INSTRUMENT_VARIABLE, NONE), _report, provider=_tracing):
         _enter_trace(environ)
 
 
 def _report(instrumentor: str, reason: str) -> None:
-    print(f"fulmen: the instrumentor {instrumentor} was left out: {reason}", file=sys.stderr)
+    print(f"fulmen: instrumentor {instrumentor} is not enabled: {reason}", file=sys.stderr)
 
 
 def _enter_trace(environ: Mapping[str, str]) -> None:
     from opentelemetry import context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    # Never detached: it is the attempt's from the first line to the last.
+    # Never detached: the whole process belongs to the attempt.
     context.attach(TraceContextTextMapPropagator().extract({"traceparent": environ.get("TRACEPARENT", "")}))
 
 
 @functools.cache
 def _tracing() -> TracerProvider:
-    """Sets up what sends spans, and puts model calls below the spans that make them."""
+    """Creates the provider, and propagates the trace context to model calls."""
     from fulmen_runner.agents.python.threads import carry_context_into_threads
     from fulmen_runner.agents.tracing.current_spans import CurrentSpans
     from fulmen_runner.agents.tracing.http_clients import on_every_request, origin_of
@@ -97,17 +97,17 @@ def _tracing() -> TracerProvider:
 
 
 def _end(provider: TracerProvider, delivery: Any) -> None:
-    """Sends what is left, and says what could not be sent."""
+    """Flushes spans, and reports those that were not delivered."""
     provider.shutdown()
     _sdk_module("rewards_file").tell_undelivered_spans(delivery.undelivered(_OWNER))
 
 
 def _sdk_module(name: str) -> Any:
-    """Imports a module of the SDK that needs nothing else of it; in a Python without SDK, from the runner's."""
+    """Imports a self-contained module of the SDK; in a Python without the SDK, from the runner's."""
     try:
         return import_module(f"fulmen.{name}")
     except ImportError:
-        # None at all, or one that is older.
+        # The SDK is not installed, or older.
         spec = spec_from_file_location(f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], f"{name}.py"))
         assert spec is not None
         assert spec.loader is not None
@@ -117,7 +117,7 @@ def _sdk_module(name: str) -> Any:
 
 
 def _exporter() -> SpanExporter:
-    """Makes the exporter; over HTTP if it can be, since processes that use gRPC cannot well be forked."""
+    """Returns the exporter: over HTTP if available, since gRPC does not work well with forks."""
     url = os.environ.get(TRACES_URL_VARIABLE, "")
     if url and find_spec("opentelemetry.exporter.otlp.proto.http") is not None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter

@@ -1,10 +1,9 @@
-"""Makes spans current whose instrumentor leaves that out, so that what happens within them becomes their child.
+"""Makes spans current whose instrumentor does not, so that spans inside them become their children.
 
-OpenInference's instrumentor of LangChain is one: it learns of a run's beginning and end by callbacks, and spares itself
-the risk that a context is never left again. Here that costs nothing: what was current before is kept in the context
-itself, and an attempt's contexts end with it.
+OpenInference's LangChain instrumentor is one: it observes runs by callbacks and avoids the risk of a context that is
+never detached. Here, the previous context is stored in the new one, and an attempt's contexts end with it.
 
-Invariant: ends are harmless in any order and in any context; one that is not the innermost changes nothing.
+Invariant: spans may end in any order and in any context; the end of a span that is not current changes nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 SCOPES_NOT_CURRENT = frozenset({"openinference.instrumentation.langchain"})
-"""Instrumentation scopes whose spans are never current by themselves."""
+"""Instrumentation scopes that do not make their spans current."""
 
 _BEFORE = otel_context.create_key("fulmen-before")
 
 
 class CurrentSpans(SpanProcessor):
-    """Makes spans of `SCOPES_NOT_CURRENT` current where they begin, until they end there."""
+    """Makes spans of `SCOPES_NOT_CURRENT` current from their start to their end."""
 
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
         """Makes the span current."""
@@ -31,7 +30,7 @@ class CurrentSpans(SpanProcessor):
             otel_context.attach(otel_context.set_value(_BEFORE, before, inner))
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Makes current again what was so before, if the span still is."""
+        """Restores the previous context if the span is still current."""
         scope = span.instrumentation_scope
         if scope is None or scope.name not in SCOPES_NOT_CURRENT:
             return

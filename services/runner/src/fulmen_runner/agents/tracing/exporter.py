@@ -1,4 +1,4 @@
-"""Sends spans of in-process agents to the store, with the runner's token and certificate as they are now."""
+"""Sends spans of in-process agents to the store, with the runner's current token and certificate."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,19 +11,19 @@ from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
 
 
 class RunnerExporter(SpanExporter):
-    """OpenTelemetry's exporter, made anew once the token or the certificates have changed. One thread exports."""
+    """OpenTelemetry's exporter, recreated when the token or certificates change. Not thread-safe: one thread exports."""
 
     def __init__(self, *, otlp_url: str, token: Callable[[], str], tls: TlsFiles | None, timeout_s: float) -> None:
-        """Takes where spans go, and with what.
+        """Initializes the exporter.
 
         Args:
             otlp_url: OTLP over gRPC; `https:` for TLS.
             token: Returns the runner's token. Secret.
-            tls: With what the store is called; None for no TLS, or for the authorities that the machine trusts.
-            timeout_s: How long a batch is tried, in seconds.
+            tls: Files for TLS; None for no TLS or the system's CAs.
+            timeout_s: Timeout of a batch including retries, in seconds.
 
         Raises:
-            OSError: if a file of `tls` cannot be read.
+            OSError: If a file of `tls` cannot be read.
         """
         self._otlp_url = otlp_url
         self._token = token

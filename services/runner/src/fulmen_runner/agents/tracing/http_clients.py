@@ -1,8 +1,7 @@
-"""Shows the requests of HTTP clients to a callback before they leave, with headers that it may change.
+"""Calls back before each request of common HTTP clients; the callback may change the headers.
 
-Invariant: a library is hooked once for a process, now or when an agent imports it, and clients that were built before
-are seen, too. What is sent changes by the callback alone. Needs nothing but wrapt, since the Python of a command uses
-it as well.
+Invariant: a library is hooked once per process, now or when it is imported; existing clients are covered. Only the
+callback changes requests. Depends on wrapt alone, since it is also loaded in Python commands.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 Origin = tuple[str, str, int | None]
 OnRequest = Callable[[Origin, MutableMapping[str, str]], None]
-"""Gets where a request goes and its headers, whose names are to be written in lower case."""
+"""Called with the origin and headers of a request; header names are lower-case."""
 
 _callbacks: list[OnRequest] = []
 
 
 def on_every_request(callback: OnRequest) -> None:
-    """Has a callback called with each request of httpx, httpx2, aiohttp, requests, urllib3 and http.client.
+    """Registers a callback for requests of httpx, httpx2, aiohttp, requests, urllib3 and http.client. Idempotent.
 
-    What the callback raises, the client raises. A callback is added once, however often this is called.
+    Exceptions of the callback propagate to the caller of the client.
     """
     if not _callbacks:
         for library in ("httpx", "httpx2"):
             wrapt.register_post_import_hook(_hook_httpx, library)
         wrapt.register_post_import_hook(_hook_aiohttp, "aiohttp")
-        # The requests library sends through urllib3, and urllib through http.client.
+        # requests uses urllib3; urllib uses http.client.
         wrapt.register_post_import_hook(_hook_urllib3, "urllib3.connectionpool")
         wrapt.wrap_function_wrapper(http.client, "HTTPConnection._send_request", _http_client)
     if callback not in _callbacks:

@@ -1,7 +1,7 @@
-"""Switches on the instrumentors that are installed: OpenInference's, and OpenTelemetry's of models and agents.
+"""Enables installed instrumentors: OpenInference's, and OpenTelemetry's for models and agents.
 
-Invariant: an instrumentor that fails is reported and left out; it fails nothing else. None is written here. Needs
-nothing but OpenTelemetry's own packages and wrapt, since the Python of a command uses it as well.
+Invariant: a failing instrumentor is reported and skipped. Depends on OpenTelemetry and wrapt alone, since it is also
+loaded in Python commands.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ AUTO = "auto"
 NONE = "none"
 
 MAX_SPAN_ATTRIBUTES = 4096
-"""OpenTelemetry's 128 are few: OpenInference writes several for each message of a conversation, and of more than the
-limit the first ones go."""
+"""OpenTelemetry's default of 128 is too low: OpenInference writes several per message, and the oldest are dropped."""
 
 _OPENINFERENCE_GROUP = "openinference_instrumentor"
 _OPENTELEMETRY_GROUP = "opentelemetry_instrumentor"
@@ -38,27 +37,27 @@ _GENAI = frozenset({
     "openai_v2", "portkey", "pydantic_ai", "replicate", "smolagents", "strands_agents", "together", "transformers",
     "vertexai", "watsonx",
 })  # fmt: skip
-"""Which of OpenTelemetry's instrumentors concern models and agents; databases and web servers are not for `auto`."""
+"""OpenTelemetry's instrumentors for models and agents; `auto` excludes databases and web servers."""
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+).*extra\s*==\s*['\"]instruments['\"]")
 
 
 Report = Callable[[str, str], None]
-"""Gets the name of an instrumentor that could not be switched on, and why."""
+"""Called with the name of an instrumentor that failed, and the reason."""
 
 
 def instrument(wanted: str, report: Report, *, provider: Callable[[], TracerProvider] | None = None) -> tuple[str, ...]:
-    """Chooses instrumentors; each is switched on when its framework is imported, so that others cost nothing.
+    """Registers instrumentors; each is enabled when its framework is imported.
 
     Args:
-        wanted: `auto`: those of models and agents whose framework is installed, one for each. `none`. Or names of
-            instrumentors or of their distributions, separated by commas; these may be of any kind.
-            OTEL_SDK_DISABLED and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS are heeded.
-        report: Called for each that fails, now or later.
-        provider: Makes what they give spans to, when the first is switched on. None: the process's own.
+        wanted: `auto` for those of installed model and agent frameworks, one each; `none`; or comma-separated names of
+            instrumentors or their distributions, of any kind. OTEL_SDK_DISABLED and
+            OTEL_PYTHON_DISABLED_INSTRUMENTATIONS are respected.
+        report: Called for each failure, now or later.
+        provider: Returns the tracer provider, called when the first is enabled; None for the global one.
 
     Returns:
-        What was chosen, such as `langchain (openinference-instrumentation-langchain 0.1.80)`.
+        The registered ones, such as `langchain (openinference-instrumentation-langchain 0.1.80)`.
     """
     if wanted == NONE or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ()
@@ -71,7 +70,7 @@ def instrument(wanted: str, report: Report, *, provider: Callable[[], TracerProv
 
 
 def new_provider(*, shutdown_on_exit: bool) -> TracerProvider:
-    """Makes a tracer provider for agents: it keeps the attributes of long conversations."""
+    """Returns a tracer provider for agents, with a limit of attributes for long conversations."""
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
     limited = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT" in os.environ or "OTEL_ATTRIBUTE_COUNT_LIMIT" in os.environ
@@ -80,13 +79,13 @@ def new_provider(*, shutdown_on_exit: bool) -> TracerProvider:
 
 
 def genai_instrumentors_are_installed() -> bool:
-    """Tells whether `auto` would find anything; costs no import of a framework."""
+    """Returns True if `auto` would find any, without importing a framework."""
     return next(_installed(), None) is not None
 
 
 def _installed() -> Iterator[tuple[str, EntryPoint]]:
     known: set[str] = set()
-    # OpenInference's go first: they cover most frameworks, in one vocabulary.
+    # OpenInference first: it covers most frameworks with one schema.
     for group in (_OPENINFERENCE_GROUP, _OPENTELEMETRY_GROUP):
         for entry in entry_points(group=group):
             name = _normal(entry.name).removesuffix("_v2")
@@ -104,7 +103,7 @@ def _named(wanted: str, report: Report) -> dict[str, EntryPoint]:
         if found:
             chosen[name] = found[0]
         else:
-            report(name, "No such instrumentor is installed.")
+            report(name, "not installed")
     return chosen
 
 
@@ -113,7 +112,7 @@ def _framework_is_installed(entry: EntryPoint) -> bool:
 
 
 def _frameworks(entry: EntryPoint) -> list[Distribution]:
-    """Returns the installed distributions that an instrumentor says it is for."""
+    """Returns the installed distributions that an instrumentor declares as its target."""
     found = []
     for name in _requirements(entry):
         with suppress(PackageNotFoundError):
@@ -144,10 +143,10 @@ def _switch_on_with_framework(
     for module in modules:
         wrapt.register_post_import_hook(switch_on, module)
     if not modules and _frameworks(entry):
-        # An editable installation, or a package of a namespace: when it is imported is not known.
+        # An editable installation or namespace package: its import cannot be detected.
         switch_on(None)
     elif not modules:
-        report(name, "What it is for is not installed.")
+        report(name, "its framework is not installed")
 
 
 def _is_package(file: PackagePath) -> bool:
@@ -155,7 +154,7 @@ def _is_package(file: PackagePath) -> bool:
 
 
 def _switch_on(entry: EntryPoint, provider: Callable[[], TracerProvider] | None) -> str:
-    """Returns why it failed; nothing if it did not."""
+    """Enables an instrumentor; returns the error, empty on success."""
     try:
         instrumentor = entry.load()()
         if instrumentor.is_instrumented_by_opentelemetry:
@@ -166,17 +165,17 @@ def _switch_on(entry: EntryPoint, provider: Callable[[], TracerProvider] | None)
         given = {} if provider is None else {"tracer_provider": provider()}
         instrumentor.instrument(skip_dep_check=True, **given)
         _settle(_normal(entry.name), instrumentor)
-    except Exception as error:  # noqa: BLE001  # Foreign code against a framework of any version.
+    except Exception as error:  # noqa: BLE001  # Third-party code against a framework of any version.
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _settle(name: str, instrumentor: object) -> None:
-    """Sets what two instrumentors need beside being switched on.
+    """Applies the settings that two instrumentors need.
 
-    LangChain calls its tracer where the run is, not in another thread, as it does LangChain's own tracer: only there can
-    a span become current (`current_spans`). OpenAI's Agents SDK traces again where a variable had switched that off: the
-    instrumentor has taken the place of the exporter to OpenAI, for whose sake it was.
+    LangChain must call its tracer inline rather than in another thread, so that a span can become current
+    (`current_spans`). OpenAI's Agents SDK must trace even if a variable has disabled it: the instrumentor replaces the
+    exporter to OpenAI, which was the reason to disable it.
     """
     tracer: Any = getattr(instrumentor, "_tracer", None)
     if tracer is not None and hasattr(tracer, "run_inline"):

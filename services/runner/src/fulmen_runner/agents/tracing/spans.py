@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of in-process agents: each reaches the store as a span of the attempt that made it.
+"""OpenTelemetry spans of in-process agents, delivered to the store as spans of their attempt.
 
-Invariant: a span that begins inside an attempt carries that attempt's names and goes to the store with the runner's
-token; other spans of the process never do. An attempt is complete when the store has acknowledged its spans.
+Invariant: a span started inside an attempt carries that attempt's names and is sent with the runner's token; other spans
+of the process are never sent. An attempt is complete when the store has acknowledged its spans.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from fulmen_runner.agents.tracing.instrumentation import new_provider
 _NAMES = (ROLLOUT, ATTEMPT)
 
 MAX_OPEN_SPANS = 10_000
-"""Of so many spans that have not ended the processor knows the names that they began with."""
+"""Number of open spans whose names the processor remembers."""
 
 _log = structlog.get_logger()
 
 
 class AttemptSpanProcessor(SpanProcessor):
-    """Names the attempt on its spans and hands those, and only those, on.
+    """Adds the attempt's names to its spans, and forwards only those.
 
-    A span belongs to the attempt of its parent, if that has one, else to the one that runs here: frameworks end up in
-    threads and tasks that they began for another attempt, but they name the parent. What an agent writes over the names
-    counts for nothing: the runner's token would carry it into another attempt.
+    A span belongs to its parent's attempt, or without one to the current attempt: frameworks reuse threads and tasks
+    that they started for another attempt, but they set the parent. Names overwritten by an agent are restored, since
+    with the runner's token the span could enter another attempt.
     """
 
     def __init__(self, onward: SpanProcessor) -> None:
@@ -43,9 +43,9 @@ class AttemptSpanProcessor(SpanProcessor):
         self._names: OrderedDict[int, Mapping[str, str | int]] = OrderedDict()
 
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
-        """Writes the attempt's names on the span."""
+        """Adds the attempt's names to the span."""
         if self._over:
-            # Nothing is taken out of a provider: what has ended must leave the spans of others alone.
+            # A provider cannot remove processors.
             return
         attempt = current()
         parent = trace.get_current_span(parent_context)
@@ -61,7 +61,7 @@ class AttemptSpanProcessor(SpanProcessor):
             span.set_attribute(STEP, step)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hands the span on, with the names that it began with."""
+        """Forwards the span with its original names."""
         if self._over:
             return
         context = span.get_span_context()
@@ -72,24 +72,24 @@ class AttemptSpanProcessor(SpanProcessor):
             self._onward.on_end(span)
 
     def shutdown(self) -> None:
-        """Sends what is left and ends."""
+        """Flushes and stops."""
         self._over = True
         self._onward.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Sends what is left; blocks."""
+        """Flushes; blocks."""
         return self._onward.force_flush(timeout_millis)
 
 
 class AttemptSpans:
-    """The tracing of all in-process agents of a runner."""
+    """Tracing of all in-process agents of a runner."""
 
     def __init__(self, exporter: SpanExporter, *, flush_s: float) -> None:
-        """Adds itself to the process's tracer provider.
+        """Registers with the process's tracer provider.
 
         Args:
             exporter: Sends spans to the store.
-            flush_s: How long an attempt waits for its spans at its end, in seconds.
+            flush_s: Timeout for flushing an attempt's spans, in seconds.
         """
         self._delivery = DeliveringProcessor(owner_of=attempt_of, give_up_s=flush_s, exporter=exporter)
         self._processor = AttemptSpanProcessor(self._delivery)
@@ -102,12 +102,12 @@ class AttemptSpans:
         enter_trace(traceparent)
 
     async def flush(self, attempt: str) -> int:
-        """Returns how many spans of an attempt the store has not acknowledged, after waiting for them."""
+        """Flushes an attempt's spans; returns the number that the store has not acknowledged."""
         if not self._delivery.undelivered(attempt):
             return 0
         deadline = time.monotonic() + self._flush_s
         if self._flushing is not None:
-            # That flush may have begun before this attempt's last span.
+            # The running flush may have started before this attempt's last span.
             await asyncio.wait((self._flushing,), timeout=self._flush_s)
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(asyncio.to_thread(self._processor.force_flush), name="flush spans")
@@ -119,23 +119,23 @@ class AttemptSpans:
         return undelivered
 
     def add_processor(self, processor: SpanProcessor) -> None:
-        """Shows every span of the process to a processor, once it has its attempt's names."""
+        """Adds a processor that sees every span of the process after its attempt's names were added."""
         provider = trace.get_tracer_provider()
-        assert isinstance(provider, TracerProvider)  # Made in the beginning, if there was none.
+        assert isinstance(provider, TracerProvider)  # Set by the constructor.
         provider.add_span_processor(processor)
 
     async def close(self) -> None:
-        """Sends what is left and ends."""
+        """Flushes and stops."""
         await asyncio.to_thread(self._processor.shutdown)
 
 
 def add_span_processor(processor: SpanProcessor) -> None:
-    """Adds a processor to the process's tracer provider, which is made if there is none yet."""
+    """Adds a processor to the process's tracer provider, creating the provider if needed."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         provider = new_provider(shutdown_on_exit=False)
         trace.set_tracer_provider(provider)
-    # Before the other: a span is named while its parent is still the current one.
+    # First: a span gets its names while its parent is still current.
     provider.add_span_processor(processor)
     provider.add_span_processor(CurrentSpans())
 
@@ -149,7 +149,7 @@ def enter_trace(traceparent: str) -> None:
         is_remote=True,
         trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
     )
-    # Never detached: the context is the attempt's own and ends with it.
+    # Never detached: the context ends with the attempt.
     otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
 
 
@@ -180,6 +180,6 @@ def _names_of(span: trace.Span | ReadableSpan) -> Iterator[tuple[str, str | int]
 
 
 def attempt_of(span: ReadableSpan) -> str:
-    """Returns the name of the attempt that a span carries."""
+    """Returns the name of a span's attempt."""
     attributes = span.attributes or {}
     return f"{attributes[ROLLOUT]!s}/attempts/{attributes[ATTEMPT]!s}"

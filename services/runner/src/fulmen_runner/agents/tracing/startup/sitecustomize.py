@@ -1,22 +1,21 @@
-"""Runs first in every Python that a command starts, since its folder is on their PYTHONPATH: switches on the instrumentors
-that are installed there.
+"""Enables installed instrumentors in every Python process of a command. Loaded first, through PYTHONPATH.
 
-Invariant: the program runs as it would without this file, whatever fails here, and with the `sitecustomize` that this
-one hides. It costs nothing where no instrumentor is installed, and little before a framework is imported.
+Invariant: the program runs as it would without this file, whatever fails here, including the `sitecustomize` that this
+one shadows. It costs nothing if no instrumentor is installed, and little before a framework is imported.
 """
 
-# ruff: noqa: PTH100, PTH120  # pathlib would take its time in every Python.
+# ruff: noqa: PTH100, PTH120  # Importing pathlib would slow down every Python process.
 import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 AGENTS = os.path.dirname(os.path.dirname(HERE))
 OLDEST_PYTHON = (3, 10)
-"""OpenTelemetry needs no newer one."""
+"""Oldest version that OpenTelemetry supports."""
 
 
-def run_hidden() -> None:
-    """Runs the `sitecustomize` that would have run instead."""
+def run_shadowed() -> None:
+    """Runs the `sitecustomize` that this one shadows."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -27,7 +26,7 @@ def run_hidden() -> None:
 
 
 def start_tracing() -> None:
-    """Begins to wait for frameworks that can be traced."""
+    """Registers the instrumentors."""
     from importlib.util import find_spec
     from types import ModuleType
 
@@ -35,7 +34,7 @@ def start_tracing() -> None:
         if find_spec(needed) is None:
             return
     if find_spec("fulmen_runner") is None:
-        # This Python has no runner installed: its few modules that are needed are taken from where this file lies.
+        # The runner is not installed here: load the needed modules from the folder of this file.
         for name, folder in (("fulmen_runner", os.path.dirname(AGENTS)), ("fulmen_runner.agents", AGENTS)):
             package = ModuleType(name)
             package.__path__ = [folder]
@@ -45,9 +44,9 @@ def start_tracing() -> None:
     start(os.environ)
 
 
-run_hidden()
+run_shadowed()
 if sys.version_info >= OLDEST_PYTHON and os.environ.get("FULMEN_INSTRUMENT", "none") != "none":
     try:
         start_tracing()
-    except Exception as error:  # noqa: BLE001  # A foreign Python, with packages of any version.
-        print(f"fulmen: this program is not traced: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  # Third-party packages of any version.
+        print(f"fulmen: tracing is disabled: {type(error).__name__}: {error}", file=sys.stderr)

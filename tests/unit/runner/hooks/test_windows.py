@@ -1,4 +1,4 @@
-"""Figures over the attempts that ended last, and the rules that look at them."""
+"""AgentMetrics over the attempts that ended last, and the rules that look at them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from fulmen.hooks import AttemptEnd, RewardFact, SpansSummary
 from fulmen_runner.hooks.alerts import AlertSettings, breaches
-from fulmen_runner.hooks.figures import MAX_AGENTS, MAX_SAMPLES, Figures, Window, Windows
 from fulmen_runner.hooks.monitor import Monitor
+from fulmen_runner.hooks.windows import MAX_AGENTS, MAX_SAMPLES, AgentMetrics, Window, Windows
 
 
 def ended(*, kind: str = "", reward: float | None = None, duration_s: float = 1.0, tokens: int = 0) -> AttemptEnd:
@@ -24,21 +24,21 @@ def ended(*, kind: str = "", reward: float | None = None, duration_s: float = 1.
 
 def test_attempts_count_for_as_long_as_the_window_is() -> None:
     window = Window(window_s=10.0)
-    assert window.figures(now_s=0.0).error_rate is None
+    assert window.metrics(now_s=0.0).error_rate is None
     window.add(ended(kind="TIMEOUT", duration_s=3.0), now_s=0.0)
     window.add(ended(reward=1.0, tokens=6), now_s=5.0)
     window.add(ended(kind="CANCELLED"), now_s=6.0)
-    now = window.figures(now_s=9.9)
+    now = window.metrics(now_s=9.9)
     assert (now.attempt_count, now.error_rate, now.mean_duration_s, now.mean_tokens) == (2, 0.5, 2.0, 3.0)
-    assert window.figures(now_s=10.0).error_rate == 0.0
-    assert window.figures(now_s=15.0).attempt_count == 0
+    assert window.metrics(now_s=10.0).error_rate == 0.0
+    assert window.metrics(now_s=15.0).attempt_count == 0
 
 
 def test_a_collapse_of_rewards_is_a_drop() -> None:
     window = Window(window_s=100.0)
     for number in range(20):
         window.add(ended(reward=0.9 if number < 10 else 0.1), now_s=float(number))
-    assert window.figures(now_s=20.0).reward_drop == pytest.approx(0.8)
+    assert window.metrics(now_s=20.0).reward_drop == pytest.approx(0.8)
 
 
 @settings(max_examples=30, deadline=None)
@@ -50,7 +50,7 @@ def test_figures_agree_with_a_simple_count(ends: list[tuple[bool, float, float]]
         window.add(ended(kind="TIMEOUT" if failed else "", duration_s=duration_s), now_s=now_s)
         kept.append((now_s, failed, duration_s))
         recent = [(f, d) for at_s, f, d in kept if at_s > now_s - 7.0]
-        figures = window.figures(now_s=now_s)
+        figures = window.metrics(now_s=now_s)
         assert figures.attempt_count == len(recent)
         assert figures.error_rate == pytest.approx(sum(f for f, _ in recent) / len(recent))
         assert figures.mean_duration_s == pytest.approx(sum(d for _, d in recent) / len(recent))
@@ -62,9 +62,9 @@ def test_reading_a_full_window_is_paid_for_by_many_attempts() -> None:
     looks = []
     for number in range(2 * MAX_SAMPLES):
         window.add(end, now_s=0.0)
-        if window.has_news:
+        if window.is_due:
             looks.append(number)
-            window.figures(now_s=0.0)
+            window.metrics(now_s=0.0)
     assert looks[:256] == list(range(256))
     assert max(later - earlier for earlier, later in pairwise(looks)) == 40
 
@@ -78,7 +78,9 @@ def test_agents_without_end_do_not_fill_the_memory() -> None:
     assert len({monitor._label(f"agent.{number}") for number in range(3 * MAX_AGENTS)}) == MAX_AGENTS + 1
 
 
-BAD = Figures(attempt_count=20, error_rate=0.6, mean_duration_s=9.0, mean_reward=0.1, mean_tokens=1.0, reward_drop=0.4)
+BAD = AgentMetrics(
+    attempt_count=20, error_rate=0.6, mean_duration_s=9.0, mean_reward=0.1, mean_tokens=1.0, reward_drop=0.4
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Looks at the spans of attempts on behalf of hooks. Only a runner with hooks has one."""
+"""Counts the spans of attempts for hooks."""
 
 import threading
 from collections import Counter
@@ -15,11 +15,11 @@ from fulmen_runner.attempts.hooks import HookFailure
 
 MAX_NAMES = 200
 OTHER = "other"
-"""Spans of further names are counted under this one."""
+"""Name under which spans are counted beyond `MAX_NAMES`."""
 
 
 class SpanCounts(SpanProcessor):
-    """Counts the spans that end in this process, of attempts that it was told of."""
+    """Counts ended spans of this process by attempt."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,8 +30,8 @@ class SpanCounts(SpanProcessor):
         """Does nothing."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Counts a span; agents end spans in threads of their own, too."""
-        # What the runner says of hooks is not the agent's.
+        """Counts a span; called from any thread."""
+        # Hook failures are recorded by the runner, not the agent.
         if names.ROLLOUT not in (span.attributes or {}) or span.name == names.HOOK_SPAN:
             return
         attempt = attempt_of(span)
@@ -42,17 +42,17 @@ class SpanCounts(SpanProcessor):
                 self._errors[attempt] += span.status.status_code is trace.StatusCode.ERROR
 
     def begin(self, attempt: str) -> None:
-        """Begins to count the spans of an attempt."""
+        """Starts counting the spans of an attempt."""
         with self._lock:
             self._counts[attempt] = Counter()
 
-    def counted(self, attempt: str) -> tuple[dict[str, int], int]:
-        """Ends to count; returns spans by name, and how many are errors."""
+    def finish(self, attempt: str) -> tuple[dict[str, int], int]:
+        """Stops counting; returns the number of spans by name, and of those with an error."""
         with self._lock:
             return dict(self._counts.pop(attempt, {})), self._errors.pop(attempt, 0)
 
     def report(self, attempt: str, failure: HookFailure) -> None:
-        """Writes a failure into the attempt's trace: a span with an event."""
+        """Adds a failed hook to the attempt's trace: a span with an event."""
         rollout, _, number = attempt.rpartition("/attempts/")
         _, trace_id, span_id, _ = traceparent(attempt).split("-")
         parent = trace.SpanContext(
@@ -61,7 +61,7 @@ class SpanCounts(SpanProcessor):
             is_remote=True,
             trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
         )
-        # A span gets its attempt's names from where it begins, and hooks run outside of it.
+        # Hooks run outside the attempt's context, from which a span takes its attempt.
         named = Context(rollout=rollout, attempt=attempt, attempt_number=int(number), mode="", deadline=0.0)
         with entered(named):
             span = trace.get_tracer(names.SCOPE).start_span(

@@ -1,7 +1,7 @@
-"""Figures over the attempts that ended last.
+"""Metrics of agents over a sliding window of ended attempts.
 
-Invariant: an attempt counts for as long as the window is; of more attempts than `MAX_SAMPLES` the oldest ones go first.
-Attempts that were stopped (cancelled, given back) count in nothing: they say nothing of the agent.
+Invariant: an attempt counts for the length of the window; above `MAX_SAMPLES` the oldest are dropped. Stopped attempts
+(cancelled, released) do not count.
 """
 
 from collections import OrderedDict, deque
@@ -12,21 +12,23 @@ from fulmen.hooks import STOPPED, AttemptEnd, AttemptFacts
 
 MAX_SAMPLES = 10_000
 MAX_AGENTS = 100
-SAMPLES_PER_LOOK = 256
-"""How many samples may be read for each that is new."""
+SAMPLES_PER_UPDATE = 256
+"""Number of samples that may be read per new sample."""
 
 DEFAULT_AGENT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What attempts were like, on average; None of nothing.
+class AgentMetrics:
+    """Metrics of an agent's attempts in a window; None without samples.
 
     Attributes:
-        error_rate: Share of attempts that failed, from 0 to 1.
-        mean_reward: Of those that succeeded, of the whole attempt.
-        mean_tokens: Prompt and completion tokens of an attempt.
-        reward_drop: By how much rewards of the later half of attempts are less than those of the earlier half.
+        attempt_count: Number of attempts.
+        error_rate: Share of failed attempts, 0 to 1.
+        mean_duration_s: Mean duration, in seconds.
+        mean_reward: Mean final reward of successful attempts.
+        mean_tokens: Mean number of prompt and completion tokens.
+        reward_drop: Mean reward of the earlier half of the window minus that of the later half.
     """
 
     attempt_count: int
@@ -48,19 +50,19 @@ class _Sample:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """The attempts of one agent that ended last; times are seconds of one monotonic clock, given by the caller."""
+    """The recent attempts of one agent. Times are monotonic seconds, passed in by the caller."""
 
     window_s: float
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     _new_count: int = 0
 
     @property
-    def has_news(self) -> bool:
-        """Tells whether so much was added since the last figures that they are worth their price: all samples are read."""
-        return self._new_count * SAMPLES_PER_LOOK >= len(self._samples)
+    def is_due(self) -> bool:
+        """Whether enough samples are new to read all of them again."""
+        return self._new_count * SAMPLES_PER_UPDATE >= len(self._samples)
 
     def add(self, end: AttemptEnd, *, now_s: float) -> None:
-        """Adds an attempt that ended now."""
+        """Adds an attempt that has ended now."""
         if end.failure_kind == STOPPED:
             return
         self._new_count += 1
@@ -74,8 +76,8 @@ class Window:
             )
         )
 
-    def figures(self, *, now_s: float) -> Figures:
-        """Returns the figures of the attempts in the window."""
+    def metrics(self, *, now_s: float) -> AgentMetrics:
+        """Returns the metrics of the attempts in the window."""
         self._new_count = 0
         while self._samples and self._samples[0].at_s <= now_s - self.window_s:
             self._samples.popleft()
@@ -83,7 +85,7 @@ class Window:
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         half = len(rewards) // 2
         earlier, later = _mean(rewards[:half]), _mean(rewards[half:])
-        return Figures(
+        return AgentMetrics(
             attempt_count=len(samples),
             error_rate=_mean([sample.failed for sample in samples]),
             mean_duration_s=_mean([sample.duration_s for sample in samples]),
@@ -95,7 +97,7 @@ class Window:
 
 @dataclass(slots=True, kw_only=True)
 class Windows:
-    """A window for each agent; of more than `MAX_AGENTS` the one that was quiet for longest goes."""
+    """The windows by agent; above `MAX_AGENTS` the least recently used is dropped."""
 
     window_s: float
     _windows: "OrderedDict[str, Window]" = field(default_factory=OrderedDict)
@@ -114,7 +116,7 @@ class Windows:
 
 
 def agent_of(attempt: AttemptFacts) -> str:
-    """Returns the id of an agent without its version, `default` if the rollout names none."""
+    """Returns the agent's id without version; `default` if the rollout names none."""
     return attempt.agent.removeprefix("resources/").partition("/versions/")[0] or DEFAULT_AGENT
 
 
