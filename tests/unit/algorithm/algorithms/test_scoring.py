@@ -213,7 +213,7 @@ def test_a_reward_of_a_step_that_is_gone_goes_to_the_one_before_it():
 def test_rewards_for_which_an_estimator_is_not_defined_fail_the_run_in_words():
     scorer = Scorer(settings_of(advantage={"kind": "maxrl"}))
     scored = [scorer.score("g", rollout(n, r), read(calls_of(1))) for n, r in (("a", -1.0), ("b", 1.0))]
-    with pytest.raises(RunFailed, match="maxrl needs rewards from 0 up"):
+    with pytest.raises(RunFailed, match="maxrl needs rewards of 0 or more"):
         scorer.has_signal(scored)
 
 
