@@ -44,7 +44,13 @@ ATTEMPT_SUCCEEDED = {
 }
 
 
-@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.xdist_group(f"client-{each}")) for each in LANGUAGES])
+def marks_of(language: str) -> list[pytest.MarkDecorator]:
+    """Leaves the languages that have to be compiled to the long form, each in a group of its own."""
+    group = pytest.mark.xdist_group(f"client-{language}")
+    return [group] if language == "node" else [group, pytest.mark.long(short=True)]
+
+
+@pytest.fixture(params=[pytest.param(each, marks=marks_of(each)) for each in LANGUAGES])
 def program(request: pytest.FixtureRequest) -> Client:
     """Returns the program of one language, which nobody told yet where anything is."""
     return Client(program=built(request.param))

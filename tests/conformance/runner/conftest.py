@@ -16,7 +16,7 @@ from tests.support.runner.stores import LEASE_TTL_S, DoubleStore, RealStore, Sto
 __all__ = ["proxy", "publish_agent", "start_runner", "store"]
 
 
-@pytest_asyncio.fixture(params=["double", "real"])
+@pytest_asyncio.fixture(params=["real", pytest.param("double", marks=pytest.mark.long(short=True))])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     """Yields a store that serves."""
     if request.param == "double":

@@ -76,7 +76,14 @@ async def alone(model_dir: Path) -> AsyncIterator[Trainer]:
     thread.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(GROUPS))
+QUICK = "fsdp2, 2 ranks"
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[QUICK, *(pytest.param(each, marks=pytest.mark.long(short=True)) for each in GROUPS if each != QUICK)],
+)
 async def group(request: pytest.FixtureRequest, model_dir: Path) -> AsyncIterator[RankGroupTrainer]:
     """Yields a trainer in a group of ranks."""
     trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS[request.param]), GroupOptions())

@@ -20,7 +20,12 @@ from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import check_books, finished_groups, read_consumed
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long(short=True),
+    pytest.mark.serial,
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.timeout(900),
+]
 
 KILLS = 2 * soak.SOAK
 SEED = soak.seed()

@@ -14,7 +14,12 @@ from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import BUILD, POLICY, publish_training_inputs
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.long(short=True),
+    pytest.mark.serial,
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.timeout(420),
+]
 
 STEPS = 3
 WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 20, "dense_above": 1.0}

@@ -22,7 +22,12 @@ from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import BUILD, check_books, finished_groups, publish_training_inputs, read_consumed
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long(short=True),
+    pytest.mark.serial,
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.timeout(900),
+]
 
 AGENT = """\
 import asyncio

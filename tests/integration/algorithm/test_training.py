@@ -17,7 +17,12 @@ from tests.support.training import (
     read_consumed,
 )
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.long(short=True),
+    pytest.mark.serial,
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.timeout(420),
+]
 
 RANKS = 2
 

@@ -20,6 +20,7 @@ from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.resources.garbage_collection import ResourceGarbageCollector
 from fulmen_store.resources.table import GarbageTable
+from tests.support.soak import long_after
 from tests.support.store.running import LIMIT_S, Stubs, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"
@@ -257,12 +258,17 @@ class World:
 counter = itertools.count()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
+@pytest.mark.parametrize("examples", long_after(1, [6, 25], short=True))
 def test_whatever_happens_used_versions_stay_and_unused_ones_go(
-    fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], database_url: str, data: st.DataObject
+    fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], database_url: str, examples: int
 ) -> None:
-    loop, stubs = fuzzed
+    limits = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    limits(play_once)(*fuzzed, database_url)
+
+
+@given(data=st.data())
+def play_once(loop: asyncio.AbstractEventLoop, stubs: Stubs, database_url: str, data: st.DataObject) -> None:
+    """Lets anything happen to a world of its own, with a collection after each step."""
     world = World(f"x{next(counter)}")
 
     async def play() -> None:
