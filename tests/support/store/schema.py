@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-__all__ = ["catalog", "named_statements"]
+__all__ = ["catalog"]
 
 # Partitions of days come and go.
 _OURS = "relnamespace = 'public'::regnamespace and relname !~ '_[0-9]{8}(_|$)'"
@@ -45,9 +45,3 @@ async def catalog(dsn: str) -> set[str]:
         return {row[0] for part in _PARTS for row in await connection.fetch(part)}
     finally:
         await connection.close()
-
-
-def named_statements(text: str) -> dict[str, str]:
-    """Returns the statements of a file under their `-- name:` lines."""
-    parts = (part.partition("\n") for part in text.split("-- name: ")[1:])
-    return {name.strip(): statement.strip().rstrip(";") for name, _, statement in parts}

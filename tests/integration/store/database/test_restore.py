@@ -17,7 +17,7 @@ from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_pb2, rollout_pb2
 from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen.store.v1.span_service_pb2 import AppendSpansRequest
 from fulmen_cli.local.postgres import find_binaries
-from fulmen_store.database.transactions import catch_up
+from fulmen_store.database.migrations import catch_up
 from tests.support.postgres import PostgresServer
 from tests.support.rollouts import renewing
 from tests.support.store.running import Runner, create, get, read_feed, running_store

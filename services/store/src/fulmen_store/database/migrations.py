@@ -3,6 +3,10 @@
 `NNNN_pre_*.sql` runs before the new version starts, automatically when a store starts. `NNNN_post_*.sql` removes what
 only the previous release needs: it runs on request, when no older store runs, and no other file may depend on it. So the
 previous release works on the new schema. An applied file never changes: its digest is stored.
+
+After a restore the server's transaction counter is advanced. The feeds of finished rollouts and of resources are ordered by
+PostgreSQL's transaction numbers and show rows older than the oldest running transaction. A dump restored into another
+server contains numbers that this server has not reached yet: its rows would count as not committed, and feeds would stall.
 """
 
 from __future__ import annotations
@@ -18,9 +22,16 @@ import asyncpg
 
 from fulmen.errors import FulmenError
 from fulmen_store.database.database import mapped_errors
-from fulmen_store.database.transactions import catch_up
+from fulmen_store.database.queries import SQL
 
-__all__ = ["Migrated", "Migration", "MigrationError", "all_migrations", "migrate"]
+__all__ = [
+    "Migrated",
+    "Migration",
+    "MigrationError",
+    "all_migrations",
+    "catch_up",
+    "migrate",
+]
 
 # "fulmen" in ASCII: the advisory lock of migrations.
 LOCK_KEY: Final = 0x66756C6D656E
@@ -135,3 +146,33 @@ async def _apply(connection: asyncpg.Connection, migrations: Sequence[Migration]
                 "insert into schema_migration (number, name, digest) values ($1, $2, $3)",
                 migration.number, migration.name, migration.digest,
             )  # fmt: skip
+
+
+BATCH: Final = 500_000
+"""Subtransactions of one transaction: their numbers are written to the log when it commits, 4 bytes each."""
+
+
+async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int], None] | None = None) -> int:
+    """Consumes transaction numbers until the next one is newer than all stored ones; about 200,000 per second.
+
+    Args:
+        connection: Connection to a database with the complete schema that is not otherwise in use.
+        told: Called after every batch with the numbers consumed so far, and their total.
+
+    Returns:
+        How many were taken: 0 unless the database was restored from a dump into a younger server.
+    """
+    newest, following = await connection.fetchval(SQL["newest_stored_xid"]), await connection.fetchval(SQL["next_xid"])
+    missing = max(0, newest + 1 - following)
+    taken = 0
+    if missing:
+        await connection.execute(SQL["make_taken"])
+    while taken < missing:
+        count = min(BATCH, missing - taken)
+        await connection.execute(SQL["take_xids"].format(count=count))
+        taken += count
+        if told is not None:
+            told(taken, missing)
+    if missing:
+        await connection.execute(SQL["drop_taken"])
+    return taken

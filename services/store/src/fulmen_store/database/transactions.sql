@@ -1,4 +1,4 @@
--- What keeps the server's transaction counter ahead of the numbers that are stored; see transactions.py.
+-- What keeps the server's transaction counter ahead of the numbers that are stored; see migrations.py.
 
 -- name: newest_stored_xid
 select coalesce(max(newest), 0) from (
