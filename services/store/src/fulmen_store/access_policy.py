@@ -1,4 +1,4 @@
-"""Which roles may call which rpc of the store."""
+"""The roles that may call each rpc of the store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fulmen_service_kit.tokens import Role
 
 __all__ = ["ROLE_POLICY", "SCALER", "SERVICE_NAMES"]
 
-_PEOPLE: Final = frozenset({Role.CLIENT, Role.SERVICE})
-_WORKERS: Final = frozenset({Role.RUNNER, Role.SERVICE})
-_LOOKERS: Final = _PEOPLE | {Role.READER}
-_READERS: Final = _LOOKERS | {Role.RUNNER}
-_EVERYBODY: Final = frozenset(Role)
+_CLIENTS: Final = frozenset({Role.CLIENT, Role.SERVICE})
+_RUNNERS: Final = frozenset({Role.RUNNER, Role.SERVICE})
+_VIEWERS: Final = _CLIENTS | {Role.READER}
+_READERS: Final = _VIEWERS | {Role.RUNNER}
+_ALL_ROLES: Final = frozenset(Role)
 
-# KEDA has no authorization header: the servicer takes the token out of the request.
+# KEDA sends no authorization header: the servicer reads the token from the request.
 SCALER: Final = "externalscaler.ExternalScaler"
 _TRACES: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 
@@ -34,35 +34,35 @@ SERVICE_NAMES: Final = (
 
 ROLE_POLICY: Final = RolePolicy(
     services={
-        "fulmen.store.v1.RolloutService": _PEOPLE,
-        "fulmen.store.v1.LeaseService": _WORKERS,
-        "fulmen.store.v1.SpanService": _EVERYBODY - {Role.READER},
-        "fulmen.store.v1.ResourceService": _PEOPLE,
-        "fulmen.store.v1.RunnerRegistryService": _LOOKERS,
+        "fulmen.store.v1.RolloutService": _CLIENTS,
+        "fulmen.store.v1.LeaseService": _RUNNERS,
+        "fulmen.store.v1.SpanService": _ALL_ROLES - {Role.READER},
+        "fulmen.store.v1.ResourceService": _CLIENTS,
+        "fulmen.store.v1.RunnerRegistryService": _VIEWERS,
         "fulmen.store.v1.ProjectService": frozenset(),
         "fulmen.store.v1.PeerService": frozenset({Role.SERVICE}),
         "fulmen.store.v1.UsageService": frozenset({Role.SERVICE}),
         SCALER: _READERS,
-        _TRACES: _EVERYBODY - {Role.CLIENT, Role.READER},
+        _TRACES: _ALL_ROLES - {Role.CLIENT, Role.READER},
     },
     rpcs={
-        "/fulmen.store.v1.RolloutService/GetRollout": _EVERYBODY,
-        "/fulmen.store.v1.RolloutService/ListRollouts": _LOOKERS,
-        "/fulmen.store.v1.RolloutService/WatchRollouts": _LOOKERS,
+        "/fulmen.store.v1.RolloutService/GetRollout": _ALL_ROLES,
+        "/fulmen.store.v1.RolloutService/ListRollouts": _VIEWERS,
+        "/fulmen.store.v1.RolloutService/WatchRollouts": _VIEWERS,
         "/fulmen.store.v1.RolloutService/GetQueueStats": _READERS,
         "/fulmen.store.v1.LeaseService/CheckAttempts": frozenset({Role.SERVICE}),
-        "/fulmen.store.v1.SpanService/ListSpans": _EVERYBODY,
-        "/fulmen.store.v1.SpanService/StreamSpans": _EVERYBODY,
+        "/fulmen.store.v1.SpanService/ListSpans": _ALL_ROLES,
+        "/fulmen.store.v1.SpanService/StreamSpans": _ALL_ROLES,
         "/fulmen.store.v1.ResourceService/GetResources": _READERS,
         "/fulmen.store.v1.ResourceService/ListResourceVersions": _READERS,
-        "/fulmen.store.v1.ResourceService/DiffResources": _LOOKERS,
+        "/fulmen.store.v1.ResourceService/DiffResources": _VIEWERS,
         "/fulmen.store.v1.ResourceService/WatchResources": _READERS,
         "/fulmen.store.v1.RunnerRegistryService/GetFleetDemand": _READERS,
-        "/fulmen.store.v1.UsageService/GetUsage": _LOOKERS,
-        "/fulmen.store.v1.ProjectService/GetProject": _EVERYBODY,
-        "/fulmen.store.v1.ProjectService/ListProjects": _LOOKERS,
+        "/fulmen.store.v1.UsageService/GetUsage": _VIEWERS,
+        "/fulmen.store.v1.ProjectService/GetProject": _ALL_ROLES,
+        "/fulmen.store.v1.ProjectService/ListProjects": _VIEWERS,
         "/fulmen.store.v1.ProjectService/ListRevokedTokens": frozenset({Role.SERVICE}),
-        "/fulmen.store.v1.ProjectService/IntrospectToken": _WORKERS,
+        "/fulmen.store.v1.ProjectService/IntrospectToken": _RUNNERS,
     },
     self_checking=frozenset({SCALER}),
     audited={

@@ -1,3 +1,3 @@
 -- name: is_read_only
--- A standby, or a server that was told to take no writes, cannot do the store's work.
+-- A standby, or a read-only server, cannot do the store's work.
 select current_setting('transaction_read_only') = 'on';

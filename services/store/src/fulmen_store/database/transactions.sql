@@ -1,4 +1,4 @@
--- What keeps the server's transaction counter ahead of the numbers that are stored; see migrations.py.
+-- Keeps the server's transaction counter ahead of the stored numbers; see migrations.py.
 
 -- name: newest_stored_xid
 select coalesce(max(newest), 0) from (
@@ -18,7 +18,7 @@ select pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 create temporary table taken (number int) on commit delete rows;
 
 -- name: take_xids
--- Every block with a handler is a subtransaction, and one that writes takes a number of its own.
+-- Every block with a handler is a subtransaction; one that writes consumes a number.
 do $$ begin
     for i in 1..{count} loop
         begin

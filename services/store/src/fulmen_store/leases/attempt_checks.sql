@@ -1,8 +1,8 @@
--- Three rules keep every plan a point look-up whatever the statistics say; see rollouts.sql.
+-- Three rules keep every plan a point lookup whatever the statistics say; see rollouts.sql.
 
 -- name: check_attempts
--- One row per attempt that was asked about, in order; where there is no such rollout, none. A lease that is not held has
--- no epoch here: hedge_epoch stays behind when its lease has ended.
+-- One row per requested attempt, in order; none for unknown rollouts. A lease that is not held has no epoch here:
+-- hedge_epoch keeps its value after its lease has ended.
 select
     x.n, r.mode, p.name as project,
     i.epoch as lease_epoch, i.hedge_epoch, i.cancel_requested, a.state

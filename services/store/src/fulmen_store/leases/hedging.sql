@@ -1,5 +1,5 @@
--- Hedged rollouts: the rare rows with a second lease. The statements of leases.sql leave these rows alone. Conditions
--- are put so that rows are found by their id: `hedge_leased_at` instead of `hedge_session`, which has an index.
+-- Hedged rollouts: the rare rows with a second lease, which the statements of leases.sql skip. Conditions are written so
+-- that rows are found by id: `hedge_leased_at` instead of `hedge_session`, which has an index.
 
 -- name: hedgeable_attempts
 select

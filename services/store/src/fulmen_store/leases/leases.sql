@@ -1,7 +1,7 @@
 -- Claims and ends of attempts are compare-and-set on (rollout, lease session, epoch). A row that was locked but has
--- changed since the statement's snapshot is simply not returned; the caller classifies and repeats. Where a row is found
--- by its id, its session is compared by `is not distinct from`: no plan may take the index of sessions instead, which
--- finds all that a session holds. A row with two leases is left to hedging.sql.
+-- changed since the statement's snapshot is not returned; the caller classifies and retries. Where a row is found by its
+-- id, its session is compared by `is not distinct from`, so that no plan uses the index of sessions, which finds all leases
+-- of a session. Rows with two leases are handled by hedging.sql.
 
 -- name: claim_rollouts
 with k as (
@@ -175,7 +175,7 @@ returning s.id;
 select s.id, s.project from runner_session s where s.id = any ($1::uuid[]);
 
 -- name: renew_sessions
--- Joined by key, not changed by ctid: a session that another replica renews at this moment must be found all the same.
+-- Joined by key, not changed by ctid: a session that another replica renews concurrently must still be found.
 update runner_session s set
     lease_until = case when x.heard then now() + $2 * interval '1 second' else s.lease_until end,
     load = coalesce(x.load, s.load), ended_count = s.ended_count + x.ended, failed_count = s.failed_count + x.failed

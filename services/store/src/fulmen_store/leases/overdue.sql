@@ -1,5 +1,5 @@
--- What the store's own timers look for. Leases are found through `item_leased`, deadlines of waiting rollouts through
--- `item_by_deadline`: a look costs what runs and what is late, never what waits.
+-- Overdue attempts and rollouts. Leases are found through `item_leased`, deadlines of waiting rollouts through
+-- `item_by_deadline`: the cost depends on running and overdue rows, never on waiting ones.
 
 -- name: overdue_attempts
 select

@@ -22,7 +22,7 @@ where t.project = $4 and (t.created_at, t.id) < ($1, $2) and t.expires_at > now(
 order by t.created_at desc, t.id desc
 limit $3;
 
--- The hour is for clocks that differ: a token says by the clock of who checks it when it expires.
+-- The hour allows for clock differences: expiry is checked by the clock of each service.
 -- name: revoked_tokens
 select t.id from issued_token t
 where t.revoked_at is not null and t.expires_at > now() - interval '1 hour'

@@ -1,5 +1,5 @@
--- The table has a handful of rows. Both parts of a renewal see it as it was before: the caller's own row is left out of
--- the answer, and rows that are long over are removed by whoever comes first.
+-- The table has a handful of rows. Both parts of a renewal see the state before it: the caller's own row is excluded, and
+-- long expired rows are removed by any replica.
 
 -- name: renew_replica
 with me as (

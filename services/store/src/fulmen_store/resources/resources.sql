@@ -1,5 +1,5 @@
--- Whoever changes resources locks their names first, in one order for everybody and before the first write: the
--- transaction gets its id while it holds the locks, so that ids of transactions grow with the numbers of versions.
+-- Every change locks the names of its resources first, in a fixed order and before the first write: the transaction gets
+-- its id while it holds the locks, so that transaction ids grow with version numbers.
 
 -- name: lock_resources
 select pg_advisory_xact_lock(x.key)
@@ -128,7 +128,7 @@ order by x.n;
 
 -- name: resource_changes
 -- Versions (revision 0) and moves of aliases, in the order of the transactions that wrote them. Only those below the
--- oldest transaction that still ran ($5) are looked at: none can appear behind a place that was told.
+-- oldest running transaction ($5) are read: none can appear behind a position that was sent.
 select
     c.xid::text::bigint as xid, c.resource_id, c.version, c.alias, c.revision, c.name, c.updated_at, c.size_bytes
 from (
@@ -160,7 +160,7 @@ order by c.xid, c.resource_id, c.version, c.alias
 limit $9;
 
 -- name: version_lifetimes
--- Numbers have no gap when they are given: a number up to the last one that is not there was there.
+-- Numbers are assigned without gaps: a missing number up to the last one was removed.
 select r.name, r.id as resource_id, x.version, v.version is null as removed, v.expires_at is not null as expiring
 from unnest($2::text[], $3::bigint[]) as x (name, version)
 cross join lateral (
@@ -173,7 +173,7 @@ left join lateral (
 where x.version <= r.last_version;
 
 -- name: expired_versions
--- Referred to: by an alias, or by a version that is still there.
+-- Referred to: by an alias or by an existing version.
 select
     v.resource_id, v.version, v.expires_at,
     exists (
@@ -187,7 +187,7 @@ order by v.expires_at, v.resource_id, v.version
 limit $4;
 
 -- name: forget_uses_of_version
--- Looks at the oldest uses of one version and forgets those whose rollouts have ended.
+-- Removes uses by ended rollouts among the oldest uses of one version.
 with k as (
     select u.ctid as c, exists (select 1 from item i where i.id = u.rollout_id) as live
     from resource_use u
@@ -200,7 +200,7 @@ with k as (
 select count(*)::int as seen, (count(*) filter (where k.live))::int as live from k;
 
 -- name: forget_uses
--- The same for a page of all uses, in the order of their key; returns the last key that was looked at.
+-- The same for a page of all uses, by key; returns the last key that was read.
 with k as (
     select
         u.ctid as c, u.resource_id, u.version, u.rollout_id,
@@ -218,7 +218,7 @@ order by k.resource_id desc, k.version desc, k.rollout_id desc
 limit 1;
 
 -- name: lock_versions
--- Versions that somebody is about to use, and therefore has locked, are left out.
+-- Versions locked by a transaction that is about to use them are skipped.
 select v.resource_id, v.version
 from unnest($1::int[], $2::bigint[]) as x (resource_id, version)
 cross join lateral (
@@ -227,7 +227,7 @@ cross join lateral (
 ) v;
 
 -- name: remove_versions
--- The versions are locked by this transaction, and this statement sees everything that was committed before that.
+-- The versions are locked by this transaction; this statement sees everything committed before the locks.
 with k as (
     select v.c
     from unnest($1::int[], $2::bigint[]) as x (resource_id, version)

@@ -1,5 +1,5 @@
 -- name: expired_days
--- The other tables too: a store that was killed between two of them left some.
+-- All tables: a store that was killed between two of them may have left partitions.
 select d.day from (
     select partition_days('rollout') union select partition_days('attempt')
     union select partition_days('rollout_end') union select partition_days('span_chunk')
@@ -22,7 +22,7 @@ select exists (select 1 from partition_days($1::text) as d (day) where d.day = $
 select p.id from project p where p.retention is not null order by p.id;
 
 -- name: expired_rollouts
--- In order of their ends; a live rollout has an item, and keeps what it has.
+-- In order of their ends; live rollouts have an item and keep everything.
 select e.rollout_id
 from project p
 cross join lateral (

@@ -1,4 +1,4 @@
--- Dead rollouts (FAILED) and those of them that were run again. Both walk `rollout_end_dead`, oldest first.
+-- Dead rollouts (FAILED), and those that were run again. Both walk `rollout_end_dead`, oldest first.
 
 -- name: retryable_window
 select q.rollout_id as id from rollout_end q

@@ -1,5 +1,5 @@
 -- The feed's order is (transaction id, rollout id) of the row that completed a group. Only rows below the oldest
--- transaction that still runs are looked at: no row can appear behind a cursor that was handed out.
+-- running transaction are read: no row can appear behind a cursor that a client holds.
 
 -- name: scan_project_feed
 with b as (select pg_snapshot_xmin(pg_current_snapshot()) as xmin)

@@ -1,5 +1,4 @@
--- Three rules keep every plan a point look-up whatever the statistics say: rows are found by `cross join lateral (...
--- limit 1)`, they are changed by ctid, and two CTEs are never joined.
+-- Three rules keep every plan a point lookup whatever the statistics say: rows are found by `cross join lateral (...
 
 -- name: ensure_training_run
 insert into training_run (project_id, name) values ($1, $2)

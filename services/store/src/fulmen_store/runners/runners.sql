@@ -1,5 +1,5 @@
--- A caller who sees one project ($3, $2) sees the sessions that may serve it, with what they run of it; how many attempts
--- a session has ended is told if it serves that project alone. At most 1000 of the running attempts are named.
+-- With a project ($3, $2): only sessions that may serve it, with their attempts of it; counts of ended attempts only if the
+-- session serves that project alone. At most 1000 running attempts are listed.
 
 -- name: list_runners
 select

@@ -1,4 +1,4 @@
--- How full a queue is, and how long attempts take.
+-- Queue statistics and durations of attempts.
 
 -- name: count_by_priority
 select

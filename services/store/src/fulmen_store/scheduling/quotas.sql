@@ -1,11 +1,11 @@
 -- Quotas. Running rollouts are counted through the index of leases, under the project's lock; waiting ones up to the
--- quota and no further.
+-- quota.
 
 -- name: lock_project_quota
 select pg_advisory_xact_lock($1, $2);
 
 -- name: running_room
--- `+ 0`: no plan may find the project's rows by its index, which is the whole backlog, instead of the leases.
+-- `+ 0` prevents a plan that reads the project's whole backlog through its index instead of the leases.
 select
     p.max_running - (select count(*) from item i where i.session is not null and i.project_id + 0 = p.id)::int as room
 from project p

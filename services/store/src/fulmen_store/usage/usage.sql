@@ -1,4 +1,4 @@
--- What model calls used, and what the proxy's processes tell one another.
+-- Usage of model calls, and the rate-limit windows of proxy processes.
 
 -- name: begin_usage
 insert into usage_instance as old (id, sequence) values ($1, $2)
@@ -32,7 +32,7 @@ on conflict (project_id, minute, model, backend) do update set
     cost_micros = old.cost_micros + excluded.cost_micros;
 
 -- name: add_usage_attempts
--- Attempts of rollouts that are unknown, or another project's, are in the sums by minute only.
+-- Attempts of unknown rollouts, or of other projects' rollouts, count in the sums by minute only.
 insert into usage_attempt as old (
     rollout_id, attempt, model, backend, project_id, run_id, request_count, failure_count, prompt_token_count,
     cached_token_count, completion_token_count, cost_micros
@@ -74,7 +74,7 @@ on conflict (instance) do update set
     project = excluded.project, slot = excluded.slot, windows = excluded.windows, seen_at = now();
 
 -- name: other_windows
--- Of processes for all projects and, with a project, of those for this one.
+-- Of processes for all projects and, with a project, of those for that project.
 select w.slot, w.windows, w.seen_at > now() - interval '5 seconds' as is_live
 from usage_window w
 where w.instance <> $1 and ($2::text is null or w.project in ($2, 'projects/*'))
@@ -163,7 +163,7 @@ delete from usage_minute u where u.ctid = any (array(
 returning u.project_id;
 
 -- name: forget_usage_attempts
--- Of rollouts that retention has removed.
+-- Of rollouts removed by retention.
 delete from usage_attempt u where u.ctid = any (array(
     select q.ctid from project p
     cross join lateral (
