@@ -32,8 +32,9 @@ from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_exchange.codecs.codec import Round, SegmentCodec
 from fulmen_exchange.layout import BUCKET_BYTES, Layout
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import load_codecs, make_codec
+from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
@@ -224,9 +225,7 @@ def serve(plan: Plan, meeting: Meeting) -> None:
 
 async def _serve(plan: Plan, meeting: Meeting) -> None:
     torch.set_num_threads(1)
-    servicer = GradientExchangeServicer(
-        project_of=lambda _: "projects/benchmark", folder=Path(plan.folder) if plan.folder else None
-    )
+    servicer = GradientExchangeServicer(runs=OpenRuns(), folder=Path(plan.folder) if plan.folder else None)
     made = build_server(
         LoopbackSettings(port=0, dev_mode=True, log_level="warning"),
         verifier=TokenVerifier(""),

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.exchange.rank import own_output
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
@@ -31,7 +32,7 @@ async def serve() -> None:
     """Serves until standard input ends."""
     said = own_output()
     torch.set_num_threads(1)
-    servicer = GradientExchangeServicer(project_of=lambda _: "projects/benchmark")
+    servicer = GradientExchangeServicer(runs=OpenRuns())
     settings = ShardServerSettings(host=sys.argv[1])
     made = build_server(
         settings,

@@ -12,9 +12,9 @@ from benchmarks.exchange import peers
 from benchmarks.exchange.contenders import By, Contender
 from benchmarks.exchange.lines import Place
 from benchmarks.exchange.model import Transformer, made
-from fulmen_exchange.links.access import LinkAccess
 from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.links.opening import open_link
+from fulmen_exchange.links.settings import ServerAccess
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import load_codecs
@@ -105,7 +105,7 @@ class Ours(Work):
         self.share = 1.0 / ranks.world_size
         self._ranks = ranks
         named = {name: each for name, each in shared.model.named_parameters() if each.requires_grad}
-        access = LinkAccess(training_run=f"trainingRuns/{contender.codec}", token=place.token)
+        access = ServerAccess(training_run=f"trainingRuns/{contender.codec}", token=place.token)
         self._link = open_link(settings, parameters=named, ranks=ranks, access=access)
         self._reducer = CodecReducer.open(settings, parameters=named, link=self._link, seed=SEED, optimizer="sgd")
 

@@ -162,4 +162,4 @@ async def test_auto_measures_and_tells_below_which_bandwidth_compression_pays(gr
     exchange = {"codec": "none", "policy": {"kind": "auto", "probe_rounds": 1}}
     await group._call(OPEN, setup=setup_of(model_dir, exchange, AdamW()))
     told = [text for result in await steps(group, rows, count=5) for text in result.events]
-    assert any("compression pays below" in text for text in told), told
+    assert any("compression pays off below" in text for text in told), told

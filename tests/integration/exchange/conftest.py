@@ -12,7 +12,7 @@ import torch
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from tests.support.exchange.world import LEASE_S, ROWS, RUN, Member, Site, layout_of, running, settings_named
 

@@ -54,7 +54,7 @@ async def test_a_status_tells_who_takes_part_and_what_was_moved(site: Site, join
         stub = GradientExchangeServiceStub(channel)
         [status] = (await stub.GetExchange(pb.GetExchangeRequest(training_run=RUN))).shards
         went = await stub.GetRound(pb.GetRoundRequest(training_run=RUN, round=2))
-        with pytest.raises(ArgumentInvalid, match="no such round"):
+        with pytest.raises(ArgumentInvalid, match="Round not found"):
             await stub.GetRound(pb.GetRoundRequest(training_run=RUN, round=9))
 
     assert (status.round, [member.rank for member in status.members]) == (2, [0, 1])

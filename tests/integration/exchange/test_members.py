@@ -48,7 +48,7 @@ async def test_a_process_whose_place_another_has_taken_ends_and_the_other_goes_o
     await site.until(lambda: site.has_sent(1, 2))
 
     newer = await join(1, link=HASTY)
-    with pytest.raises(ExchangeFailed, match="another process takes part as rank 1"):
+    with pytest.raises(ExchangeFailed, match="another process has joined as rank 1"):
         await replaced
     await exchanged(2, members[0])
     assert alike(*await exchanged(3, members[0], newer))

@@ -16,10 +16,10 @@ from fulmen.tls import TlsFiles
 from fulmen_algorithm.app import build
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.errors import ExchangeFailed
-from fulmen_exchange.links.access import TOKEN_TTL_S, LinkAccess
 from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.links.link import Link
 from fulmen_exchange.links.opening import open_link
+from fulmen_exchange.links.settings import ServerAccess
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import Ranks
 from fulmen_service_kit.tokens import Role, TokenSigner
@@ -52,14 +52,14 @@ async def target(tmp_path: Path) -> AsyncIterator[str]:
             await parts.server.server.stop(None)
 
 
-def issued(*, ttl_s: float = TOKEN_TTL_S, project: str = "projects/default") -> str:
+def issued(*, ttl_s: float = 3600.0, project: str = "projects/default") -> str:
     return TokenSigner(KEY).issue(Role.SERVICE, subject="ranks", ttl_s=ttl_s, project=project)
 
 
 def opened(target: str, *, rank: int, of: int, token: str, certificate: Path | None) -> Link:
     """Opens the link of a rank as its trainer does."""
     settings = settings_named("topk", link={"kind": "grpc", "targets": [target], **SHORT})
-    access = LinkAccess(
+    access = ServerAccess(
         training_run=ELSEWHERE,
         token=token,
         tls={target: TlsFiles(ca_file=str(certificate))} if certificate is not None else {},

@@ -22,7 +22,7 @@ from fulmen_algorithm.runs.run import NO_POLICY, RunState, TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.exchange.world import Member, layout_of, settings_named

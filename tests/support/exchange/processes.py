@@ -27,8 +27,9 @@ from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
+from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.tokens import TokenVerifier
@@ -320,7 +321,7 @@ def _serve(pipe: Connection, port: int, folder: Path | None) -> None:
 
 
 async def _serving(pipe: Connection, port: int, folder: Path | None) -> None:
-    servicer = GradientExchangeServicer(project_of=lambda _: "projects/default", folder=folder)
+    servicer = GradientExchangeServicer(runs=OpenRuns(), folder=folder)
     made = build_server(
         SampleSettings(port=port, dev_mode=True, log_level="warning"),
         verifier=TokenVerifier(""),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fulmen.errors import TrainingRunNotFound
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.transport.exchange_runs import CallerRuns
 from fulmen_exchange.codecs.codec import BLOCK, Bucket, Round, SegmentCodec, State
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink
@@ -71,7 +72,10 @@ class Site:
 
     async def start(self) -> None:
         self.servicer = GradientExchangeServicer(
-            project_of=project_of, folder=self.folder, is_over=self.is_over, clock=self.clock, limits=self.limits
+            runs=CallerRuns(project_of=project_of, is_over=self.is_over),
+            folder=self.folder,
+            clock=self.clock,
+            limits=self.limits,
         )
         self.server = build_server(
             SampleSettings(port=self.port, **self.options),  # type: ignore[arg-type]

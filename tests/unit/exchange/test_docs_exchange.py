@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fulmen_algorithm.runs.algorithm import AlgorithmSettings
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.exchanger import SAMPLED
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.metrics import RoundCosts
 from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.server.prometheus import ExchangeMetrics
@@ -89,10 +89,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "exchange: dgc keeps something back of each step, which lora does not go with": {
         **DDP, **LORA, "exchange": {"codec": "dgc"}, "optimizer": {"kind": "sgd"}
     },
-    "policy: 'stages' changes the ratio, which this codec does not have": {
+    "policy: 'stages' needs a codec with a ratio": {
         **DDP, "exchange": {"codec": "qsgd", "policy": {"kind": "stages"}}
     },
-    "outer: this codec holds the optimiser's momentum": {
+    "outer: this codec applies the optimiser's momentum": {
         **DDP, "exchange": {"codec": "dgc", "outer": {"kind": "outer"}}, "optimizer": {"kind": "sgd"}
     },
 }  # fmt: skip

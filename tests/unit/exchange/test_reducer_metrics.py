@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_exchange.gathering import LARGEST, SLOTS, GroupReport, RankReport, gather
-from fulmen_exchange.metrics import Energy, RoundCosts
+from fulmen_exchange.metrics import LARGEST, SLOTS, Energy, GroupReport, RankReport, RoundCosts, gather
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange.thread_ranks import Meeting, Rank, ThreadLink, on_ranks
 

@@ -1,8 +1,8 @@
-"""The sums of one round after another, bucket by bucket, each round through one codec; and what the codecs remember.
+"""Sums buckets round by round, each round through one codec, and holds the codecs' states.
 
-Invariants: what is not compressed is one more bucket, which is summed as it is. Where a round leaves the codec of the
-settings out, what that has kept back goes with the gradients, and if it holds the optimiser's momentum they go through
-that: so nothing is lost, neither gradient nor momentum, whatever carries a round.
+Invariants: uncompressed parameters form one more bucket. If a round bypasses the configured codec, its residual is added to
+the gradients, and if it holds the optimiser's momentum they pass through that: neither gradient nor momentum is lost,
+whatever codec carries a round.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fulmen_exchange.residuals import ParameterSlices, ParameterTensors, Residua
 from fulmen_exchange.settings import CodecSettings
 
 WAVE_BYTES = 8 * 2**20
-"""Of payloads that are exchanged at a time, about: so much that the time of a message itself does not count, and little memory."""
+"""Approximate bytes of payloads exchanged at a time: large enough to amortise latency, small enough to save memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CodecMemory:
-    """What a codec remembers on this rank.
+    """A codec's state on this rank.
 
     Attributes:
-        codec: It.
-        states: By bucket.
-        keeping: Buckets of which something may be kept back.
-        shard: The shard of its sums that this rank is; None where it is none, or has no segments.
+        codec: The codec this state belongs to.
+        states: State by bucket.
+        keeping: Buckets whose residual may be nonzero.
+        shard: This rank's shard of the sums; None if it has none.
     """
 
     codec: Codec
@@ -53,17 +53,17 @@ class BucketSums:
     """The sums of one rank.
 
     Attributes:
-        compressed: Elements of all that is not summed as it is.
-        codec_memories: What each codec remembers that was used.
+        compressed: Number of elements that are compressed.
+        codec_memories: State of every codec used so far.
     """
 
     def __init__(self, settings: CodecSettings, *, parameters: Mapping[str, nn.Parameter], link: Link) -> None:
-        """Lays the parameters out.
+        """Lays out the parameters.
 
         Args:
-            settings: Of the codec.
-            parameters: Those that train, by name, the same on every rank, in the same order.
-            link: Carries what is summed.
+            settings: Settings of the codec.
+            parameters: Trainable parameters by name, the same on every rank and in the same order.
+            link: Link to the other ranks.
         """
         self._settings = settings
         self._parameters = parameters
@@ -74,14 +74,14 @@ class BucketSums:
         self.compressed = sum(map(_size_of, self._layout.buckets))
         self._begins = list(accumulate(map(_size_of, self._places), initial=0))
         [like, *_] = parameters.values()
-        # Kept from round to round, as DDP keeps its buckets: new memory costs more than arithmetic.
+        # Reused in every round, as DDP reuses its buckets: allocation costs more than arithmetic.
         self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
         self._spent = RoundCosts()
         self._lapped = 0.0
         self.codec_memories = {self._own: CodecMemory(codec=make_codec(settings))}
 
     def forget(self) -> None:
-        """Begins as if there had been no round."""
+        """Resets all states."""
         for memory in self.codec_memories.values():
             if memory.shard is not None:
                 memory.shard.states.clear()
@@ -89,12 +89,12 @@ class BucketSums:
 
     @property
     def local_clip(self) -> float | None:
-        """Norm of a rank's own part, times the root of the number of ranks; None where the sum may be clipped."""
+        """Norm, over the square root of the number of ranks, to which own gradients are clipped; None if the sum is clipped."""
         own = self.codec_memories[self._own].codec
         return own.local_clip if isinstance(own, SegmentCodec) else None
 
     def supports(self, choice: CodecChoice) -> bool:
-        """Tells whether a round may go a choice."""
+        """Returns whether the link can carry a choice."""
         codec = self._memory(choice.key).codec
         return choice.key == self._own or isinstance(codec, LinearCodec) or self._link.supports(codec)
 
@@ -107,16 +107,15 @@ class BucketSums:
         present: frozenset[str],
         energy: Energy | None,
     ) -> RoundCosts:
-        """Replaces tensors by their sums over the ranks; returns what that took.
+        """Replaces tensors by their sums over the ranks; returns the costs.
 
         Args:
-            tensors: By name of the parameter of which they have the shape. The sums that replace them lie in memory that the
-                next call writes to. Those of which only other ranks have one are added, and so is what a codec had kept
-                back; those that nobody has are not there.
-            choice: Which choice, the same on every rank.
+            tensors: Gradients by parameter name. The sums share memory that the next call overwrites. Sums of gradients that only
+                other ranks have, and residuals, are added; parameters without any gradient are absent.
+            choice: Codec of the round, the same on every rank.
             round_: The round.
-            present: Those of which any rank has one.
-            energy: Gets what became of them, if that is to be measured.
+            present: Parameters with a gradient on any rank.
+            energy: Collects compression statistics, if wanted.
         """
         memory = self._memory(choice.key)
         self._spent = RoundCosts(rounds=1)
@@ -136,7 +135,7 @@ class BucketSums:
         return self._spent
 
     def _bucket(self, index: int) -> Bucket:
-        """Returns a bucket; what is in it stays until something else is put there."""
+        """Returns a view of a bucket."""
         begin, end = self._begins[index], self._begins[index + 1]
         flat = self._flat[begin:end]
         if index == len(self._layout.buckets):
@@ -145,7 +144,7 @@ class BucketSums:
         return Bucket(index=index, flat=flat, matrices=matrices, offsets=self._layout.offsets_of(index))
 
     def _filled(self, index: int, tensors: Mapping[str, Tensor], carrier: CodecMemory | None) -> Bucket:
-        """Puts tensors in their bucket, with what the codec of the settings has of them, unless that is what carries it."""
+        """Fills a bucket with gradients, plus the configured codec's residual if another codec carries them."""
         bucket, own = self._bucket(index), self.codec_memories[self._own]
         put = None
         if carrier is not own and self._settings.holds_momentum:
@@ -176,7 +175,7 @@ class BucketSums:
         self._lap("transfer_s")
 
     def _waves(self, choice: CodecChoice, round_: Round) -> Iterator[list[int]]:
-        """Says which buckets travel together, the same on every rank: by what is to be sent of them, not by what is."""
+        """Groups buckets that are exchanged together; by expected instead of actual bytes, so that all ranks agree."""
         ratio = 1.0 if round_.flush else choice.bytes_ratio if choice.ratio is None else round_.ratio
         wave: list[int] = []
         size = 0.0
@@ -213,7 +212,7 @@ class BucketSums:
         round_: Round,
         energy: Energy | None,
     ) -> None:
-        """Puts the sums of tensors in the buckets of a wave."""
+        """Replaces the buckets of a wave by their sums."""
         payloads: dict[int, list[Payload]] = {}
         for index in wave:
             bucket = self._filled(index, tensors, memory)
@@ -235,7 +234,7 @@ class BucketSums:
         self._lap("decode_s")
 
     def _hand_out(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
-        """Replaces tensors by what lies in the buckets."""
+        """Replaces tensors by views of the buckets."""
         for index, places in enumerate(self._places):
             flat = self._bucket(index).flat
             for place in places:
@@ -247,7 +246,7 @@ class BucketSums:
                 tensors[place.name] = sum_.view(like.shape).to(like.dtype)
 
     def _lap(self, part: str | None) -> None:
-        """Books the time since the last call; None is for what is no part of an exchange."""
+        """Adds the time since the last call to a phase; None discards it."""
         now = perf_counter()
         if part is not None:
             setattr(self._spent, part, getattr(self._spent, part) + now - self._lapped)
@@ -256,13 +255,13 @@ class BucketSums:
     def _memory(self, key: CodecKey) -> CodecMemory:
         if key not in self.codec_memories:
             name, bits = key
-            # What the settings of the run do not say of another codec is as it is by default.
+            # Other codecs use their default settings.
             settings = load_codecs()[name].settings(**({"bits": bits} if bits else {}))
             self.codec_memories[key] = CodecMemory(codec=make_codec(settings))
         return self.codec_memories[key]
 
     def state(self) -> list[dict[str, Any]]:
-        """Returns what each codec remembers on this rank, by the names of parameters; copies on the CPU."""
+        """Returns the states of all codecs on this rank, by parameter name; copies on the CPU."""
         found = []
         for (name, bits), memory in self.codec_memories.items():
             kept: ParameterSlices = {}
@@ -280,23 +279,23 @@ class BucketSums:
         return found
 
     def restore(self, states: Sequence[Sequence[dict[str, Any]]], *, mine: Sequence[int]) -> None:
-        """Goes on from what ranks remembered; see `state`.
+        """Restores the states of all former ranks.
 
-        What another rank kept back is added to what this one has, and shards take their segments of what all shards
-        kept. What has no place any more (a shard's, where shards are elsewhere now) is lost.
+        Residuals of several ranks are added; shards take their segments of all shards' residuals. A shard's residual is lost if the
+        shards are on servers now.
 
         Args:
-            states: Of all ranks.
-            mine: Which of them this rank takes over.
+            states: States of all ranks.
+            mine: Indices of those whose residuals this rank takes over.
 
         Raises:
-            ResidualsInvalid: if one is of other parameters, or another codec.
+            ResidualsInvalid: if a state belongs to other parameters or another codec.
         """
         self.forget()
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
         for key in dict.fromkeys((one["codec"], one["bits"]) for state in states for one in state):
             if key[0] not in load_codecs():
-                raise ResidualsInvalid(f"there is no codec {key[0]!r}, whose state was stored")
+                raise ResidualsInvalid(f"unknown codec {key[0]!r} in the stored state")
             of_ranks = [[one for one in state if (one["codec"], one["bits"]) == key] for state in states]
             everyone = [one for entries in of_ranks for one in entries]
             memory = self._memory(key)
@@ -315,7 +314,7 @@ class BucketSums:
                 lay(places, kept, own)
                 for name, tensor in shared.items():
                     if name not in target or target[name].numel() != tensor.numel():
-                        raise ResidualsInvalid(f"{name} was stored by another codec")
+                        raise ResidualsInvalid(f"{name} stored by another codec")
                     target[name].copy_(tensor)
 
     def _lay_shard(self, memory: CodecMemory, codec: SegmentCodec, wholes: ParameterTensors) -> None:
@@ -330,7 +329,7 @@ class BucketSums:
 
 
 def _in_a_row(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[ParameterSpan, ...]:
-    """Lays parameters out one after another, each as a column."""
+    """Lays out parameters one after another, each as a column."""
     ends = list(accumulate((parameters[name].numel() for name in names), initial=0))
     return tuple(
         ParameterSpan(name=name, rows=end - begin, columns=1, begin=begin)
@@ -343,7 +342,7 @@ def _size_of(places: Sequence[ParameterSpan]) -> int:
 
 
 def _state_of(memory: CodecMemory, bucket: Bucket) -> State:
-    """Returns what a codec remembers of a bucket, new if there is nothing yet."""
+    """Returns a codec's state of a bucket, creating it if necessary."""
     codec = memory.codec
     if bucket.index not in memory.states:
         new = codec.new_state(bucket) if isinstance(codec, LinearCodec) else codec.new_state(bucket.flat)
@@ -352,13 +351,13 @@ def _state_of(memory: CodecMemory, bucket: Bucket) -> State:
 
 
 def _parted(codec: Codec, state: State) -> tuple[State, State]:
-    """Returns the tensors of a state that lie as the bucket does, and those that all ranks have alike."""
+    """Returns the tensors of a state that cover the bucket, and those that all ranks share."""
     names = codec.shared if isinstance(codec, LinearCodec) else ()
     shared = {name: state[name] for name in names if name in state}
     return {name: tensor for name, tensor in state.items() if name not in shared}, shared
 
 
 def _add(codec: SegmentCodec, payloads: Sequence[Payload], offsets: Sequence[int], out: Tensor) -> None:
-    """Adds what the payloads of its segments say to a flat tensor."""
+    """Adds the decoded payloads of all segments to a flat tensor."""
     for payload, (left, right) in zip(payloads, pairwise(offsets), strict=True):
         codec.add(payload, out[left:right])

@@ -1,7 +1,7 @@
-"""Rounds: what ranks tell each other before one, what the policy makes of it, and the sums that follow.
+"""The rounds of one rank: exchange of statistics, the policy's decision, and the sums.
 
-Invariants: every rank has the same bits afterwards, and what is decided (to leave a round out, to send everything, to
-change the codec) is decided from numbers that all ranks have. What is not finite on any rank goes into no state.
+Invariants: every rank has the same bits afterwards, and every decision (to skip a round, to flush, to change the codec) is
+a function of numbers that all ranks have. Values that are not finite on any rank enter no state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from fulmen_exchange.bucket_sums import BucketSums
 from fulmen_exchange.codecs.codec import Round
-from fulmen_exchange.gathering import GroupReport, RankReport, gather
 from fulmen_exchange.links.link import Link
-from fulmen_exchange.metrics import Energy, RoundCosts
+from fulmen_exchange.metrics import Energy, GroupReport, RankReport, RoundCosts, gather
 from fulmen_exchange.outer import decay_residuals
 from fulmen_exchange.policies.decision import PLAIN, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
@@ -25,16 +24,16 @@ from fulmen_exchange.residuals import ResidualsInvalid
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 FORMAT = 1
-"""Of a stored state."""
+"""Version of a stored state."""
 SAMPLED = ("captured", "residual_norm", "sparsity", "gradient_cosine", "relative_error")
-"""Of what ranks have told, what a run's stream shows."""
+"""Group means shown in the stream of a run."""
 
 
 class Exchanger:
     """The rounds of one rank.
 
     Attributes:
-        number: Of the last round, from 1; 0 before the first. Those that were left out do not count.
+        number: Number of the last round, from 1; 0 before the first. Skipped rounds do not count.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class Exchanger:
 
     @property
     def clips(self) -> bool:
-        """Whether each rank's own part is scaled down to a norm."""
+        """Whether each rank's own gradients are clipped before encoding."""
         return self._sums.local_clip is not None
 
     def sum(self, tensors: dict[str, Tensor], step_info: StepInfo) -> bool:
-        """Takes a round: replaces tensors by their sums over the ranks.
+        """Runs a round: replaces tensors by their sums over the ranks.
 
         Args:
             tensors: See `BucketSums.sum`.
-            step_info: What the policy is told.
+            step_info: Input of the policy.
 
         Returns:
-            Whether there was one; False if a tensor is not finite on any rank: nothing is changed then.
+            False if a tensor is not finite on any rank; nothing is changed then.
         """
         self._link.begin()
         told = self._gather(tensors, step_info)
@@ -115,7 +114,7 @@ class Exchanger:
         return True
 
     def _gather(self, tensors: Mapping[str, Tensor], step_info: StepInfo) -> GroupReport:
-        """Tells the others of this rank; scales its part down where the codec accumulates it: bursts are not clipped."""
+        """Exchanges statistics with the other ranks; clips this rank's gradients if the codec accumulates them."""
         norm = float(nn.utils.get_total_norm(list(tensors.values())))
         means = {**self._measured, "progress": step_info.progress}
         if step_info.metric is not None:
@@ -132,11 +131,11 @@ class Exchanger:
         return told
 
     def emit(self, event: str) -> None:
-        """Adds an event, the same on every rank, to what `drain` returns."""
+        """Adds an event, the same on every rank, to the next report."""
         self._events.append(event)
 
     def drain(self) -> ExchangeReport:
-        """Returns what there is to tell since it was last asked; what was measured in a round comes with the next one."""
+        """Returns the report since the last call; what is measured in a round appears with the next one."""
         link, spent = self._link, self._spent
         counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
         spent.sent_bytes, spent.received_bytes, spent.missed_sums = (
@@ -151,7 +150,7 @@ class Exchanger:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Returns what this rank goes on from."""
+        """Returns this rank's state."""
         return {
             "format": FORMAT,
             "rank": self._link.rank,
@@ -162,16 +161,16 @@ class Exchanger:
         }
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Goes on from what `state` has returned on all ranks that there were; from the beginning if there were none.
+        """Restores the states that all former ranks returned; starts anew without states.
 
-        Of n ranks, rank r takes over from those whose number is r after division by n.
+        Of n ranks, rank r restores the states whose rank modulo n is r.
 
         Raises:
-            ResidualsInvalid: if the states are of another run.
-            PolicyStateInvalid: if they are of another policy.
+            ResidualsInvalid: if the states belong to another run.
+            PolicyStateInvalid: if they belong to another policy.
         """
         if any(state.get("format") != FORMAT for state in states):
-            raise ResidualsInvalid("the state of the exchange was stored by another version")
+            raise ResidualsInvalid("exchange state stored by another version")
         link = self._link
         mine = [place for place, state in enumerate(states) if state["rank"] % link.size == link.rank % link.size]
         self._sums.restore([state["codecs"] for state in states], mine=mine)

@@ -1,18 +1,18 @@
-"""Torch's own `DistributedDataParallel` (DDP), its gradients summed through a codec.
+"""A communication hook for torch's `DistributedDataParallel` (DDP) that sums gradients through a codec.
 
     model = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     register(model, DgcSettings(ratio=100), optimizer=optimizer, seed=0)
 
-DDP calls a hook for each of its buckets, in the same order on every rank, and wants the averages back as futures. Here
-nothing is sent before the last bucket of a backward pass has come; then all gradients go through `CodecReducer` at once,
-in its own buckets. Invariants: every rank calls collectives from that one place, never from a future's callback, whose
-order is any (which is what aborts torch's PowerSGD hook on Gloo); what is kept back belongs to parameters, wherever DDP
-puts them, which it changes after the first pass; and a rank clips to the norm of all its gradients, as codecs ask for.
-The price is that sums do not overlap with the backward pass.
+DDP calls a hook for each of its buckets, in the same order on every rank, and expects the averages as futures. Nothing is
+sent before the last bucket of a backward pass is ready; then all gradients go through `CodecReducer` at once, in its own
+buckets. Invariants: collectives are called from this one place, never from a future's callback, whose order is undefined
+(which aborts torch's PowerSGD hook on Gloo); residuals belong to parameters, whose buckets DDP rearranges after the first
+pass; and a rank clips to the norm of all its gradients, as codecs require. The price is that sums do not overlap with the
+backward pass.
 """
 
-# Annotations are no strings here: DDP compares those of a hook with classes.
+# No `from __future__ import annotations`: DDP compares a hook's annotations with classes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,26 +27,27 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from fulmen_exchange.links.settings import TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
-from fulmen_exchange.settings import CodecSettings, EveryStep, TorchLinkSettings
+from fulmen_exchange.settings import CodecSettings, EveryStep
 
 
 class HookUnsupported(Exception):
-    """A model, or what it is trained with, cannot have this hook; the text says what to use instead."""
+    """The model or its optimiser cannot use this hook. The message says what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A bucket of DDP whose sum is still to come.
+    """A DDP bucket that waits for its sum.
 
     Attributes:
-        average: What DDP waits for.
-        buffer: The gradients of its parameters, one after another; becomes the average.
-        parameters: Those of the model.
-        gradients: Of each; views of the buffer.
-        filled: On a GPU, when they are there: each bucket may come in a stream of its own.
+        average: Future that DDP waits for.
+        buffer: Gradients of its parameters, one after another; overwritten by the average.
+        parameters: Parameters of the model.
+        gradients: Gradient of each parameter; views of the buffer.
+        filled: Event recorded once the gradients are ready; None on a CPU. Each bucket may arrive in its own stream.
     """
 
     average: Future[Tensor]
@@ -57,20 +58,20 @@ class _Waiting:
 
 
 class ExchangeHook:
-    """What DDP calls on one rank. Made by `register`.
+    """The hook of one rank. Created by `register`.
 
     Attributes:
-        step_info: What the settings' policy is told of the next step; to be set before its backward pass, alike on every
-            rank, where the policy asks for progress or a metric. Seconds of passes are measured.
+        step_info: Input of the policy. If the policy needs progress or a metric, set it before the backward pass, to the same
+            value on every rank. Seconds of passes are measured.
     """
 
     def __init__(self, model: DistributedDataParallel, settings: CodecSettings, *, optimizer: str, seed: int) -> None:
-        """See `register`; the optimiser by its kind, as for `CodecReducer.open`."""
+        """See `register`; `optimizer` is its kind, as for `CodecReducer.open`."""
         self.step_info = StepInfo()
         self._model = model
         trained = _trained_by(model)
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
-        # With the model's weights, and gradients of their own: those of the model stay as DDP wants them.
+        # They share the model's weights but have gradients of their own, since DDP owns those of the model.
         self._stand_ins = {name: nn.Parameter(parameter.detach()) for name, parameter in trained.items()}
         group, device = model.process_group, next(iter(trained.values())).device
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -84,34 +85,34 @@ class ExchangeHook:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were; steps whose gradients were not finite have none."""
+        """Number of completed rounds; steps with gradients that are not finite have none."""
         return self._reducer.rounds
 
     def drain(self) -> ExchangeReport:
-        """Returns what there is to tell since it was last asked."""
+        """Returns metrics and events since the last call."""
         return self._reducer.drain()
 
     def state(self) -> dict[str, Any]:
-        """Returns what this rank goes on from: tensors, numbers and texts, for a checkpoint with the weights."""
+        """Returns this rank's state, to be stored in a checkpoint with the weights."""
         return self._reducer.state()
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Goes on from the states of all ranks that there were; bit for bit with as many ranks as now.
+        """Restores the states of all ranks; exact with the same number of ranks.
 
         Raises:
-            ResidualsInvalid: if they are of another model, or were stored by another version.
-            PolicyStateInvalid: if they are of another policy.
+            ResidualsInvalid: if they belong to another model or version.
+            PolicyStateInvalid: if they belong to another policy.
         """
         self._reducer.restore(states)
 
     def receive(self, _: None, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]  # not in stubs
-        """Is what DDP calls for each bucket; the last one begins the exchange.
+        """Receives a bucket from DDP; the last one starts the exchange.
 
         Raises:
-            RanksDiverged: if the ranks do not hold the same weights any more.
+            RanksDiverged: if the ranks no longer hold the same weights.
         """
         if not bucket.index():
-            self._waiting.clear()  # a pass before this one may have been broken off
+            self._waiting.clear()  # an earlier pass may have been aborted
         buffer, cuda = bucket.buffer(), self._ranks.device.type == "cuda"
         waiting = _Waiting(
             average=Future(devices=[buffer.device] if cuda else None),
@@ -126,13 +127,13 @@ class ExchangeHook:
         return waiting.average
 
     def _exchange(self) -> None:
-        """Sums what waits, and gives DDP the averages."""
+        """Sums the waiting buckets and completes their futures."""
         for waiting in self._waiting:
             if waiting.filled is not None:
                 torch.cuda.current_stream(self._ranks.device).wait_event(waiting.filled)
         unused = self._unused_here()
         for waiting in self._waiting:
-            # Before the sum: a rank's part of the average is what codecs clip.
+            # Before the sum: codecs clip each rank's part of the average.
             waiting.buffer.div_(self._ranks.world_size)
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 self._stand_ins[self._names[parameter]].grad = gradient
@@ -157,16 +158,16 @@ class ExchangeHook:
         return 0.0 if self._ended is None else perf_counter() - self._ended
 
     def _unused_here(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns parameters, with their gradients, that DDP may find to have none on any rank."""
+        """Returns parameters, with their gradients, that DDP may treat as unused on all ranks."""
         if not (self._model.find_unused_parameters or self._model.static_graph):
             return []
         pairs = ((p, g) for one in self._waiting for p, g in zip(one.parameters, one.gradients, strict=True))
         return [(parameter, gradient) for parameter, gradient in pairs if not bool(gradient.any())]
 
     def _keep_late(self, unused: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Gives what was kept back of unused parameters, and is sent now, to the optimiser.
+        """Writes residuals of unused parameters that are sent now to the parameters' gradients.
 
-        DDP leaves the gradients of those alone that no rank has used in the step; all others it sets itself, to the same.
+        DDP leaves the gradient of a parameter alone if no rank has used it in the step; it sets all others itself.
         """
         for parameter, average in unused:
             if not bool(average.any()):
@@ -178,24 +179,27 @@ class ExchangeHook:
 
 
 def register(model: nn.Module, settings: CodecSettings, *, optimizer: Optimizer, seed: int) -> ExchangeHook:
-    """Has a model's gradients summed through a codec, on all ranks of its process group, which all call this.
+    """Registers a communication hook that sums a model's gradients through a codec. All ranks of its group must call it.
 
-    Before the first backward pass, with the same settings and seed on every rank. What DDP gives the optimiser is the
-    average over the ranks, as without a hook. With a `GradScaler` use a codec that keeps nothing back (`bf16`, `qsgd`):
-    what is kept back would be of another scale than what it is added to.
+    Call it before the first backward pass, with the same settings and seed on every rank. As without a hook, the optimiser gets
+    averages over the ranks. With a `GradScaler`, use a codec without residual (`bf16`, `qsgd`): a residual would have another
+    scale than the gradient it is added to.
 
     Args:
-        model: `DistributedDataParallel`, on Gloo or NCCL.
-        settings: Of the codec, and what goes with it.
-        optimizer: Of the model; what some codecs keep back goes with SGD alone.
-        seed: Of what is random.
+        model: `DistributedDataParallel` on Gloo or NCCL.
+        settings: Settings of the codec.
+        optimizer: Optimiser of the model; some codecs require SGD.
+        seed: Seed of random numbers.
+
+    Returns:
+        The hook, for its metrics and state.
 
     Raises:
-        HookUnsupported: if the model is no DDP, or cannot be trained so.
+        HookUnsupported: if the model is not wrapped in DDP or cannot use the codec.
     """
     if isinstance(model, FSDPModule | FullyShardedDataParallel):
         raise HookUnsupported(
-            "FSDP sums gradients in its own reduce-scatter, which leaves no rank all of them for a codec: train with"
+            "FSDP sums gradients in its own reduce-scatter, so no rank has all of them for a codec: train with"
             " DistributedDataParallel, or let FSDP sum in bfloat16 (MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))"
         )
     if not isinstance(model, DistributedDataParallel):
@@ -208,23 +212,23 @@ def register(model: nn.Module, settings: CodecSettings, *, optimizer: Optimizer,
 
 
 def _problems(model: DistributedDataParallel, settings: CodecSettings, optimizer: Optimizer) -> list[str]:
-    """Says why a model cannot be trained so."""
+    """Returns why a model cannot use the hook; empty if it can."""
     found = []
     if not isinstance(settings.link, TorchLinkSettings):
-        found.append("link: the ranks of DDP exchange through its process group: kind torch")
+        found.append("link: must be kind torch, since DDP exchanges through its process group")
     if not isinstance(settings.outer, EveryStep):
-        found.append("outer: DDP sums the gradients of every step; for many steps of its own a rank needs no DDP")
+        found.append("outer: must be kind every_step, since DDP sums the gradients of every step")
     if settings.sgd_only and not isinstance(optimizer, SGD):
         found.append(
-            f"{settings.name} needs SGD: qsgd, bf16 and double_quantization go with {type(optimizer).__name__}"
+            f"{settings.name} requires SGD; use qsgd, bf16 or double_quantization with {type(optimizer).__name__}"
         )
     if settings.holds_momentum and any(group.get("momentum") for group in optimizer.param_groups):
-        found.append(f"the optimiser's momentum must be 0: {settings.name} has the momentum")
+        found.append(f"the optimiser's momentum must be 0: {settings.name} applies it")
     if model.mixed_precision is not None:
         found.append("mixed_precision of DDP is not supported: use torch.autocast")
     sparse = (nn.Embedding, nn.EmbeddingBag)
     if any(isinstance(part, sparse) and part.sparse for part in model.module.modules()):
-        found.append("embeddings with sparse=True have gradients that codecs cannot take")
+        found.append("codecs do not support the gradients of embeddings with sparse=True")
     return found
 
 

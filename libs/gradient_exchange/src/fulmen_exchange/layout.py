@@ -1,7 +1,7 @@
-"""How the gradients of a model lie in buckets, the same on every rank.
+"""The layout of gradients in buckets, the same on every rank.
 
-What is worth compressing lies flat in buckets of whole parameters, in the order of the model; the rest (vectors, small
-parameters, those that a setting names) is summed as it is.
+Parameters worth compressing are flattened into buckets, whole and in the order of the model. The rest (vectors, small
+parameters and those that a setting names) is summed uncompressed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fulmen_exchange.codecs.codec import BLOCK
 from fulmen_exchange.settings import CodecSettings
 
 BUCKET_BYTES = 25 * 2**20
-"""So large that a bucket outweighs what every message costs, and no larger: new memory costs more than arithmetic."""
+"""Large enough to outweigh the cost of a message, small enough that allocation stays cheaper than arithmetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpan:
-    """Where a parameter lies: its name, its shape as rows and columns, and where it begins in its bucket."""
+    """Where a parameter lies: name, shape as rows and columns, and its first element in the bucket."""
 
     name: str
     rows: int
@@ -31,7 +31,7 @@ class ParameterSpan:
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """First element after the parameter."""
         return self.begin + self.rows * self.columns
 
 
@@ -40,9 +40,9 @@ class Layout:
     """Which parameters lie where.
 
     Attributes:
-        buckets: The places in each bucket.
-        dense: Names of the parameters that are summed as they are.
-        shards: Segments of each bucket.
+        buckets: Spans of the parameters in each bucket.
+        dense: Names of the parameters summed uncompressed.
+        shards: Segments per bucket.
     """
 
     buckets: tuple[tuple[ParameterSpan, ...], ...]
@@ -51,7 +51,7 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Sequence[tuple[str, nn.Parameter]], settings: CodecSettings, *, shards: int) -> Layout:
-        """Lays the parameters that train out."""
+        """Lays out the trainable parameters."""
         buckets: list[list[ParameterSpan]] = []
         dense: list[str] = []
         end = 0
@@ -73,16 +73,16 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Names the layout: ranks with different ones cannot exchange anything."""
+        """Digest of the layout; ranks with different digests cannot exchange gradients."""
         text = repr([[(p.name, p.rows, p.columns, p.begin) for p in places] for places in self.buckets])
         return hashlib.sha256(f"{text}{self.dense}{self.shards}".encode()).hexdigest()[:16]
 
     def size_of(self, bucket: int) -> int:
-        """Elements of a bucket."""
+        """Returns the elements of a bucket."""
         return self.buckets[bucket][-1].end
 
     def offsets_of(self, bucket: int) -> list[int]:
-        """Where the segments of a bucket begin, and its end: multiples of the block, about as long as each other."""
+        """Returns where the segments of a bucket begin, and its end: multiples of the block, about equally long."""
         size = self.size_of(bucket)
         blocks = -(-size // BLOCK)
         return [min(size, (blocks * shard // self.shards) * BLOCK) for shard in range(self.shards)] + [size]
@@ -94,14 +94,13 @@ def fill(
     gradients: Mapping[str, Tensor],
     put: Callable[[Tensor, int, Tensor], None] | None = None,
 ) -> None:
-    """Puts gradients in their places in a flat tensor; a parameter without one counts as zeros.
+    """Copies gradients into a flat tensor; a parameter without one counts as zeros.
 
     Args:
-        flat: float32; all of it that has a place is written to.
-        places: They.
-        gradients: By name of the parameter.
-        put: Is given each gradient, flat, with where it begins and what to write to, which may be the gradient; copies
-            unless given.
+        flat: float32; every span is overwritten.
+        places: Spans of the parameters.
+        gradients: Gradients by parameter name.
+        put: Writes a flat gradient, given its first element and the output (which may be the gradient); copies by default.
     """
     for place in places:
         out = flat[place.begin : place.end]

@@ -1,16 +1,41 @@
-"""What rounds have cost and what became of gradients in them, as the stream of a run shows it (`exchange_*`)."""
+"""Costs of rounds and quality of the compression (`exchange_*`), and the statistics that ranks share before a round.
+
+Invariant: all ranks get the same statistics and decide by them alone. The summed tensor has the same length on every rank,
+whatever a rank reports and whenever it joined.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 
+import torch
 from torch import Tensor
+
+from fulmen_exchange.links.link import Link
+
+MEANS = (
+    "progress",
+    "metric",
+    "codec_s",
+    "transfer_s",
+    "captured",
+    "residual_norm",
+    "sparsity",
+    "gradient_cosine",
+    "relative_error",
+)
+"""Statistics averaged over the ranks that have them."""
+SLOTS = 128
+"""Slots for norms and seconds by rank; ranks whose numbers differ by a multiple share one and are added."""
+LARGEST = 1e18
+"""Norm beyond which squares of float32, or sums of residuals, may overflow; such a gradient counts as not finite."""
 
 
 @dataclass(slots=True)
 class RoundCosts:
-    """What rounds have taken: seconds by what they went into, and bytes."""
+    """Seconds by phase, and bytes, of one or more rounds."""
 
     rounds: int = 0
     raw_bytes: int = 0
@@ -24,7 +49,7 @@ class RoundCosts:
 
     @property
     def codec_s(self) -> float:
-        """Seconds of all that a codec does."""
+        """Seconds of encoding, summing and decoding."""
         return self.encode_s + self.decode_s
 
     def __iadd__(self, other: RoundCosts) -> RoundCosts:
@@ -33,7 +58,7 @@ class RoundCosts:
         return self
 
     def metrics(self) -> dict[str, float]:
-        """Names the metrics; the ratio is of bytes of float32 for each byte that this rank has sent."""
+        """Returns the metrics; the ratio is bytes of float32 per byte that this rank has sent."""
         return {
             "exchange_rounds": float(self.rounds),
             "exchange_raw_bytes": float(self.raw_bytes),
@@ -50,10 +75,10 @@ class RoundCosts:
 
 @dataclass(slots=True)
 class Energy:
-    """Squares of norms, and products, of what a rank had and sent in a round, over its buckets.
+    """Sums of squares and products of what a rank had and sent in a round, over its buckets.
 
-    What a codec could have sent is x = C(x) + what is missing of it; with error feedback, what was kept back before is
-    part of x, and what is missing is kept back now.
+    A codec splits its input x into C(x) and the rest. With error feedback, x includes the previous residual and the rest is the
+    new one.
     """
 
     came: float = 0.0
@@ -65,12 +90,12 @@ class Energy:
     keeps: bool = False
 
     def add(self, *, came: Tensor, sent: Tensor, kept: Tensor | None) -> None:
-        """Takes a bucket in.
+        """Adds a bucket.
 
         Args:
-            came: Its gradient, float32 [n].
+            came: Gradient, float32 [n].
             sent: C(x), float32 [n].
-            kept: What is kept back after it, float32 [n]; None where nothing is.
+            kept: Residual afterwards, float32 [n]; None without error feedback.
         """
         missing = came - sent if kept is None else kept
         self.came += float(came.square().sum())
@@ -82,7 +107,7 @@ class Energy:
         self.keeps |= kept is not None
 
     def means(self) -> dict[str, float]:
-        """Names what is to be averaged over the ranks (`gathering.MEANS`), where there is anything to tell."""
+        """Returns the statistics to average over the ranks (`MEANS`); empty if nothing was sent."""
         wanted = self.sent + 2 * self.both + self.missing
         if not self.came or wanted <= 0:
             return {}
@@ -96,3 +121,67 @@ class Energy:
         if self.keeps:
             found["residual_norm"] = sqrt(self.missing / self.came)
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """Statistics of one rank.
+
+    Attributes:
+        norm: Norm of all its gradients.
+        compute_s: Seconds of its passes.
+        present: Parameters with a gradient on this rank.
+        means: Values of `MEANS`, as far as known.
+    """
+
+    norm: float
+    compute_s: float
+    present: Collection[str]
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """Statistics of all ranks, the same on each.
+
+    Attributes:
+        finite: Whether the gradients of all ranks are finite and can be summed.
+        norms: Norms of the ranks' gradients.
+        compute_s: Seconds of the slowest rank.
+        present: Parameters with a gradient on any rank.
+        means: Means by name, without those that no rank knew.
+    """
+
+    finite: bool
+    norms: tuple[float, ...]
+    compute_s: float
+    present: frozenset[str]
+    means: Mapping[str, float]
+
+
+def gather(told: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
+    """Sums the reports of all ranks.
+
+    Args:
+        told: Report of this rank.
+        names: Names of all parameters, in the same order on every rank.
+        link: Link to the other ranks.
+        device: Device of the summed tensor.
+    """
+    finite, slot = told.norm <= LARGEST, link.rank % SLOTS
+    norms, seconds = [0.0] * SLOTS, [0.0] * SLOTS
+    norms[slot], seconds[slot] = told.norm if finite else 0.0, told.compute_s
+    known = {name: value for name, value in told.means.items() if isfinite(value)}
+    means = [number for name in MEANS for number in (known.get(name, 0.0), float(name in known))]
+    present = [float(name in told.present) for name in names]
+    numbers = torch.tensor([float(not finite), *means, *norms, *seconds, *present], device=device)
+    link.all_reduce(numbers)
+    bad, *rest = numbers.tolist()
+    means, rest = rest[: 2 * len(MEANS)], rest[2 * len(MEANS) :]
+    return GroupReport(
+        finite=not bad,
+        norms=tuple(rest[:SLOTS]),
+        compute_s=max(rest[SLOTS : 2 * SLOTS]),
+        present=frozenset(name for name, count in zip(names, rest[2 * SLOTS :], strict=True) if count),
+        means={name: sum_ / count for name, sum_, count in zip(MEANS, means[0::2], means[1::2], strict=True) if count},
+    )

@@ -1,12 +1,11 @@
-"""The outer loop: ranks take optimiser steps of their own, and exchange what these have moved the weights by.
+"""The outer loop: ranks take local optimiser steps and exchange the resulting change of the weights.
 
-Sources: DiLoCo, arXiv:2311.08105, algorithm 1 (pseudo-gradients, outer Nesterov momentum); SparseLoCo,
-arXiv:2508.15706, algorithm 1 (error feedback with decay, sparse and quantised pseudo-gradients, no outer momentum).
-Unlike there, shards that reply in sparse form keep an error of their own, which does not decay.
+Sources: DiLoCo, arXiv:2311.08105, algorithm 1 (pseudo-gradients, outer Nesterov momentum); SparseLoCo, arXiv:2508.15706,
+algorithm 1 (error feedback with decay, sparse and quantised pseudo-gradients, no outer momentum). Unlike there, shards with
+sparse replies keep a residual of their own, which does not decay.
 
-Invariants: after an outer step every rank has the same bits, for it is computed from the anchor, which all have, and
-from averages that all were given; what a rank's own steps did is in its pseudo-gradient and nowhere else. Moments of
-the inner optimiser stay with their rank.
+Invariants: after an outer step all ranks have the same bits, since it is computed from the shared anchor and averages; a
+rank's local steps affect others only through its pseudo-gradient. Moments of the local optimiser stay local.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from fulmen_exchange.settings import OuterLoopSettings
 
 
 class OuterStateInvalid(Exception):
-    """A state does not fit the parameters; the text names one that does not."""
+    """A stored state does not match the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterState:
-    """What a checkpoint stores of an outer loop.
+    """Stored state of an outer loop.
 
     Attributes:
-        steps: Taken since the last outer step.
-        anchor: Weights of the last outer step by name, float32.
-        velocity: Of the outer momentum by name, float32; empty without momentum.
+        steps: Local steps since the last outer step.
+        anchor: Weights after the last outer step by name, float32.
+        velocity: Outer momentum by name, float32; empty without momentum.
     """
 
     steps: int
@@ -41,7 +40,7 @@ class OuterState:
 
 
 class OuterLoop:
-    """Counts steps, makes pseudo-gradients, applies their averages. It talks to nobody: the caller exchanges."""
+    """Counts local steps, computes pseudo-gradients and applies their averages. The caller exchanges them."""
 
     def __init__(self, settings: OuterLoopSettings) -> None:
         self._settings = settings
@@ -51,29 +50,29 @@ class OuterLoop:
         self._steps = 0
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
-        """Takes the parameters, by name, whose values are the same on every rank; they are changed in place later."""
+        """Sets the parameters, by name, with equal values on every rank; they are changed in place later."""
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
-        # Float32 whatever the weights are: small outer steps would be lost in 16 bits.
+        # Always float32: small outer steps would be lost in 16 bits.
         self._anchor = {name: parameter.float().clone() for name, parameter in self._parameters.items()}
         momentum = self._settings.momentum > 0
         self._velocity = {name: torch.zeros_like(one) for name, one in self._anchor.items() if momentum}
         self._steps = 0
 
     def on_step(self) -> None:
-        """Counts a step of the inner optimiser; one that was skipped by all ranks counts too."""
+        """Counts a local step, including one that all ranks skipped."""
         self._steps += 1
 
     @property
     def moved(self) -> bool:
-        """Whether any step was taken since the last outer one."""
+        """Whether a local step was taken since the last outer one."""
         return self._steps > 0
 
     def due(self) -> bool:
-        """Tells whether it is time for an exchange, alike on every rank."""
+        """Returns whether an outer step is due; the same on every rank."""
         return self._steps >= self._settings.steps
 
     def pseudo_gradients(self) -> dict[str, Tensor]:
-        """Returns what to exchange: anchor less weights, by name, float32; it points where a gradient would."""
+        """Returns anchor minus weights by name, float32; it points like a gradient."""
         return {name: anchor - self._parameters[name].float() for name, anchor in self._anchor.items()}
 
     def apply(self, averages: Mapping[str, Tensor]) -> None:
@@ -101,20 +100,20 @@ class OuterLoop:
         self._steps = 0
 
     def state(self) -> OuterState:
-        """Returns what is to be stored: the tensors themselves, which the next outer step changes."""
+        """Returns the state; its tensors are changed by the next outer step."""
         return OuterState(steps=self._steps, anchor=dict(self._anchor), velocity=dict(self._velocity))
 
     def restore(self, state: OuterState) -> None:
-        """Goes on from a state, after `begin` with the parameters that stood then.
+        """Restores a state after `begin` with the parameters of that time.
 
         Raises:
-            OuterStateInvalid: if it is one of other parameters, or of other settings; nothing is changed then.
+            OuterStateInvalid: if it belongs to other parameters or settings; nothing is changed then.
         """
         pairs = ((self._anchor, state.anchor), (self._velocity, state.velocity))
         for own, stored in pairs:
             for name in own.keys() | stored.keys():
                 if name not in own or name not in stored or own[name].shape != stored[name].shape:
-                    raise OuterStateInvalid(f"{name} is not what it was")
+                    raise OuterStateInvalid(f"{name} does not match the stored state")
         for own, stored in pairs:
             for name, tensor in own.items():
                 tensor.copy_(stored[name])
@@ -122,14 +121,14 @@ class OuterLoop:
 
 
 def decay_residuals(codec: Codec, states: Iterable[State], settings: OuterLoopSettings) -> None:
-    """Multiplies what a rank's codec has kept back by beta, before a round: e = beta e + pseudo-gradient.
+    """Multiplies a codec's residuals by beta before a round: e = beta e + pseudo-gradient.
 
-    Residuals hold what older outer steps were to do, from weights that have moved since. Source: arXiv:2508.15706.
+    Residuals contain outer updates for weights that have since moved. Source: arXiv:2508.15706.
 
     Args:
-        codec: Whose states they are.
-        states: Of the rank's buckets; changed in place.
-        settings: Of the loop.
+        codec: The codec.
+        states: Its states of the rank's buckets; changed in place.
+        settings: Settings of the outer loop.
     """
     for state in states:
         if codec.kept is not None:

@@ -1,4 +1,4 @@
-"""The ranks that train together, and what a reducer of their gradients is told and tells."""
+"""The group of ranks that train together, and what passes between a training loop and a reducer of gradients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Ranks:
     """This process among those that train together.
 
     Attributes:
-        rank: Its number, from 0; rank 0 writes files and answers.
-        world_size: How many there are.
-        device: Where this rank computes.
-        group: Through which they talk; None for a single process.
+        rank: Number of this process, from 0. Rank 0 writes files and answers.
+        world_size: Number of processes.
+        device: Device on which this rank computes.
+        group: Process group of the ranks; None for a single process.
     """
 
     rank: int = 0
@@ -32,20 +32,20 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Tells whether this is rank 0."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def gather(self, value: Value) -> list[Value]:
-        """Collects a value of each rank, in order of rank; every rank gets all of them."""
+        """Returns the values of all ranks, in order of rank, on every rank."""
         if self.group is None:
             return [value]
-        # Between ranks of one run alone: they trust each other, and pickle takes whatever they measure.
+        # Ranks of one run trust each other, so pickle is acceptable here.
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value, group=self.group)
         return cast(list[Value], gathered)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Adds the tensors of all ranks, in place."""
+        """Sums a tensor over the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(tensor, group=self.group)
         return tensor
@@ -53,11 +53,11 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInfo:
-    """What a reducer is told of the step whose gradients it sums.
+    """The step whose gradients are summed.
 
     Attributes:
-        progress: Share of the run that is done, 0 to 1; 0 where nobody knows.
-        metric: Mean reward of the step's rows; None where they have none. The same on every rank.
+        progress: Completed share of the run, 0 to 1; 0 if unknown.
+        metric: Mean reward of the step's rows, the same on every rank; None if they have none.
         compute_s: Seconds of this rank's passes.
     """
 
@@ -68,10 +68,10 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeReport:
-    """What an exchange has to tell, the same on every rank but for seconds and bytes.
+    """Metrics and events of the rounds since the last report, the same on every rank except for seconds and bytes.
 
     Attributes:
-        metrics: Numbers by name (`exchange_*`), for the stream of the run.
+        metrics: Values by name (`exchange_*`), for the stream of the run.
         events: Texts for the history of the run.
     """
 

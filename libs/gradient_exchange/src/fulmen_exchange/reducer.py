@@ -1,9 +1,9 @@
-"""The gradients of ranks, summed through a codec: what `training.parallel.GradientReducer` asks for.
+"""Sums the gradients of ranks through a codec; implements `GradientReducer` of the algorithm service.
 
-Invariants: every rank has the same bits afterwards. A gradient that is not finite on any rank goes into no state: the
-step is skipped by all, as it would be without a codec. A parameter without gradient on any rank keeps none, unless
-something of it that was kept back is sent now. With an outer loop gradients stay the rank's own, and what its steps have
-moved the weights by is exchanged; wherever weights are asked for, all ranks have the same.
+Invariants: every rank has the same bits afterwards. A gradient that is not finite on any rank enters no state: all ranks
+skip the step, as they would without a codec. A parameter without gradient on any rank keeps none, unless a residual of it
+is sent. With an outer loop, gradients stay local and the effect of the local steps is exchanged; wherever weights are
+read, all ranks have the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 
 class CodecReducer:
-    """See `GradientReducer`. Made by `open`."""
+    """Sums gradients through a codec. Created by `open`."""
 
     def __init__(
         self, settings: CodecSettings, *, parameters: Mapping[str, nn.Parameter], link: Link, exchanger: Exchanger
@@ -51,14 +51,14 @@ class CodecReducer:
         seed: int,
         optimizer: str,
     ) -> CodecReducer:
-        """Makes it; sends nothing yet.
+        """Creates the reducer without sending anything.
 
         Args:
-            settings: Of the codec, and what goes with it.
-            parameters: By name, the same on every rank, in the same order; those that do not train are left alone.
-            link: To the other ranks.
-            seed: Of what is random, the same on every rank.
-            optimizer: Kind of the optimiser, `adamw` or `sgd`, which says what `auto` may choose.
+            settings: Settings of the codec, its policy and its outer loop.
+            parameters: Parameters by name, the same on every rank and in the same order; frozen ones are ignored.
+            link: Link to the other ranks.
+            seed: Seed of random numbers, the same on every rank.
+            optimizer: Kind of the optimiser, `adamw` or `sgd`, which limits the choices of the policy `auto`.
         """
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         exchanger = Exchanger(settings, parameters=trained, link=link, seed=seed, optimizer=optimizer)
@@ -76,24 +76,24 @@ class CodecReducer:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """Number of completed rounds."""
         return self._exchanger.number
 
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
-        """See `GradientReducer`; the parameters are those that it was opened with.
+        """See `GradientReducer`; the parameters must be those passed to `open`.
 
         Raises:
-            RanksDiverged: if the ranks do not hold the same weights any more.
+            RanksDiverged: if the ranks no longer hold the same weights.
         """
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         if self._outer is not None:
-            # As large as the sum would be, for losses are normalised over the rows of all ranks.
+            # Losses are normalised over the rows of all ranks: scale to the size of the sum.
             for gradient in gradients.values():
                 gradient.mul_(self._link.size)
             self._situation = replace(step_info, compute_s=self._situation.compute_s + step_info.compute_s)
             return
         if not self._exchanger.sum(gradients, step_info):
-            # Every rank skips the step over this.
+            # Makes every rank skip the step.
             for gradient in gradients.values():
                 gradient.fill_(float("nan"))
             return
@@ -120,9 +120,7 @@ class CodecReducer:
             averages = {name: sum_.div_(self._link.size) for name, sum_ in moved.items()}
         else:
             averages = {name: torch.zeros_like(one) for name, one in moved.items()}
-            self._exchanger.emit(
-                "weights of a rank were not finite: all ranks are back at those of the last outer step"
-            )
+            self._exchanger.emit("weights of a rank were not finite: all ranks returned to the last outer step")
         self._situation = replace(self._situation, compute_s=0.0)
         outer.apply(averages)
         self._check_weights()
@@ -132,7 +130,7 @@ class CodecReducer:
         return self._exchanger.drain()
 
     def _check_weights(self) -> None:
-        """Compares a digest of the weights with that of the other ranks, every so many rounds."""
+        """Compares a digest of the weights with the other ranks' every `check_every` rounds."""
         every = self._settings.check_every
         if not every or self.rounds % every:
             return
@@ -144,10 +142,10 @@ class CodecReducer:
         sum_ = own.clone()
         self._link.all_reduce(sum_)
         if not torch.equal(sum_, own * self._link.size):
-            raise RanksDiverged(f"the ranks hold different weights in round {self.rounds}")
+            raise RanksDiverged(f"ranks hold different weights in round {self.rounds}")
 
     def state(self) -> dict[str, Any]:
-        """See `GradientReducer`; an anchor that is where the weights are is not stored again."""
+        """See `GradientReducer`; anchors that equal the weights are omitted."""
         state = self._exchanger.state()
         if self._outer is not None:
             outer = self._outer.state()
@@ -164,12 +162,12 @@ class CodecReducer:
         return state
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """See `GradientReducer`. The weights are those of the state already; without states it begins anew from them.
+        """See `GradientReducer`. The weights must be restored before; without states it starts anew from them.
 
         Raises:
-            ResidualsInvalid: if the states are of another run.
-            PolicyStateInvalid: if they are of another policy.
-            OuterStateInvalid: if they are of another outer loop.
+            ResidualsInvalid: if the states belong to another run.
+            PolicyStateInvalid: if they belong to another policy.
+            OuterStateInvalid: if they belong to another outer loop.
         """
         self._exchanger.restore(states)
         if self._outer is None:

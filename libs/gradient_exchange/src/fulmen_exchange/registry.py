@@ -1,4 +1,4 @@
-"""The codecs by name: every file of `compression` with `ENTRIES`, and those of installed packages."""
+"""The registry of codecs: every module of `codecs` with `ENTRIES`, and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ ENTRY_POINTS = "fulmen.codecs"
 
 
 class CodecsInvalid(Exception):
-    """A codec cannot be had; the text names the file or package that is at fault."""
+    """A codec cannot be loaded; the message names the file or package."""
 
 
 @lru_cache(maxsize=1)
 def load_codecs() -> Mapping[str, AnyEntry]:
-    """Collects every codec.
+    """Loads every codec.
 
     Raises:
-        CodecsInvalid: if an entry is none, or two codecs have the same name.
+        CodecsInvalid: if an entry is not a `CodecEntry`, or two codecs have the same name.
     """
     found: dict[str, AnyEntry] = {}
     for origin, entry in _all():
         if not isinstance(entry, CodecEntry):
-            raise CodecsInvalid(f"{origin}: needs {ENTRIES}, a tuple of CodecEntry")
+            raise CodecsInvalid(f"{origin}: {ENTRIES} must be a tuple of CodecEntry")
         if entry.name in found:
-            raise CodecsInvalid(f"{origin}: the codec {entry.name!r} is there already")
+            raise CodecsInvalid(f"{origin}: codec {entry.name!r} is already registered")
         found[entry.name] = entry
     return found
 
 
 def make_codec(settings: CodecSettings) -> Codec:
-    """Builds the codec of some settings."""
+    """Builds the codec of its settings."""
     return next(entry for entry in load_codecs().values() if type(settings) is entry.settings).make(settings)
 
 
@@ -52,13 +52,14 @@ def _all() -> Iterator[tuple[str, Any]]:
         origin = f"entry point {point.name} = {point.value}"
         try:
             loaded = point.load()
-        except Exception as error:  # other people's code, which may raise anything
+        except Exception as error:  # third-party code may raise anything
             raise CodecsInvalid(f"{origin}: {type(error).__name__}: {error}") from error
         yield from ((origin, entry) for entry in getattr(loaded, ENTRIES, loaded))
 
 
 if TYPE_CHECKING:
     ExchangeSettings = CodecSettings
+    """Settings of any registered codec, discriminated by `codec`."""
 else:
     ExchangeSettings = Annotated[
         Union[tuple(entry.settings for entry in load_codecs().values())],  # noqa: UP007 - known at run time alone

@@ -1,7 +1,7 @@
-"""What ranks keep back, by the names of parameters: so another layout, and any number of ranks, can go on from it.
+"""Residuals by parameter name, so that another layout or number of ranks can restore them.
 
-What a rank keeps of a bucket is cut at its parameters' ends, and so is what a shard keeps of a segment, which may begin
-and end within a parameter. ParameterSlices of several ranks are joined by adding them up: gradient that was kept back is additive.
+A rank's state of a bucket is split at parameter boundaries, and so is a shard's state of a segment, which may begin and end
+within a parameter. Slices of several ranks are merged by addition, since residuals are additive.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from fulmen_exchange.codecs.codec import State
 from fulmen_exchange.layout import ParameterSpan
 
 ParameterSlices = dict[str, dict[str, Any]]
-"""By parameter: `begin`, its first element that is in the piece, and `tensors` by name, flat, on the CPU."""
+"""By parameter: `begin`, the first element of the slice, and `tensors` by name, flat, on the CPU."""
 ParameterTensors = Mapping[str, Mapping[str, Tensor]]
-"""By parameter: tensors by name, flat, as long as the parameter."""
+"""By parameter: flat tensors by name, as long as the parameter."""
 
 
 class ResidualsInvalid(Exception):
-    """A state does not fit the run; the text says what does not."""
+    """A stored state does not match the run."""
 
 
 def cut(places: Sequence[ParameterSpan], tensors: State, *, begin: int = 0) -> ParameterSlices:
-    """Copies tensors that cover a bucket, from an element on, piece by piece."""
+    """Copies tensors that cover a bucket from element `begin` on, split by parameter."""
     pieces: ParameterSlices = {}
     end = begin + min((tensor.numel() for tensor in tensors.values()), default=0)
     for place in places:
         left, right = max(begin, place.begin), min(end, place.end)
         if left < right:
             copies = {
-                name: tensor[left - begin : right - begin].cpu().clone()  # of a view, storage and all would be stored
+                name: tensor[left - begin : right - begin]
+                .cpu()
+                .clone()  # a view would be stored with its whole storage
                 for name, tensor in tensors.items()
             }
             pieces[place.name] = {"begin": left - place.begin, "tensors": copies}
@@ -42,14 +44,14 @@ def cut(places: Sequence[ParameterSpan], tensors: State, *, begin: int = 0) -> P
 
 
 def joined(all_pieces: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> ParameterTensors:
-    """Adds pieces up.
+    """Merges slices by addition.
 
     Args:
-        all_pieces: Of several ranks, or shards.
-        sizes: Elements of each parameter that there is.
+        all_pieces: Slices of several ranks or shards.
+        sizes: Elements of each existing parameter.
 
     Raises:
-        ResidualsInvalid: if one is of a parameter that is not there, or beyond its end.
+        ResidualsInvalid: if a slice belongs to an unknown parameter or exceeds it.
     """
     wholes: dict[str, dict[str, Tensor]] = {}
     for pieces in all_pieces:
@@ -57,29 +59,29 @@ def joined(all_pieces: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> P
             for name, tensor in piece["tensors"].items():
                 begin, size = piece["begin"], sizes.get(parameter, 0)
                 if begin + tensor.numel() > size:
-                    raise ResidualsInvalid(f"{parameter} is not what it was when {name} of it was stored")
+                    raise ResidualsInvalid(f"stored {name} of {parameter} does not match the parameter")
                 whole = wholes.setdefault(parameter, {})
-                # Minus zero, to which anything can be added without another bit.
+                # Adding to minus zero leaves every value's bits unchanged.
                 whole.setdefault(name, torch.full((size,), -0.0))[begin : begin + tensor.numel()] += tensor
     return wholes
 
 
 def lay(places: Sequence[ParameterSpan], wholes: ParameterTensors, tensors: State, *, begin: int = 0) -> None:
-    """Writes what `joined` has made into tensors that cover a bucket, from an element on.
+    """Copies merged tensors into tensors that cover a bucket from element `begin` on.
 
     Raises:
-        ResidualsInvalid: if there is a tensor of another name.
+        ResidualsInvalid: if a tensor has an unknown name.
     """
     end = begin + min((tensor.numel() for tensor in tensors.values()), default=0)
     for place in places:
         left, right = max(begin, place.begin), min(end, place.end)
         for name, whole in wholes.get(place.name, {}).items():
             if name not in tensors:
-                raise ResidualsInvalid(f"{name} of {place.name} was stored by another codec")
+                raise ResidualsInvalid(f"{name} of {place.name} stored by another codec")
             if left < right:
                 tensors[name][left - begin : right - begin] = whole[left - place.begin : right - place.begin]
 
 
 def digest_of(places: Sequence[ParameterSpan]) -> str:
-    """Names a bucket by what lies in it."""
+    """Returns a digest of the parameters in a bucket."""
     return hashlib.sha256(repr([(p.name, p.rows, p.columns) for p in places]).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Settings of the exchange of gradients. No torch is needed to read them."""
+"""Settings of the gradient exchange. No torch is needed to read them."""
 
 from __future__ import annotations
 
@@ -6,49 +6,35 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.settings import LinkSettings, TorchLinkSettings
 from fulmen_exchange.policies.settings import AdaptivePolicy, FixedPolicy, PolicySettings, StagesPolicy
 from fulmen_exchange.strict import Strict
 
 
-class TorchLinkSettings(Strict):
-    """Ranks of one cluster, through `torch.distributed`: NCCL on GPUs, Gloo on CPUs."""
-
-    kind: Literal["torch"] = "torch"
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """None: ranks talk to each other."""
-        return ()
-
-
-LinkSettings = Annotated[TorchLinkSettings | GrpcLinkSettings, Field(discriminator="kind")]
-
-
 class EveryStep(Strict):
-    """Gradients are exchanged at every step of the optimiser."""
+    """Exchanges gradients at every optimiser step."""
 
     kind: Literal["every_step"] = "every_step"
 
 
 class OuterLoopSettings(Strict):
-    """Every rank takes steps of its own; what they have moved the weights by is exchanged then.
+    """Every rank takes local steps; the resulting change of the weights is exchanged.
 
     The defaults are those of SparseLoCo (arXiv:2508.15706); DiLoCo's (arXiv:2311.08105) are `momentum = 0.9`,
     `learning_rate = 0.7` and a codec without residual.
 
-    What a codec keeps back is counted in every round until it is sent, for the weights have not moved yet: in all up to
-    1 / (1 - decay) times. Where H steps shorten the way to the minimum by a share c, outer steps overshoot further and
-    further if learning_rate * c / ((1 - momentum) (1 - decay)) is over 2, and much of it is kept back for long. Early in
-    a training, and with AdamW's small steps, c is small, and what adds up is what the next rounds would have sent: small
-    networks learnt the quickest with the defaults at 50, 100 and 400 times fewer bytes. Near the minimum, with long
-    steps (SGD at a high rate), 0.5 and a decay of 0.9 left a lower loss (docs/exchange-scaling.md).
+    Since weights only move at an outer step, a residual is counted in every round until it is sent: up to 1 / (1 - decay)
+    times. If H local steps shorten the distance to the minimum by a share c, outer steps diverge once
+    learning_rate * c / ((1 - momentum) (1 - decay)) exceeds 2 and much of the update stays in the residual. Early in training,
+    and with AdamW's small steps, c is small: small networks learnt fastest with the defaults at 50, 100 and 400 times fewer
+    bytes. Near the minimum with long steps (SGD at a high rate), 0.5 with a decay of 0.9 left a lower loss
+    (docs/exchange-scaling.md).
 
     Attributes:
-        steps: H, of each rank's optimiser between exchanges.
-        learning_rate: Of the outer step.
-        momentum: Of the outer step, Nesterov's; 0 for none.
-        decay: beta: what was kept back is multiplied by it before what is new is added.
+        steps: H, local optimiser steps between exchanges.
+        learning_rate: Learning rate of the outer step.
+        momentum: Nesterov momentum of the outer step; 0 for none.
+        decay: beta, the factor applied to the residual before new updates are added.
     """
 
     kind: Literal["outer"]
@@ -59,28 +45,28 @@ class OuterLoopSettings(Strict):
 
 
 MAX_GAIN = 20.0
-"""Times that an outer step may count what a codec keeps back: that of the published numbers, with which nets were stable."""
+"""Upper bound on how often an outer step may count a residual: that of the published experiments, which were stable."""
 
 OuterSettings = Annotated[EveryStep | OuterLoopSettings, Field(discriminator="kind")]
 
 
 class CodecSettings(Strict):
-    """What the settings of every codec have in common; each adds its own, and its name in `codec`.
+    """Settings of every codec; each adds its own, and its name in `codec`.
 
     Attributes:
-        link: What carries the payloads.
-        policy: What decides on each round: the ratio, when to send without the codec, when to go back.
-        outer: Whether gradients are exchanged, or what many steps have done.
-        dense: Patterns of parameter names (`fnmatch`) that are summed as they are; vectors always are.
-        dense_below: So are parameters with fewer elements.
+        link: Transport between the ranks.
+        policy: Decides on each round: the ratio, when to suspend compression, when to roll back.
+        outer: Whether gradients or the result of many local steps are exchanged.
+        dense: Patterns of parameter names (`fnmatch`) that are summed uncompressed; vectors always are.
+        dense_below: Parameters with fewer elements are summed uncompressed.
         check_every: Rounds between comparisons of all ranks' weights; 0 for never.
-        full_sync_every: Rounds between those in which all that was kept back is sent; 0 for never.
-        has_residual: Whether something of a gradient may stay in its state.
-        uses_ring: Whether what it makes of gradients goes round in a ring, as gradients themselves do.
-        sgd_only: Whether what it keeps back makes AdamW learn badly: late gradients come in bursts, which the second
-            moments take for noise (docs/exchange-convergence.md). Not where every rank has an optimiser of its own.
-        holds_momentum: Whether it has the optimiser's momentum, which must have none then.
-        fixed_ratio: Bytes of float32 for each byte that is sent, where neither a ratio nor a number of bits says it.
+        full_sync_every: Rounds between flushes of the residual; 0 for never.
+        has_residual: Whether part of a gradient may stay in the codec's state.
+        uses_ring: Whether encoded gradients can be summed by a ring all-reduce.
+        sgd_only: Whether the residual makes AdamW learn badly: late gradients arrive in bursts, which the second moment
+            takes for noise (docs/exchange-convergence.md). Does not apply to an outer loop.
+        holds_momentum: Whether the codec applies the momentum; the optimiser must have none.
+        fixed_ratio: Bytes of float32 per byte sent, for codecs with neither a ratio nor bits.
     """
 
     has_residual: ClassVar[bool] = True
@@ -98,25 +84,25 @@ class CodecSettings(Strict):
 
     @property
     def name(self) -> str:
-        """What settings name the codec by."""
+        """The codec's registered name."""
         return str(type(self).model_fields["codec"].default)
 
     @model_validator(mode="after")
     def _fits_policy(self) -> Self:
         fields = type(self).model_fields
         if isinstance(self.policy, StagesPolicy | AdaptivePolicy) and "ratio" not in fields:
-            raise ValueError(f"policy: {self.policy.kind!r} changes the ratio, which this codec does not have")
+            raise ValueError(f"policy: {self.policy.kind!r} needs a codec with a ratio")
         if isinstance(self.outer, OuterLoopSettings):
             self._fits_outer_loop(self.outer)
         return self
 
     def _fits_outer_loop(self, outer: OuterLoopSettings) -> None:
         if self.holds_momentum:
-            raise ValueError("outer: this codec holds the optimiser's momentum, and needs every step's gradients")
+            raise ValueError("outer: this codec applies the optimiser's momentum and needs the gradients of every step")
         left = (1.0 - outer.momentum) * (1.0 - outer.decay)
-        # Those whose gradients are late enough to come in bursts: what others keep back goes in a round or two.
+        # Other codecs send their residual within a round or two.
         if self.sgd_only and outer.learning_rate > MAX_GAIN * left * (1.0 + 1e-9):
             raise ValueError(
-                f"outer: what {self.name} keeps back would be counted over {MAX_GAIN:g} times, and outer steps overshoot: with"
-                f" this momentum and decay learning_rate is at most {MAX_GAIN * left:.3g}; less of either allows more"
+                f"outer: the residual of {self.name} would be counted more than {MAX_GAIN:g} times, and outer steps overshoot: with"
+                f" this momentum and decay, learning_rate must be at most {MAX_GAIN * left:.3g}; lower either to allow more"
             )

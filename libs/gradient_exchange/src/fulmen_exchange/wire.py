@@ -1,6 +1,6 @@
 """Payloads as bytes: a header that names codec, version and parts, the parts, and a checksum over both.
 
-Little-endian: `FGX1`, CRC-32 (ISO-HDLC, as in zlib) of all that follows it, length of the header, the header
+Little-endian: `FGX1`, CRC-32 (ISO-HDLC, as in zlib) of everything after it, length of the header, the header
 (`fulmen.algorithm.v1.PayloadHeader`), the parts one after another.
 """
 
@@ -19,9 +19,9 @@ from fulmen_exchange.codecs.codec import Payload, PayloadInvalid
 
 MAGIC = b"FGX1"
 CHECKED_FROM = 8
-"""Where what the checksum covers begins."""
+"""First byte covered by the checksum."""
 MAX_PARTS = 8
-"""Of one payload; no codec has more."""
+"""Parts of one payload; no codec has more."""
 _FRONT = struct.Struct("<4sII")
 _KINDS = {
     PayloadPart.KIND_INT8: torch.int8,
@@ -35,12 +35,12 @@ _KIND_OF = {dtype: kind for kind, dtype in _KINDS.items()}
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Tells whether parts may have numbers of that kind."""
+    """Returns whether a payload can carry tensors of a type."""
     return dtype in _KIND_OF
 
 
 def encode(payload: Payload) -> bytearray:
-    """Makes the bytes of a payload."""
+    """Serialises a payload."""
     front = front_of(payload)
     out = bytearray().join((front, *parts_of(payload)))
     seal(out, crc32(memoryview(out)[CHECKED_FROM:]))
@@ -48,7 +48,7 @@ def encode(payload: Payload) -> bytearray:
 
 
 def front_of(payload: Payload) -> bytearray:
-    """Makes what stands before the parts of a payload; its checksum is left to `seal`."""
+    """Returns everything before the parts of a payload; `seal` fills in the checksum."""
     parts = [PayloadPart(kind=_KIND_OF[part.dtype], count=part.numel()) for part in payload.parts]
     header = PayloadHeader(
         codec=payload.codec, codec_version=payload.version, element_count=payload.size, parts=parts
@@ -57,17 +57,17 @@ def front_of(payload: Payload) -> bytearray:
 
 
 def parts_of(payload: Payload) -> list[memoryview]:
-    """Returns the bytes of the parts, as they lie in memory: they change with the tensors, unless those are of a GPU."""
+    """Returns the bytes of the parts without a copy: they change with the tensors, unless those are on a GPU."""
     return [part.detach().cpu().contiguous().view(torch.uint8).numpy().data for part in payload.parts if part.numel()]
 
 
 def seal(front: bytearray, checksum: int) -> None:
-    """Writes a checksum in its place."""
+    """Writes the checksum into the front of a payload."""
     struct.pack_into("<I", front, len(MAGIC), checksum)
 
 
 def parts_begin(data: bytes | memoryview) -> int:
-    """Tells where the parts of a payload begin, from its first bytes; 0 if that cannot be."""
+    """Returns where the parts begin, from the first bytes of a payload; 0 if there are too few."""
     return _FRONT.size + int(_FRONT.unpack_from(data)[2]) if len(data) >= _FRONT.size else 0
 
 
@@ -78,54 +78,54 @@ def decode(
     checksum: int | None = None,
     copies: bool = True,
 ) -> Payload:
-    """Reads the bytes of a payload.
+    """Parses a payload.
 
     Args:
-        data: It.
-        device: Of the tensors.
-        checksum: CRC-32 of what lies behind the one in the payload, where somebody has computed it; else it is.
-        copies: Whether the tensors are copies; if not, they may be the bytes themselves.
+        data: Bytes of the payload.
+        device: Device of the tensors.
+        checksum: CRC-32 of the checked bytes, if already computed.
+        copies: Whether to copy the tensors; otherwise they may share memory with `data`.
 
     Raises:
-        PayloadInvalid: if they are damaged, cut off, or of another format.
+        PayloadInvalid: if the bytes are damaged, truncated or of another format.
     """
     view = memoryview(data)
     if len(view) < _FRONT.size:
         raise PayloadInvalid("shorter than its header")
     magic, wanted, length = _FRONT.unpack_from(view)
     if magic != MAGIC:
-        raise PayloadInvalid("no payload of this format")
+        raise PayloadInvalid("not a payload of this format")
     if (crc32(view[CHECKED_FROM:]) if checksum is None else checksum) != wanted:
-        raise PayloadInvalid("its checksum is wrong")
+        raise PayloadInvalid("wrong checksum")
     try:
         header = PayloadHeader.FromString(bytes(view[_FRONT.size : _FRONT.size + length]))
     except DecodeError:
-        raise PayloadInvalid("its header cannot be read") from None
+        raise PayloadInvalid("malformed header") from None
     if header.element_count < 0:
-        raise PayloadInvalid("its number of elements is negative")
+        raise PayloadInvalid("negative number of elements")
     begin = _FRONT.size + length
     if begin > len(view) or len(header.parts) > MAX_PARTS:
-        raise PayloadInvalid("its header is cut off, or names too many parts")
+        raise PayloadInvalid("truncated header, or too many parts")
     parts: list[Tensor] = []
     for part in header.parts:
         dtype = _KINDS.get(part.kind)
         if dtype is None or part.count < 0:
-            raise PayloadInvalid("a part is of no known kind")
+            raise PayloadInvalid("part of unknown type")
         end = begin + part.count * dtype.itemsize
         if end > len(view):
-            raise PayloadInvalid("a part is cut off")
+            raise PayloadInvalid("truncated part")
         parts.append(_tensor(view[begin:end], dtype, copies=copies).to(device))
         begin = end
     if begin != len(view):
-        raise PayloadInvalid("there is more than its parts")
+        raise PayloadInvalid("trailing bytes")
     return Payload(codec=header.codec, version=header.codec_version, size=header.element_count, parts=tuple(parts))
 
 
 def _tensor(view: memoryview, dtype: torch.dtype, *, copies: bool) -> Tensor:
     if not len(view):
-        return torch.empty(0, dtype=dtype)  # of no bytes torch makes no other kind
+        return torch.empty(0, dtype=dtype)  # torch cannot view an empty tensor as another type
     raw = numpy.frombuffer(view, dtype=numpy.uint8)
-    # A tensor begins where its elements may.
+    # Tensors must be aligned to their elements.
     if copies or view.readonly or raw.ctypes.data % dtype.itemsize:
         raw = raw.copy()
     return torch.from_numpy(raw).view(dtype)

@@ -42,10 +42,11 @@ from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.transport.exchange_runs import CallerRuns
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
-from fulmen_exchange.links.access import TOKEN_TTL_S, LinkAccess
-from fulmen_exchange.server.folders import Run
+from fulmen_exchange.links.settings import ServerAccess
 from fulmen_exchange.server.prometheus import ExchangeMetrics
+from fulmen_exchange.server.runs import Run
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.errors import StartupError
@@ -66,6 +67,11 @@ READS = (
     "ListCheckpoints",
     "GetTrainingRunReport",
 )
+RANK_TOKEN_TTL_S = 30 * 86_400.0
+"""Validity of the token of a group of ranks, which cannot renew it: ranks never see the signing key.
+
+A group that lives longer is refused with a clear error; the run resumes from its newest checkpoint with a new group.
+"""
 EXCHANGE_READS = ("GetExchange", "GetRound")
 POLICY = RolePolicy(
     services={
@@ -190,10 +196,9 @@ def _exchange(settings: AlgorithmServiceSettings, runs: RunRegistry, stack: Asyn
         return runs.has(name, project) and runs.entry(name).run.state.final
 
     servicer = GradientExchangeServicer(
-        project_of=project_of,
+        runs=CallerRuns(project_of=project_of, is_over=is_over),
         folder=None if settings.exchange_sums == "none" else settings.state_dir / "exchange",
         is_synced=settings.exchange_sums == "synced",
-        is_over=is_over,
         limits=ExchangeLimits(
             max_shards=settings.exchange_max_shards,
             max_elements=settings.exchange_max_elements,
@@ -226,7 +231,7 @@ def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> Open
 
     async def open_trainer(setup: TrainerSetup) -> Trainer:
         if setup.exchange is not None and setup.exchange.link.targets:
-            setup = replace(setup, link_access=await asyncio.to_thread(_link_access, settings, setup))
+            setup = replace(setup, server_access=await asyncio.to_thread(_server_access, settings, setup))
         if setup.compute.parallel.kind != "none":
             return await RankGroupTrainer.open(setup, group)
         in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
@@ -322,13 +327,15 @@ def _by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:
     return {url.rstrip("/"): key.get_secret_value() for url, key in keys.items()}
 
 
-def _link_access(settings: AlgorithmServiceSettings, setup: TrainerSetup) -> LinkAccess:
+def _server_access(settings: AlgorithmServiceSettings, setup: TrainerSetup) -> ServerAccess:
     assert setup.exchange is not None
     keys = settings.signing_keys()
     signer = TokenSigner(keys) if keys else None
-    return LinkAccess(
+    return ServerAccess(
         training_run=setup.training_run,
-        token=signer.issue(Role.SERVICE, subject="ranks", ttl_s=TOKEN_TTL_S, project=setup.project) if signer else "",
+        token=signer.issue(Role.SERVICE, subject="ranks", ttl_s=RANK_TOKEN_TTL_S, project=setup.project)
+        if signer
+        else "",
         tls={target: _tls_to(settings, target) for target in setup.exchange.link.targets},
     )
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_exchange import wire
-from fulmen_exchange.aggregator.arrivals import ArrivalTimes
 from fulmen_exchange.aggregator.effects import (
     Chunk,
     CompletedSum,
@@ -32,7 +31,15 @@ from fulmen_exchange.aggregator.membership import Key, Member, Membership
 from fulmen_exchange.aggregator.rounds import MAX_OPEN, RoundMachine
 from fulmen_exchange.aggregator.shard_sum import PayloadsRefused, ShardSum, TermsRefused, sum_payload
 from fulmen_exchange.aggregator.staging import StagedPayload, Staging
-from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, SUM, CallTerms, StragglerPolicy, Terms
+from fulmen_exchange.aggregator.terms import (
+    CHUNK_BYTES,
+    MAX_RANKS,
+    SUM,
+    ArrivalTimes,
+    CallTerms,
+    StragglerPolicy,
+    Terms,
+)
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.codecs.topk import ENTRIES as TOPK
 

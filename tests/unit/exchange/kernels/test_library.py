@@ -91,7 +91,7 @@ def test_a_process_that_never_ends_compiling_is_not_waited_for(tmp_path: Path) -
     path = compiler(tmp_path / "bin", "exit 0")
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(KernelsUnavailable, match="another process has not done compiling"):
+        with pytest.raises(KernelsUnavailable, match="timed out waiting for another process"):
             load(tmp_path, path=path, deadline_s=0.1)
 
 
@@ -215,7 +215,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> N
 async def test_a_compiler_that_hangs_is_not_waited_for_and_leaves_no_child(tmp_path: Path) -> None:
     # What is named is a driver; another process is what takes so long.
     path = compiler(tmp_path / "bin", f'sh -c "sleep 300; : {tmp_path}" & wait')
-    with pytest.raises(KernelsUnavailable, match="took too long"):
+    with pytest.raises(KernelsUnavailable, match="timed out"):
         load(tmp_path / "cache", path=path, deadline_s=1.0)
     await none_holds(str(tmp_path))
 
@@ -229,7 +229,7 @@ def test_a_compiler_that_does_not_know_the_processor_compiles_for_all(tmp_path: 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = compiler(tmp_path / "bin", "exit 0")
-    with pytest.raises(KernelsUnavailable, match="no library can be kept in"):
+    with pytest.raises(KernelsUnavailable, match="cannot store a library in"):
         load(tmp_path / "file" / "cache", path=path)
 
 
@@ -247,7 +247,7 @@ def test_the_variable_says_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(selection.VARIABLE, "native")
     assert mode_of_environment() is Mode.NATIVE
     monkeypatch.setenv(selection.VARIABLE, "fast")
-    with pytest.raises(ValueError, match=r"is 'fast', and must be one of auto, reference, native"):
+    with pytest.raises(ValueError, match=r"is 'fast', must be one of auto, reference, native"):
         mode_of_environment()
 
 

@@ -133,7 +133,7 @@ def test_the_break_even_that_is_told_is_that_of_the_machines():
     prediction = Prediction.of(samples, gradient_bytes=GRADIENT_BYTES, world_size=RANKS)
     assert prediction.pays_below([one.choice for one in samples]) == pytest.approx(expected, rel=1e-3)
     events = [text for one in play(policy_for(), Cluster(bytes_per_s=100 * MBIT), rounds=14) for text in one.events]
-    assert any("compression pays below" in text and "Gbit/s" in text for text in events)
+    assert any("compression pays off below" in text and "Gbit/s" in text for text in events)
 
 
 @settings(deadline=None, max_examples=10)
@@ -205,7 +205,7 @@ def test_what_was_measured_counts_for_more_than_what_the_model_says_of_it():
 def test_measuring_again_takes_no_more_than_its_share():
     policy = policy_for(measure_every=100, measure_share=0.05)
     decisions = play(policy, Cluster(bytes_per_s=50 * MBIT), rounds=320)
-    again = [one.choice for one in decisions[13:] if one.reason == "measures what it costs"]
+    again = [one.choice for one in decisions[13:] if one.reason == "measuring"]
     # 5 rounds' worth of every 100: only the cheapest kind fits.
     assert set(again) == {CodecChoice(codec="qsgd", bits=4)}
     assert len(again) == 8

@@ -121,9 +121,9 @@ def test_no_parameter_is_negative():
 
 
 def test_too_few_steps_are_refused():
-    with pytest.raises(ValueError, match="4 parameters"):
+    with pytest.raises(ValueError, match="fit 4 parameters"):
         calibrate([Measured(step=steps()[index], step_s=1.0) for index in (0, 7, 13)])
-    with pytest.raises(ValueError, match="held back"):
+    with pytest.raises(ValueError, match="held-out"):
         validate(Model(), [])
 
 

@@ -1,6 +1,6 @@
-"""CRC-32 (ISO-HDLC, as in zlib) of bytes, from that of their parts: so nothing is gone through twice.
+"""CRC-32 (ISO-HDLC, as in zlib) of bytes, combined from their parts so that nothing is read twice.
 
-A CRC is the remainder of a polynomial over GF(2); bytes behind a part multiply its own by a power of x.
+A CRC is the remainder of a polynomial over GF(2); appending bytes multiplies it by a power of x.
 
 Source: Mark Adler's `crc32_combine` (zlib, crc32.c).
 """
@@ -14,13 +14,13 @@ POLYNOMIAL = 0xEDB88320
 ONE = 1 << 31
 """x^0: the lowest power is in the highest bit."""
 LONG = 65_536
-"""Bytes from which on it is worth asking what this machine's processor can do."""
+"""Bytes from which compiled kernels may be faster than zlib."""
 
 
 def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
-    """Returns the checksum of flat bytes, after those that `value` is of; of long ones as fast as this machine can.
+    """Returns the checksum of flat bytes that follow those with checksum `value`.
 
-    The first long ones load torch and maybe compile a kernel: not on an event loop.
+    The first long input loads torch and may compile a kernel: do not make that call on an event loop.
     """
     if len(data) < LONG:
         return zlib.crc32(data, value)
@@ -30,11 +30,11 @@ def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
 
 
 def joined(first: int, second: int, size: int) -> int:
-    """Returns the checksum of two parts, one after the other.
+    """Returns the checksum of two concatenated parts.
 
     Args:
-        first: That of the first part.
-        second: That of the second part.
+        first: Checksum of the first part.
+        second: Checksum of the second part.
         size: Bytes of the second part.
     """
     lowest, low, high, highest = _tables(size)
@@ -45,8 +45,8 @@ def without(whole: int, first: int, size: int) -> int:
     """Returns the checksum of the second of two parts.
 
     Args:
-        whole: That of both.
-        first: That of the first part.
+        whole: Checksum of both.
+        first: Checksum of the first part.
         size: Bytes of the second part.
     """
     return joined(first, whole, size)  # sums over GF(2) are differences
@@ -54,7 +54,7 @@ def without(whole: int, first: int, size: int) -> int:
 
 @lru_cache(maxsize=64)
 def _tables(size: int) -> tuple[list[int], ...]:
-    """Returns, for each byte of a checksum and each of its values, the product with x^(8 size)."""
+    """Returns the product with x^(8 size) for each value of each byte of a checksum."""
     power = _power(size)
     tables = []
     for shift in range(0, 32, 8):

@@ -1,4 +1,4 @@
-"""What comes in to a shard's rounds, and what is to be done about it."""
+"""Inputs and effects of a shard's round machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES, CallTerms
 
 
 class PayloadStatus(StrEnum):
-    """What became of a payload; as in `fulmen.algorithm.v1.SegmentStatus`, which explains them."""
+    """Status of a payload, as in `fulmen.algorithm.v1.SegmentStatus`."""
 
     ACCEPTED = "ACCEPTED"
     LATE = "LATE"
@@ -24,29 +24,29 @@ class PayloadStatus(StrEnum):
 
 
 class RankBehind(Exception):
-    """A rank asks for a round whose sums are not kept any more, or has others than those who go on; the text says which."""
+    """A rank asks for a round whose sums are gone, or has sums of another history."""
 
 
 class RankReplaced(Exception):
-    """A process that was a member asks to join, and a newer one has its rank; the text says which rank."""
+    """A former member asks to rejoin, but a newer process has its rank."""
 
 
 class StagingFull(Exception):
-    """A payload cannot be put together: what the server holds of others leaves too little memory for it."""
+    """There is not enough memory to assemble another payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A part of a payload of a rank.
+    """A chunk of a rank's payload.
 
     Attributes:
-        epoch: In which it was sent.
-        key: Of which sum.
-        terms: What the rank believes of it.
-        offset: Where the data lies in the payload.
+        epoch: Epoch in which it was sent.
+        key: Round and call of the sum.
+        terms: Terms of the sum according to the rank.
+        offset: Position in the payload.
         total_bytes: Size of the payload.
-        data: The bytes.
-        crc32: Of them.
+        data: Data of the chunk.
+        crc32: Checksum of the data.
     """
 
     epoch: int
@@ -60,34 +60,34 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An encoded sum, as the messages that carry it: they are made once, and are the same for all ranks.
+    """An encoded sum as serialised messages, built once for all ranks.
 
     Attributes:
-        size: Its bytes.
-        messages: Of its chunks, in order; each ends with what it carries.
+        size: Bytes of the sum.
+        messages: Messages of its chunks in order; each ends with its data.
     """
 
     size: int
     messages: tuple[bytes, ...] = field(repr=False)
 
     def chunks(self) -> Iterator[memoryview]:
-        """Returns what the messages carry."""
+        """Yields the data of the messages."""
         for message, begin in zip(self.messages, range(0, self.size, CHUNK_BYTES), strict=True):
             yield memoryview(message)[-min(CHUNK_BYTES, self.size - begin) :]
 
     def data(self) -> bytes:
-        """Returns it in one piece."""
+        """Returns the sum as contiguous bytes."""
         return b"".join(self.chunks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedSum:
-    """A sum that was made.
+    """A completed sum.
 
     Attributes:
-        taken: Incarnations of the ranks whose payloads are in it.
-        member_count: Members of whom it was expected.
-        reply: It, encoded.
+        taken: Incarnations of the ranks whose payloads it includes.
+        member_count: Members of which it was expected.
+        reply: The encoded sum.
     """
 
     taken: Mapping[int, str]
@@ -97,15 +97,15 @@ class CompletedSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What a rank is told.
+    """A response to a rank.
 
     Attributes:
-        rank: Who.
-        incarnation: Which of its processes.
-        key: Of which sum.
-        verdict: What became of its payload.
-        text: Why, for a person.
-        offset: The chunk that is meant.
+        rank: The rank.
+        incarnation: Its process.
+        key: Round and call of the sum.
+        verdict: Status of its payload.
+        text: Explanation for users.
+        offset: Chunk that the response is about.
         done: The sum, which follows.
     """
 
@@ -120,14 +120,14 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumDue:
-    """Payloads that are to be summed now.
+    """Payloads to be summed now.
 
     Attributes:
-        key: Which sum.
-        terms: What the ranks agreed on.
+        key: Round and call.
+        terms: Terms of the sum.
         payloads: By rank, ascending.
         taken: Incarnations of those ranks.
-        member_count: Members of whom it was expected.
+        member_count: Members of which the sum was expected.
     """
 
     key: Key
@@ -142,14 +142,14 @@ Effect = Response | SumDue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """What a rank that joins says of itself.
+    """What a joining rank already has.
 
     Attributes:
-        round: The round that it is in or begins with; 0 for the next.
-        call: How many sums of that round it has; of all rounds before it has all.
-        epoch: The epoch that it knew; 0 for none.
-        known: How many members it knew; 0 for none.
-        history: What it was told of the exchange's; empty for nothing.
+        round: Its current or first round; 0 for the next one.
+        call: Number of sums of that round that it has; it has all of earlier rounds.
+        epoch: Last epoch it knew; 0 for none.
+        known: Number of members it knew; 0 for none.
+        history: Identifier of the exchange it was part of; empty for none.
     """
 
     round: int = 0
@@ -164,11 +164,11 @@ class JoinResult:
     """What a rank learns when it joins.
 
     Attributes:
-        epoch: Of the membership.
-        ranks: Of the members, ascending.
-        round: The newest of which anything was sent; 0 before the first.
-        first_round: The one that the rank takes part in first.
-        history: Names all that was summed so far.
+        epoch: Epoch of the membership.
+        ranks: Ranks of the members, ascending.
+        round: Newest round of which anything was sent; 0 before the first.
+        first_round: First round in which the rank participates.
+        history: Identifier of all sums so far.
     """
 
     epoch: int
@@ -180,18 +180,18 @@ class JoinResult:
 
 @dataclass(slots=True, kw_only=True)
 class RoundRecord:
-    """How a round went.
+    """Statistics of a round.
 
     Attributes:
-        began_s: When its first chunk came.
-        ended_s: When its last sum was made.
-        ranks: Whose payloads were summed.
-        late: Who was left out of a sum.
-        raw_bytes: Before encoding, per rank.
-        sent_bytes: Of all ranks' payloads.
-        reply_bytes: Of the sums, per rank.
-        payloads: How many were summed.
-        sums: How many were made.
+        began_s: Time of its first chunk.
+        ended_s: Time of its last sum.
+        ranks: Ranks whose payloads were summed.
+        late: Ranks left out of a sum.
+        raw_bytes: Bytes before encoding, per rank.
+        sent_bytes: Bytes of all ranks' payloads.
+        reply_bytes: Bytes of the sums, per rank.
+        payloads: Number of payloads summed.
+        sums: Number of sums.
     """
 
     began_s: float
@@ -207,15 +207,15 @@ class RoundRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What a shard has done since it began.
+    """Statistics of a shard since it was opened.
 
     Attributes:
-        raw_bytes: Of all payloads that were summed, before encoding.
-        received_bytes: Of these payloads.
-        sent_bytes: Of sums, counted once for each rank that they went to.
-        sums: Sums that were made.
-        partial_sums: Of them, without all members.
-        bad_checksums: Chunks that were damaged.
+        raw_bytes: Bytes of all summed payloads before encoding.
+        received_bytes: Bytes of these payloads.
+        sent_bytes: Bytes of sums, once per receiving rank.
+        sums: Number of sums.
+        partial_sums: Sums without all members.
+        bad_checksums: Damaged chunks.
     """
 
     raw_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Folders whose names a crash of the machine does not lose. No torch is needed."""
+"""Creates folders that survive a crash of the machine. No torch is needed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def make_folder(folder: Path, *, is_synced: bool) -> None:
-    """Makes a folder, and those above it, as far as there are none.
+    """Creates a folder and its missing parents.
 
     Args:
-        folder: Which.
-        is_synced: Whether a crash of the machine, too, must not lose them.
+        folder: The folder.
+        is_synced: Whether it must survive a crash of the machine.
     """
     if folder.is_dir():
         return
@@ -22,7 +22,7 @@ def make_folder(folder: Path, *, is_synced: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the disk know the names of what is in a folder."""
+    """Flushes the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

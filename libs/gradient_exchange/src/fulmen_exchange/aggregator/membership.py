@@ -1,7 +1,6 @@
-"""Who takes part in an exchange.
+"""Membership of an exchange.
 
-Invariant: every change of members begins a new epoch, and no two sets of members ever have the same one, whatever was
-restarted meanwhile.
+Invariant: every change begins a new epoch, and no two sets of members ever have the same one, whatever is restarted.
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 Key = tuple[int, int]
-"""A sum: round, and which of the round's."""
+"""Round of a sum, and its index within the round."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A rank that takes part.
+    """A participating rank.
 
     Attributes:
-        rank: From 0.
-        incarnation: Tells its processes apart.
-        first_round: The round that it takes part in first.
-        seen_s: When it was heard last.
-        position: The newest sum for which it has sent anything.
-        late: Sums that were made without it.
+        rank: The rank, from 0.
+        incarnation: Identifies its process.
+        first_round: First round in which it participates.
+        seen_s: Time of its last message.
+        position: Newest sum for which it has sent anything.
+        late: Number of sums made without it.
     """
 
     rank: int
@@ -39,10 +38,10 @@ class Membership:
     """The members of one run.
 
     Attributes:
-        world_size: Members with which the first round begins.
-        lease_s: A member that is silent for so long is removed.
+        world_size: Number of members with which the first round begins.
+        lease_s: A member that is silent for this long is removed.
         epoch: Grows with every change.
-        is_started: Whether as many have come; again not, once all are gone.
+        is_started: Whether enough members have joined; reset once all are gone.
     """
 
     world_size: int
@@ -55,7 +54,7 @@ class Membership:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of the members, ascending."""
+        """Ranks of the members, ascending."""
         return sorted(self._members)
 
     def all(self) -> list[Member]:
@@ -68,20 +67,20 @@ class Membership:
         return member if member is not None and member.incarnation == incarnation else None
 
     def is_taken(self, rank: int, incarnation: str) -> bool:
-        """Tells whether another process has a rank."""
+        """Returns whether another process has a rank."""
         return rank in self._members and self.get(rank, incarnation) is None
 
     def of_round(self, number: int) -> list[Member]:
-        """Returns the members that take part in a round, by rank."""
+        """Returns the members that participate in a round, by rank."""
         return [member for member in self.all() if member.first_round <= number]
 
     def resume(self, *, epoch: int, known: int, until_s: float) -> None:
-        """Goes on from what a member knew of an exchange that this process has not seen, or has forgotten.
+        """Learns from a member about an exchange that this process has not seen or has forgotten.
 
         Args:
-            epoch: That the member knew.
-            known: How many members it knew; no more are waited for.
-            until_s: When those who are there by then go on.
+            epoch: Epoch that the member knew.
+            known: Number of members it knew; no more are waited for.
+            until_s: When to continue with those present.
         """
         self.epoch = max(self.epoch, epoch)
         if not self.is_started and known:
@@ -89,7 +88,7 @@ class Membership:
             self._patient_until_s = until_s if self._patient_until_s is None else self._patient_until_s
 
     def add(self, member: Member) -> bool:
-        """Takes a member in, or renews its lease; tells whether the members have changed."""
+        """Adds a member or renews its lease; returns whether the members changed."""
         known = self.get(member.rank, member.incarnation)
         if known is not None:
             known.seen_s = member.seen_s
@@ -101,18 +100,18 @@ class Membership:
         return True
 
     def remove(self, ranks: Collection[int]) -> bool:
-        """Ends memberships; tells whether there were any."""
+        """Removes members; returns whether there were any."""
         gone = [rank for rank in ranks if self._members.pop(rank, None) is not None]
         if gone:
             self._change()
         return bool(gone)
 
     def expired(self, now_s: float) -> list[int]:
-        """Returns the ranks of the members that were silent too long."""
+        """Returns the ranks of members whose lease has expired."""
         return [member.rank for member in self.all() if now_s >= member.seen_s + self.lease_s]
 
     def start_if_due(self, now_s: float) -> None:
-        """Begins once as many are there as are waited for, or were waited for long enough after a restart."""
+        """Starts once the expected members are present, or the wait after a restart is over."""
         awaited = self.world_size if self._awaited is None else self._awaited
         patient = self._patient_until_s is None or now_s < self._patient_until_s
         if len(self._members) >= awaited or (self._members and not patient):

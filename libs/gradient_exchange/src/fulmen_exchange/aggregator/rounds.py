@@ -1,9 +1,8 @@
-"""The rounds of one shard: which payloads are summed together, who is told what, and when nobody is waited for any more.
+"""The rounds of one shard: which payloads are summed together, the status of each, and who is no longer waited for.
 
-Pure: time is passed in, and what is to be done comes back as effects. Invariants, whatever is delayed, repeated, lost
-or reordered, and whoever comes, goes or dies: all who get the sum of a call get the same bytes; a payload that its rank
-is told is in the sum is in it once, and one that it is told is not is not; a call is summed once or not at all; what
-was sent in another epoch changes nothing.
+Pure: time is an argument, and effects are returned. Invariants, whatever is delayed, repeated, lost or reordered, and
+whoever joins, leaves or dies: all receivers of a sum get the same bytes; a payload reported as accepted is included once,
+and one reported as late is not included; a call is summed at most once; messages of another epoch have no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from fulmen_exchange.aggregator.arrivals import ArrivalTimes
 from fulmen_exchange.aggregator.checksum import crc32
 from fulmen_exchange.aggregator.effects import (
     Chunk,
@@ -33,19 +31,19 @@ from fulmen_exchange.aggregator.effects import (
 )
 from fulmen_exchange.aggregator.membership import Key, Member, Membership
 from fulmen_exchange.aggregator.staging import BufferPool, Staging
-from fulmen_exchange.aggregator.terms import CallTerms, Terms
+from fulmen_exchange.aggregator.terms import ArrivalTimes, CallTerms, Terms
 
 NEW = ResumePoint()
 MAX_CALLS = 2**17
 MAX_ROUND = 2**48
 MAX_OPEN = 4
-"""Payloads of one member that are being put together at a time, which bounds the memory that it can take."""
+"""Payloads of one member that may be assembled at a time, which bounds its memory."""
 RECORDED = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One sum. `due` is set while it is being made, `done` when it was; `waiting` has sent for it and is to be told."""
+    """One sum. `due` is set while it is computed, `done` afterwards; `waiting` has the ranks to respond to."""
 
     terms: CallTerms
     opened_s: float
@@ -59,7 +57,12 @@ class RoundMachine:
     """The rounds of one shard of one run."""
 
     def __init__(self, terms: Terms, *, room: Callable[[], float] = lambda: math.inf) -> None:
-        """Begins before the first round; `room` says how many more bytes payloads may take."""
+        """Starts before the first round.
+
+        Args:
+            terms: Terms of the run.
+            room: Returns how many more bytes payloads may take.
+        """
         patience = terms.patience
         self.terms = terms
         self._room = room
@@ -71,8 +74,8 @@ class RoundMachine:
         self.removed = 0
         self.records: dict[int, RoundRecord] = {}
         self._calls: dict[Key, _Call] = {}
-        self._open: dict[Key, _Call] = {}  # those of them that collect
-        self._made: Key = (0, 0)  # what comes before it was made, by this process or by one before
+        self._open: dict[Key, _Call] = {}  # those still receiving payloads
+        self._made: Key = (0, 0)  # all earlier sums were made, by this or a former process
         self._spare = BufferPool()
         self._is_restored = False
         self._is_resumed = False
@@ -80,13 +83,13 @@ class RoundMachine:
 
     @property
     def staged_bytes(self) -> int:
-        """CodecMemory of payloads that come, or are summed, and of buffers that are kept for the next ones."""
+        """Memory of incoming and due payloads and of pooled buffers."""
         coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
         dues = [call.due for call in self._calls.values() if call.due is not None]
         return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._spare.size_bytes
 
     def restore(self, kept: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
-        """Goes on from sums that were kept when the server ended; without a history, newer ones may have been lost."""
+        """Restores the sums kept by a former server; an empty history means that newer ones may be lost."""
         self.members.epoch = max(self.members.epoch, epoch)
         if not kept:
             return
@@ -101,21 +104,21 @@ class RoundMachine:
     def join(
         self, rank: int, incarnation: str, now_s: float, claim: ResumePoint = NEW
     ) -> tuple[JoinResult, list[Effect]]:
-        """Takes a rank in, or renews its lease.
+        """Adds a rank or renews its lease.
 
         Args:
-            rank: From 0.
-            incarnation: Tells its processes apart.
+            rank: The rank, from 0.
+            incarnation: Identifies its process.
             now_s: The time.
-            claim: What it says of itself.
+            claim: What the rank already has.
 
         Raises:
-            RankBehind: if it asks for a round whose sums are not kept any more, or has sums of another history.
-            RankReplaced: if it was a member before, and another process has its rank now.
+            RankBehind: if it needs sums that are gone, or has sums of another history.
+            RankReplaced: if it was a member before and another process has its rank now.
         """
-        # Who comes for the first time takes the place of who was there; two that took it in turn would let no sum be made.
+        # A new process replaces the old one for good; two that alternated would let no sum complete.
         if claim.epoch and self.members.is_taken(rank, incarnation):
-            raise RankReplaced(f"another process takes part as rank {rank}")
+            raise RankReplaced(f"another process has joined as rank {rank}")
         self._listen(claim, is_member=self.members.get(rank, incarnation) is not None)
         self.members.resume(epoch=claim.epoch, known=claim.known, until_s=now_s + self.terms.patience.lease_s)
         first_round = claim.round
@@ -135,21 +138,20 @@ class RoundMachine:
         return joined, effects
 
     def _listen(self, claim: ResumePoint, *, is_member: bool) -> None:
-        """Learns from what a rank knows; before the first round, that counts which this process has not seen."""
+        """Learns from a rank's resume point; before the first round, this process may have missed sums."""
         is_foreign = bool(claim.history) and claim.history != self.history and not is_member
         if is_foreign and (self.members.is_started or self._is_restored):
             raise RankBehind(
-                f"the others have gone on without this rank, on a server that did not have its sums any more, to round"
-                f" {self.round}"
+                f"the others have continued to round {self.round} without this rank, on a server that had lost its sums"
             )
         if self.members.is_started:
             if claim.round and claim.round < self.round - 1:
-                raise RankBehind(f"the exchange is in round {self.round}, and this rank in round {claim.round}")
+                raise RankBehind(f"the exchange is in round {self.round}, this rank in round {claim.round}")
             return
         self.round = max(self.round, claim.round)
         if claim.known:
             self._is_resumed = True
-            # Those who lack a sum that this rank has would make another one.
+            # Ranks that lack a sum this rank has must not make another one.
             self._made = max(self._made, (claim.round, claim.call))
 
     def leave(self, rank: int, incarnation: str, now_s: float) -> list[Effect]:
@@ -157,7 +159,7 @@ class RoundMachine:
         return self._remove([rank], now_s) if self.members.get(rank, incarnation) is not None else []
 
     def take(self, rank: int, incarnation: str, chunk: Chunk, now_s: float) -> list[Effect]:
-        """Takes a chunk.
+        """Receives a chunk.
 
         Raises:
             StagingFull: if it begins a payload for which there is no memory.
@@ -172,7 +174,7 @@ class RoundMachine:
 
         member = self.members.get(rank, incarnation)
         if member is None or chunk.epoch != self.members.epoch:
-            # Only at its beginning, here and below: one answer is enough for a payload of many chunks.
+            # Only for the first chunk, here and below: one response per payload is enough.
             return answer(PayloadStatus.STALE_EPOCH) if chunk.offset == 0 else []
         member.seen_s = now_s
         if problem := self._problem(member, chunk):
@@ -189,14 +191,14 @@ class RoundMachine:
         call.waiting[rank] = incarnation
         if call.due is not None:
             return []
-        # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
+        # Check only after opening the sum: sums are made in order, and this one must not be skipped.
         if crc32(chunk.data) != chunk.crc32:
             self.totals.bad_checksums += 1
             return answer(PayloadStatus.BAD_CHECKSUM)
         return self._put(call, rank, chunk, now_s)
 
     def _note(self, member: Member, key: Key) -> None:
-        """Remembers what a member has sent for."""
+        """Records the newest sum that a member has sent for."""
         if key > member.position:
             enters, member.position = key[0] > member.position[0], key
             if enters:
@@ -220,7 +222,7 @@ class RoundMachine:
         return Staging(size, self._spare)
 
     def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
-        """Takes the encoded sum of payloads that were due; nobody reads these any more."""
+        """Completes a due sum; its payloads are no longer read."""
         call = self._calls[key]
         due = call.due
         assert due is not None
@@ -235,7 +237,7 @@ class RoundMachine:
         return [self._told(member, key, call.done, again=False) for member in waiting if member is not None]
 
     def refused(self, key: Key, reasons: Mapping[int, str], now_s: float) -> list[Effect]:
-        """Takes that payloads cannot be summed, by rank why: these ranks are removed, and the others send again."""
+        """Handles payloads that cannot be summed, with reasons by rank: these ranks are removed and the others resend."""
         call = self._calls[key]
         due = call.due
         assert due is not None
@@ -250,7 +252,7 @@ class RoundMachine:
         return effects + self._remove(gone, now_s, also=True)
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Does what is due: removes members that are silent or keep the others waiting, makes sums without stragglers."""
+        """Removes members that are silent or delay others, and makes sums without stragglers."""
         expired = self.members.expired(now_s)
         self.removed += len(expired)
         effects = self._remove(expired, now_s)
@@ -269,12 +271,12 @@ class RoundMachine:
         return effects + self._settle(now_s)
 
     def _problem(self, member: Member, chunk: Chunk) -> str:
-        """Says why a chunk cannot be taken, before anything is allocated for it; empty if it can."""
+        """Returns why a chunk is invalid, before anything is allocated; empty if it is valid."""
         number, index = chunk.key
         if number < member.first_round:
-            return f"this rank takes part from round {member.first_round} on"
+            return f"this rank participates from round {member.first_round} on"
         if number > MAX_ROUND or not 0 <= index < MAX_CALLS:
-            return f"rounds are at most {MAX_ROUND}, and sums of each at most {MAX_CALLS}"
+            return f"round must not exceed {MAX_ROUND}, and call must be below {MAX_CALLS}"
         call = self._calls.get(chunk.key)
         if call is not None and (differences := call.terms.differences(chunk.terms)):
             return differences
@@ -284,7 +286,7 @@ class RoundMachine:
                 return problem
             staged = sum(member.rank in each.staged for each in self._open.values())
             if staged >= MAX_OPEN:
-                return f"at most {MAX_OPEN} payloads of a rank are taken at a time"
+                return f"a rank may send at most {MAX_OPEN} payloads at a time"
             return Staging.shape_problem(chunk.offset, chunk.total_bytes, len(chunk.data))
         return staging.problem(chunk.offset, chunk.total_bytes, len(chunk.data))
 
@@ -298,7 +300,7 @@ class RoundMachine:
         return here >= math.ceil(self.terms.patience.quorum * len(expected) - 1e-9)
 
     def _settle(self, now_s: float) -> list[Effect]:
-        """Closes what may be closed, in order: who has a sum has all before it."""
+        """Makes the sums that are due, in order: a rank that has one has all before it."""
         self.members.start_if_due(now_s)
         effects: list[Effect] = []
         for key in sorted(self._open) if self.members.is_started else ():
@@ -326,7 +328,7 @@ class RoundMachine:
         return call.due
 
     def _remove(self, ranks: Collection[int], now_s: float, *, also: bool = False) -> list[Effect]:
-        """Ends memberships; what is not summed is then sent again, and so it is if `also` says so."""
+        """Ends memberships; makes unsummed payloads stale if any ended, or if `also` is set."""
         changed = self.members.remove(ranks)
         if not changed and not also:
             return []
@@ -336,9 +338,9 @@ class RoundMachine:
         return self._stale() + self._settle(now_s)
 
     def _stale(self) -> list[Effect]:
-        """Forgets what is not summed, and tells those who wait for it to join and send again.
+        """Drops unsummed payloads and asks their ranks to rejoin and resend.
 
-        So are those told who are no members any more and wait for a sum that is being made: only members get it.
+        The same goes for former members that wait for a sum being computed, since only members get it.
         """
         told: list[tuple[Key, int, str]] = []
         for key, call in list(self._calls.items()):
@@ -389,7 +391,7 @@ class RoundMachine:
         record.reply_bytes += reply.size
 
     def _forget(self) -> None:
-        """Forgets sums that all members have: of rounds before those that they are in, and before the last but one."""
+        """Drops sums that all members have: older than the members' rounds and the last two."""
         oldest = min(member.position[0] or member.first_round for member in self.members.all())
         for key in [key for key, call in self._calls.items() if call.done is not None]:
             if key[0] < max(oldest, self.round - 1):

@@ -1,4 +1,4 @@
-"""One shard of the sum: adds what the ranks have sent of a segment, and encodes the sum for the way back."""
+"""One shard of the sum: adds the ranks' payloads of a segment and encodes the sum for the reply."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fulmen_exchange.codecs.codec import Payload, PayloadInvalid, Round, Segment
 
 
 class Shard:
-    """Sums segments of every bucket; what a reply leaves out is kept back for the next one.
+    """Sums segments of every bucket; the residual of a reply is added to the next one.
 
     Attributes:
-        states: Of each bucket that was summed; may be restored before.
-        seconds: That sums have taken.
+        states: State of each bucket summed so far; may be restored.
+        seconds: Total time of the sums.
     """
 
     def __init__(self, codec: SegmentCodec, *, device: torch.device | str = "cpu") -> None:
@@ -27,17 +27,16 @@ class Shard:
         self.seconds = 0.0
 
     def reduce(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> Payload:
-        """Returns the encoded sum of the payloads, which are in the order of their ranks.
+        """Returns the encoded sum of payloads in the order of their ranks.
 
         Raises:
-            PayloadInvalid: if one of them is not what the codec makes, or of another size than before; the sum is not sent
-                then, and nothing is kept of it.
+            PayloadInvalid: if a payload is malformed or of another size than before; the sum is discarded then.
         """
         began = perf_counter()
         sum_ = self._sums.get(bucket)
         sizes = {payload.size for payload in payloads} | ({sum_.numel()} if sum_ is not None else set())
         if len(sizes) != 1:
-            raise PayloadInvalid("ranks sent segments of different sizes")
+            raise PayloadInvalid("segments of different sizes")
         [size] = sizes
         if sum_ is None:
             sum_ = torch.zeros(size, dtype=torch.float32, device=self._device)

@@ -1,7 +1,7 @@
-"""Sums the payloads of one shard, and keeps what it has summed in files, so that a restart loses nothing.
+"""Sums the payloads of one shard, and stores the sums in files so that a restart loses nothing.
 
-Invariant: a sum is in its file before any rank gets it. What the shard keeps back for later rounds is restored only as
-it was after the newest sum that a rank may have; otherwise it is lost, and that is counted.
+Invariant: a sum is in its file before any rank gets it. A shard's residual is restored only as of the newest sum that a rank
+may have; otherwise it is lost, and the loss is counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUM_VERSION = 1
 
 
 class TermsRefused(Exception):
-    """A codec cannot be had under the terms of a run."""
+    """No codec can be built for the terms of a run."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{problem.field}: {problem.description}" for problem in problems))
@@ -38,7 +38,7 @@ class TermsRefused(Exception):
 
 
 class PayloadsRefused(Exception):
-    """Payloads cannot be summed; by rank, why."""
+    """Payloads cannot be summed; reasons by rank."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__(str(dict(reasons)))
@@ -47,13 +47,13 @@ class PayloadsRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a shard goes on from.
+    """What a shard resumes from.
 
     Attributes:
-        sums: Those that were kept; none if they are of no use.
-        epoch: Of the membership then.
-        history: Of the exchange; empty if it cannot be told whether these are its newest.
-        has_lost: Whether something that was kept back for later rounds is lost.
+        sums: Stored sums; empty if unusable.
+        epoch: Epoch of the membership at that time.
+        history: Identifier of the exchange; empty if newer sums may exist.
+        has_lost: Whether a residual is lost.
     """
 
     sums: Mapping[Key, tuple[CallTerms, CompletedSum]] = field(default_factory=dict, repr=False)
@@ -63,23 +63,23 @@ class Restored:
 
 
 def sum_payload(tensor: torch.Tensor) -> Payload:
-    """Wraps a flat tensor that is to be summed as it is: of a kind that payloads may have, [n]."""
+    """Wraps a flat tensor, [n], to be summed uncompressed; its type must have a wire format."""
     return Payload(codec=SUM, version=SUM_VERSION, size=tensor.numel(), parts=(tensor,))
 
 
 class ShardSum:
-    """The sums of one shard of one run. Not for several threads at a time."""
+    """The sums of one shard of one run; not thread-safe."""
 
     def __init__(self, terms: Terms, *, folder: Path | None = None, is_synced: bool = True) -> None:
-        """Finds the codec.
+        """Builds the codec.
 
         Args:
-            terms: What the ranks agree on.
-            folder: Where sums are kept; None: nowhere.
+            terms: Terms of the run.
+            folder: Folder of the stored sums; None to store none.
             is_synced: See `SumFiles`.
 
         Raises:
-            TermsRefused: if there is no such codec, or its settings are not valid.
+            TermsRefused: if the codec is unknown or its settings are invalid.
         """
         self._terms = terms
         self._codec = _codec_of(terms)
@@ -87,18 +87,18 @@ class ShardSum:
         self._files = None if folder is None else SumFiles(folder, terms, is_synced)
         if folder is not None:
             make_folder(folder, is_synced=is_synced)
-        crc32(bytes(LONG))  # what that needs is made ready here, and not where chunks are waited for
+        crc32(bytes(LONG))  # loads the kernels here instead of while chunks wait
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the shard keeps anything back for later rounds."""
+        """Whether the shard has a residual."""
         return self._codec is not None and bool(self._codec.reply().new_state(torch.zeros(1)))
 
     def reduce(self, due: SumDue, *, epoch: int, history: str) -> Reply:
         """Returns the encoded sum of payloads, whose bytes may be overwritten.
 
         Raises:
-            PayloadsRefused: if some are not what the codec makes; nothing is changed then.
+            PayloadsRefused: if some are malformed; nothing is changed then.
         """
         payloads, reasons = self._decoded(due)
         if reasons:
@@ -113,12 +113,12 @@ class ShardSum:
         return reply
 
     def restore(self, *, at_least: int, known: int = 0, history: str = "") -> Restored:
-        """Reads what was kept, unless it is of other terms, damaged, or older than what ranks have.
+        """Reads the stored sums, unless they belong to other terms, are damaged or are older than those of the ranks.
 
         Args:
-            at_least: The oldest round whose sums are of use.
-            known: How many members the rank knew that asks; 0: it was none of them.
-            history: What it was told of the exchange's; empty for nothing.
+            at_least: Oldest useful round.
+            known: Number of members that the asking rank knew; 0 if it was not a member.
+            history: Identifier of the exchange that it was part of; empty for none.
         """
         kept, bad = self._files.read() if self._files is not None else ([], [])
         newest = max((each.key for each in kept), default=(0, 0))
@@ -146,7 +146,7 @@ class ShardSum:
         return Restored(
             sums=sums,
             epoch=max(each.epoch for each in kept),
-            # What cannot be read may have been newer than all of these.
+            # An unreadable file may have been newer than all of these.
             history="" if bad else last.pop(),
             has_lost=self.keeps_state and any(name.startswith(BUCKET) for name in bad),
         )
@@ -165,7 +165,7 @@ class ShardSum:
                     continue
                 kinds.setdefault(_kind_of(payload), rank)
                 if len(kinds) > 1:
-                    raise PayloadInvalid(f"rank {min(kinds.values())} sums a tensor of another type or size")
+                    raise PayloadInvalid(f"rank {min(kinds.values())} sent a tensor of another type or size")
             except PayloadInvalid as error:
                 reasons[rank] = str(error)
         return payloads, reasons
@@ -178,7 +178,7 @@ class ShardSum:
             number=terms.number,
             world_size=due.member_count,
             ratio=terms.ratio,
-            rank=MAX_RANKS + self._terms.shard,  # no rank draws by it, whoever has come and gone
+            rank=MAX_RANKS + self._terms.shard,  # beyond all ranks, so random numbers differ from any rank's
             seed=terms.seed,
             flush=terms.flush,
             bucket=terms.bucket,
@@ -224,15 +224,15 @@ def _kind_of(payload: Payload) -> tuple[torch.dtype, int]:
         raise PayloadInvalid(f"not a payload of {SUM} version {SUM_VERSION}")
     [part] = payload.parts
     if part.numel() != payload.size:
-        raise PayloadInvalid("a tensor that is summed as it is has one part of its size")
+        raise PayloadInvalid("an uncompressed tensor must have one part of its size")
     return part.dtype, part.numel()
 
 
 def _plain_sum(payloads: list[Payload]) -> Payload:
-    """Sums in float32, in the order of ranks, and rounds once; whole numbers go around, as those of a process group do."""
+    """Sums in float32 in the order of the ranks and rounds once; integers wrap around."""
     [first], *others = (payload.parts for payload in payloads)
     wide = torch.float32 if first.is_floating_point() else torch.int32
-    sum_ = first.to(wide)  # of float32 that is the first payload itself, which nobody needs any more
+    sum_ = first.to(wide)  # in place for float32: the first payload is not needed afterwards
     for [other] in others:
         sum_ += other
     return sum_payload(sum_.to(first.dtype))

@@ -1,4 +1,4 @@
-"""Where the chunks of a payload are put together."""
+"""Assembles the chunks of payloads."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 
 ALIGNMENT = 16
 CHECKED_FROM = 8
-"""Bytes at the beginning of a payload that its own checksum leaves out: it is among them."""
+"""First byte of a payload covered by its own checksum, which is before it."""
 _HEADER_LENGTH = struct.Struct("<8xI")
 
 
 @dataclass(slots=True)
 class BufferPool:
-    """Buffers of payloads that were summed, for those of the next: memory that is new costs more than what is done with it.
+    """Buffers of finished payloads, reused for the next ones: allocation costs more than arithmetic.
 
     Attributes:
-        most: How many are kept.
+        most: Number of buffers kept.
     """
 
     most: int = 0
     _buffers: list[bytearray] = field(default_factory=list, repr=False)
 
     def take(self, size: int) -> bytearray:
-        """Returns a buffer with room for so many bytes, and not for many more."""
+        """Returns a buffer of at least `size` and at most twice as many bytes."""
         fitting = [buffer for buffer in self._buffers if size <= len(buffer) <= 2 * size]
         if not fitting:
             return bytearray(size)
         best = min(fitting, key=len)
-        # By identity: to compare what is in them would take long.
+        # By identity: comparing contents would be slow.
         self._buffers = [buffer for buffer in self._buffers if buffer is not best]
         return best
 
     def give(self, buffer: bytearray) -> None:
-        """Takes a buffer that nobody reads any more."""
+        """Returns a buffer to the pool."""
         if len(buffer) >= CHUNK_BYTES:
             self._buffers.append(buffer)
             del self._buffers[: max(0, len(self._buffers) - self.most)]
 
     @property
     def size_bytes(self) -> int:
-        """CodecMemory of those that are kept."""
+        """Bytes of the pooled buffers."""
         return sum(map(len, self._buffers))
 
     def clear(self) -> None:
-        """Gives all of them up."""
+        """Releases all buffers."""
         self._buffers.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPayload:
-    """A payload that was put together.
+    """A complete payload.
 
     Attributes:
-        data: Its bytes.
-        checksum: CRC-32 of what lies behind the one in the payload: of that which has come, whatever the payload says.
-        buffer: What it lies in.
+        data: Bytes of the payload.
+        checksum: CRC-32 of the received bytes from `CHECKED_FROM` on, whatever the payload itself says.
+        buffer: Memory that contains the data.
     """
 
     data: memoryview = field(repr=False)
@@ -67,17 +67,17 @@ class StagedPayload:
 
     @classmethod
     def of(cls, payload: bytes | bytearray) -> StagedPayload:
-        """Returns one that lies somewhere in one piece."""
+        """Wraps a payload in contiguous memory."""
         return cls(memoryview(payload), crc32(memoryview(payload)[CHECKED_FROM:]), bytearray())
 
 
 @dataclass(slots=True)
 class Staging:
-    """One payload of one rank, as far as it has come. Its size was found to be within bounds before.
+    """A partially received payload, whose size has been checked.
 
     Attributes:
-        total_bytes: Of the whole payload.
-        spare: Where its buffer is taken from.
+        total_bytes: Bytes of the whole payload.
+        spare: Pool that provides the buffer.
     """
 
     total_bytes: int
@@ -88,39 +88,38 @@ class Staging:
     _checksums: dict[int, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Makes room for it."""
+        """Acquires the buffer."""
         self._buffer = self.spare.take(self.total_bytes + ALIGNMENT)
         self._data = memoryview(self._buffer)[: self.total_bytes]
         self._missing = set(range(0, self.total_bytes, CHUNK_BYTES))
 
     def problem(self, offset: int, total_bytes: int, size: int) -> str:
-        """Says why a chunk cannot be one of this payload; empty if it can."""
+        """Returns why a chunk cannot belong to this payload; empty if it can."""
         if total_bytes != self.total_bytes:
-            return f"a payload of {self.total_bytes} bytes was announced, and now one of {total_bytes}"
+            return f"payload size changed from {self.total_bytes} to {total_bytes} bytes"
         return self.shape_problem(offset, total_bytes, size)
 
     @staticmethod
     def shape_problem(offset: int, total_bytes: int, size: int) -> str:
-        """Says why no payload of that size has such a chunk; empty if one may."""
+        """Returns why no payload of that size can have such a chunk; empty if one can."""
         if offset < 0 or offset % CHUNK_BYTES or offset >= total_bytes:
-            return f"chunks begin at multiples of {CHUNK_BYTES} within the payload"
+            return f"chunks must begin at multiples of {CHUNK_BYTES} within the payload"
         if size != min(CHUNK_BYTES, total_bytes - offset):
-            return f"a chunk has {CHUNK_BYTES} bytes, but the last one, which has what is left"
+            return f"chunks must have {CHUNK_BYTES} bytes, except the last one"
         return ""
 
     def put(self, offset: int, data: bytes | memoryview, checksum: int) -> bool:
-        """Puts a chunk in its place; one that is there already stays as it is. Tells whether it was the last one.
+        """Stores a chunk, unless it was stored before; returns whether the payload is complete by it.
 
         Args:
-            offset: Its place.
-            data: It.
-            checksum: CRC-32 of it.
+            offset: Position in the payload.
+            data: Data of the chunk.
+            checksum: CRC-32 of the data.
         """
         if offset not in self._missing:
             return False
         if not self._checksums and not offset and len(data) >= _HEADER_LENGTH.size:
-            # Where its first part begins a number may, so that it is summed where it lies. What else this says is looked
-            # at later, and by others.
+            # Align the first part, so that it can be summed in place. The rest of the header is checked elsewhere.
             lead = -(_HEADER_LENGTH.size + int(_HEADER_LENGTH.unpack_from(data)[0])) % ALIGNMENT
             self._data = memoryview(self._buffer)[lead : lead + self.total_bytes]
         self._missing.discard(offset)
@@ -130,16 +129,16 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """CodecMemory that it takes."""
+        """Bytes of the buffer."""
         return len(self._buffer)
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether all chunks have been received."""
         return not self._missing
 
     def take(self) -> StagedPayload:
-        """Returns the payload, which is complete."""
+        """Returns the complete payload."""
         first = min(CHUNK_BYTES, self.total_bytes)
         checksum = 0
         if self.total_bytes > CHECKED_FROM:

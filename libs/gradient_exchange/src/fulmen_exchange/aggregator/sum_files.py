@@ -1,6 +1,6 @@
-"""The files in which a shard keeps its sums, and what it has kept back after each: of every call and bucket the newest.
+"""The files of a shard: the newest sum of every call and bucket, and the residual after it.
 
-They are in the format of safetensors. Invariant: a file is whole, on disk, before it takes the place of the one before.
+They are safetensors files. Invariant: a file is complete and on disk before it replaces the one before.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _log = structlog.get_logger()
 
 
 class TermsMismatch(Exception):
-    """A file is of a run with other settings."""
+    """A file belongs to a run with other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSum:
-    """What a file has.
+    """Contents of a file.
 
     Attributes:
-        key: Of the sum.
-        terms: What the ranks agreed on for it.
-        taken: Incarnations of the ranks whose payloads are in it.
-        member_count: Members of whom it was expected.
-        data: It, encoded.
-        state: What the shard had kept back of the bucket after it.
-        epoch: Of the membership.
-        history: Of the exchange.
+        key: Round and call of the sum.
+        terms: Terms of the sum.
+        taken: Incarnations of the ranks whose payloads it includes.
+        member_count: Members of which it was expected.
+        data: The encoded sum.
+        state: The shard's state of the bucket after it.
+        epoch: Epoch of the membership.
+        history: Identifier of the exchange.
     """
 
     key: Key
@@ -63,9 +63,9 @@ class SumFiles:
     """The files of one shard.
 
     Attributes:
-        folder: Where they are.
-        terms: What the ranks agree on; files of others are passed over.
-        is_synced: Whether a crash of the machine, too, must not lose them.
+        folder: Folder of the files.
+        terms: Terms of the run; files of other runs are ignored.
+        is_synced: Whether files must survive a crash of the machine.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class SumFiles:
     is_synced: bool = True
 
     def write(self, due: SumDue, reply: Reply, state: State, *, epoch: int, history: str) -> None:
-        """Keeps a sum, instead of that of the round before: ranks are never more than a sum apart."""
+        """Stores a sum, replacing that of the round before: ranks are never more than a sum apart."""
         number, call = due.key
         about = {
             "round": number,
@@ -101,7 +101,7 @@ class SumFiles:
             sync_folder(self.folder)
 
     def read(self) -> tuple[list[StoredSum], list[str]]:
-        """Returns what was kept, and the names of files that cannot be read."""
+        """Returns the stored sums, and the names of unreadable files."""
         kept, bad = [], []
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
@@ -137,7 +137,7 @@ class SumFiles:
 
 
 def _header(about: object, states: dict[str, int], reply_bytes: int) -> bytes:
-    """Makes the beginning of a file: tensors of float32, and bytes last, so that all of them begin where they may."""
+    """Returns the beginning of a file: float32 tensors first and bytes last, which aligns all of them."""
     places: dict[str, object] = {"__metadata__": {ABOUT: json.dumps(about)}}
     for name, begin, end in _in_a_row({**states, REPLY: reply_bytes}):
         kind, width = ("U8", 1) if name == REPLY else ("F32", 4)

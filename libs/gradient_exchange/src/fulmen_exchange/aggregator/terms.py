@@ -1,31 +1,35 @@
-"""What all ranks of a run agree on before they exchange anything, and what they agree on for each sum."""
+"""The terms that all ranks of a run agree on, and those of each sum."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from statistics import median
 
 SUM = "sum"
-"""The codec of tensors that are summed as they are: nothing is kept back of them, so no member may be left out."""
+"""Codec of uncompressed tensors: there is no residual, so no member may be left out."""
 CHUNK_BYTES = 1020 * 1024
-"""Of every chunk but the last: so much that its message has just under 1 MiB; gRPC for Python is slower with smaller ones."""
+"""Of every chunk except the last. A message then has just under 1 MiB; gRPC for Python is slower with smaller ones."""
 MAX_SETTINGS_BYTES = 16 * 1024
 MAX_RANKS = 4096
 MAX_SHARDS = 4096
 MAX_BUCKETS = 65_536
 MAX_SUM_BYTES = 64 * 2**20
-"""Of one payload of the codec `sum`; a longer tensor is summed in pieces."""
+"""Of one payload of the codec `sum`; longer tensors are summed in pieces."""
 BYTES_PER_ELEMENT = 8
-"""That a payload may have at most; float32 has 4, and a sparse payload that leaves nothing out a little more."""
+"""Upper bound of a payload; float32 has 4, and a full sparse payload slightly more."""
 HEADER_BYTES = 4096
-"""Allowed besides."""
+"""Allowed in addition."""
+REMEMBERED = 32
+DEVIATIONS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with the terms: the field, and what about it."""
+    """A problem with the terms: the field and its description."""
 
     field: str
     description: str
@@ -33,14 +37,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerPolicy:
-    """How long a sum waits for whom.
+    """How long a sum waits for missing payloads.
 
     Attributes:
-        quorum: The share of members whose payloads make a sum once the deadline has passed; 1 waits for all.
-        min_wait_s: The shortest deadline for stragglers, in seconds after the first chunk.
-        max_wait_s: The longest.
-        straggler_timeout_s: A member that keeps a sum waiting for so long is removed.
-        lease_s: So is one that is silent for so long.
+        quorum: Share of members whose payloads make a sum once the deadline has passed; 1 waits for all.
+        min_wait_s: Shortest deadline, in seconds after the first chunk.
+        max_wait_s: Longest deadline.
+        straggler_timeout_s: A member that delays a sum for this long is removed.
+        lease_s: A member that is silent for this long is removed.
     """
 
     quorum: float = 1.0
@@ -50,18 +54,47 @@ class StragglerPolicy:
     lease_s: float = 15.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What all ranks of a run agree on with one shard.
+@dataclass(slots=True, kw_only=True)
+class ArrivalTimes:
+    """Derives the straggler deadline from the last 32 arrivals: seconds from a sum's first chunk to complete payloads.
+
+    Source: median absolute deviation as a robust scale (Rousseeuw and Croux, 1993). A deadline of the median plus four
+    deviations passes normal spread, and a single straggler does not move it.
 
     Attributes:
-        world_size: Members with which the first round begins.
-        shard: Which shard, from 0.
-        shard_count: Segments of each bucket.
-        layout_digest: Names the order, shapes and places of the parameters.
-        codec: The codec's registered name.
-        codec_version: Its version.
-        settings_json: Its settings.
+        min_s: Shortest deadline.
+        max_s: Longest deadline, also used before any arrival.
+    """
+
+    min_s: float
+    max_s: float
+    _offsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def note(self, offset_s: float) -> None:
+        """Records an arrival; for a payload left out of a sum, how long the sum waited."""
+        self._offsets_s.append(offset_s)
+
+    def deadline_s(self) -> float:
+        """Returns how long after the first chunk a sum waits: median + 4 MAD, within the limits."""
+        if not self._offsets_s:
+            return self.max_s
+        middle = median(self._offsets_s)
+        spread = median(abs(offset - middle) for offset in self._offsets_s)
+        return min(self.max_s, max(self.min_s, middle + DEVIATIONS * spread))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The terms of a run's ranks with one shard.
+
+    Attributes:
+        world_size: Number of members with which the first round begins.
+        shard: Index of the shard, from 0.
+        shard_count: Segments per bucket.
+        layout_digest: Digest of the order, shapes and places of the parameters.
+        codec: Registered name of the codec.
+        codec_version: Version of the codec.
+        settings_json: Settings of the codec.
         segment_sizes: Elements of this shard's segment of each bucket.
         patience: How long a sum waits.
     """
@@ -77,11 +110,11 @@ class Terms:
     patience: StragglerPolicy = StragglerPolicy()
 
     def problems(self, *, max_elements: int) -> list[Problem]:
-        """Lists what no run may have, before anything is allocated for it."""
+        """Returns what is invalid, before anything is allocated."""
         return list(self._problems(max_elements))
 
     def _problems(self, max_elements: int) -> Iterator[Problem]:
-        for field, value, least, most in (
+        for name, value, minimum, maximum in (
             ("world_size", self.world_size, 1, MAX_RANKS),
             ("shard_count", self.shard_count, 1, MAX_SHARDS),
             ("shard", self.shard, 0, self.shard_count - 1),
@@ -91,34 +124,34 @@ class Terms:
             ("segment_sizes", sum(self.segment_sizes), 0, max_elements),
             ("segment_sizes", min(self.segment_sizes, default=0), 0, max_elements),
         ):
-            if not least <= value <= most:
-                yield Problem(field=field, description=f"is {value}, must be between {least} and {most}")
+            if not minimum <= value <= maximum:
+                yield Problem(field=name, description=f"is {value}, must be between {minimum} and {maximum}")
         patience = self.patience
-        for field, seconds, longest in (
+        for name, seconds, longest in (
             ("min_wait_s", patience.min_wait_s, patience.max_wait_s),
             ("max_wait_s", patience.max_wait_s, patience.straggler_timeout_s),
             ("straggler_timeout_s", patience.straggler_timeout_s, 86_400.0),
             ("lease_s", patience.lease_s, 3600.0),
         ):
             if not 0 < seconds <= longest:
-                yield Problem(field=field, description=f"is {seconds}, must be over 0 and at most {longest}")
+                yield Problem(field=name, description=f"is {seconds}, must be over 0 and at most {longest}")
         if not 0 < patience.quorum <= 1:
             yield Problem(field="quorum", description=f"is {patience.quorum}, must be over 0 and at most 1")
 
     def differences(self, other: Terms) -> list[Problem]:
-        """Lists what another rank's terms have otherwise, settings of the codec one by one."""
+        """Returns the differences from another rank's terms, down to single codec settings."""
         return [
-            Problem(field=field, description=f"the run has {ours}, this rank {theirs}")
-            for field, ours, theirs in _compared(self._shown(), other._shown())
+            Problem(field=name, description=f"the run has {ours}, this rank {theirs}")
+            for name, ours, theirs in _compared(self._shown(), other._shown())
         ]
 
     def _shown(self) -> dict[str, object]:
         shown: dict[str, object] = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("settings_json", "segment_sizes", "patience")
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("settings_json", "segment_sizes", "patience")
         }
-        shown |= {field.name: getattr(self.patience, field.name) for field in fields(self.patience)}
+        shown |= {each.name: getattr(self.patience, each.name) for each in fields(self.patience)}
         shown |= {f"segment_sizes[{bucket}]": size for bucket, size in enumerate(self.segment_sizes)}
         return shown | {f"codec_settings.{name}": value for name, value in _settings_of(self.settings_json).items()}
 
@@ -140,17 +173,17 @@ def _compared(ours: dict[str, object], theirs: dict[str, object]) -> Iterator[tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTerms:
-    """What all ranks agree on for one sum.
+    """The terms of one sum.
 
     Attributes:
-        bucket: From 0.
-        codec: Whose payloads are summed; `sum` for tensors as they are.
-        codec_version: Its version.
-        number: The step that the codec counts by.
-        ratio: Bytes of float32 for each byte that is to be sent.
-        seed: Of what is random.
-        flush: Whether all that was kept back is to be sent.
-        total_bytes: Size of the payload, where all ranks must have the same: those of `sum`; otherwise 0.
+        bucket: Index of the bucket, from 0.
+        codec: Codec of the payloads; `sum` for uncompressed tensors.
+        codec_version: Version of the codec.
+        number: Number of the round, as the codec counts.
+        ratio: Bytes of float32 per byte to send.
+        seed: Seed of random numbers.
+        flush: Whether to send the whole residual.
+        total_bytes: Size of the payload where it must be the same on all ranks (`sum`); otherwise 0.
     """
 
     bucket: int
@@ -168,9 +201,11 @@ class CallTerms:
         return self.codec == SUM
 
     def problem(self, terms: Terms, total_bytes: int) -> str:
-        """Says what is wrong with it, or with the size of a payload; empty if nothing is."""
+        """Returns what is invalid, also about the size of a payload; empty if nothing is."""
         if self.codec == SUM:
-            return "" if 0 < total_bytes <= MAX_SUM_BYTES else f"a payload of {SUM} has at most {MAX_SUM_BYTES} bytes"
+            return (
+                "" if 0 < total_bytes <= MAX_SUM_BYTES else f"a payload of {SUM} must not exceed {MAX_SUM_BYTES} bytes"
+            )
         if (self.codec, self.codec_version) != (terms.codec, terms.codec_version):
             ours = f"{terms.codec} version {terms.codec_version}"
             return f"the run's codec is {ours}, not {self.codec[:64]} version {self.codec_version}"
@@ -179,13 +214,13 @@ class CallTerms:
         if not math.isfinite(self.ratio) or self.ratio < 1:
             return "the ratio must be finite and at least 1"
         most = terms.segment_sizes[self.bucket] * BYTES_PER_ELEMENT + HEADER_BYTES
-        return "" if 0 < total_bytes <= most else f"a payload of this segment has at most {most} bytes"
+        return "" if 0 < total_bytes <= most else f"a payload of this segment must not exceed {most} bytes"
 
     def differences(self, other: CallTerms) -> str:
-        """Names what another rank has otherwise; empty if nothing."""
+        """Returns the differences from another rank's terms; empty if there are none."""
         found = (
-            (field.name, getattr(self, field.name), getattr(other, field.name))
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
+            (each.name, getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(other, each.name)
         )
         return ", ".join(f"{name} is {ours} for the others and {theirs} here" for name, ours, theirs in found)

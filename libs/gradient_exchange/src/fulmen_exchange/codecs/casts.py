@@ -1,4 +1,4 @@
-"""Sums gradients as they are, or rounded to 16 bits on the way."""
+"""Sums gradients as float32, or cast to 16 bits for transfer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST_EXPONENT = -100
-"""Of a scale; gradients that need a smaller one are zeros."""
+"""Of a scale; gradients that would need a smaller one become zeros."""
 
 
 class NoneSettings(CodecSettings):
-    """Settings of `none`: float32, as it is."""
+    """Settings of `none`: uncompressed float32."""
 
     has_residual = False
     uses_ring = True
@@ -28,7 +28,7 @@ class NoneSettings(CodecSettings):
 
 
 class Bf16Settings(CodecSettings):
-    """Settings of `bf16`: 8 bits of the fraction; sums are rounded at every hop."""
+    """Settings of `bf16`: 8 bits of fraction; sums are rounded at every hop."""
 
     has_residual = False
     uses_ring = True
@@ -37,11 +37,11 @@ class Bf16Settings(CodecSettings):
 
 
 class Fp16Settings(CodecSettings):
-    """Settings of `fp16`: 11 bits of the fraction.
+    """Settings of `fp16`: 11 bits of fraction.
 
     Attributes:
-        limit: What sums may reach on their way, without unit: a bucket is scaled by a power of two up or down to it,
-            and the sum back. So neither are small gradients lost, nor can sums leave the format; 16384 unless given.
+        limit: Largest magnitude of partial sums; default 16384. Buckets are scaled by a power of two to this limit and back,
+            so that small gradients are not lost and sums do not overflow.
     """
 
     has_residual = False
@@ -53,11 +53,11 @@ class Fp16Settings(CodecSettings):
 
 @dataclass(frozen=True, slots=True)
 class Cast(LinearCodec):
-    """Sums in a format of the wire; None is float32 itself.
+    """Sums in the format of the wire.
 
     Attributes:
-        name: Of the codec.
-        limit: What sums of magnitudes are scaled to; None where the format needs no scale.
+        name: Name of the codec.
+        limit: Largest magnitude of partial sums; None if the format needs no scale.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Cast(LinearCodec):
     kept = None
 
     def new_state(self, bucket: Bucket) -> State:
-        """Keeps nothing."""
+        """See `LinearCodec`: nothing."""
         return {}
 
     def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
@@ -78,7 +78,7 @@ class Cast(LinearCodec):
         scale = 1.0
         if self.limit is not None:
             largest = flat.abs().max().reshape(1) / round_.world_size
-            # A mean of magnitudes: times the ranks, no sum of elements can exceed it, and it is the same on every rank.
+            # The mean of the largest magnitudes, times the ranks, bounds every sum and is the same on all ranks.
             all_reduce(largest)
             limit = self.limit / round_.world_size
             scale = math.ldexp(1.0, max(SMALLEST_EXPONENT, math.frexp(float(largest) / limit)[1]))

@@ -1,14 +1,13 @@
-"""What a codec is: it makes payloads of gradients, and gradients of payloads.
+"""The interface of codecs, which turn gradients into payloads and back.
 
-A bucket is a flat piece of the gradients of one rank, a segment the part of a bucket that one shard sums. In a round
-every rank encodes its bucket, one payload for each segment; the shard of a segment adds what the ranks have sent, in
-the order of the ranks, encodes the sum in turn, and all ranks decode the very same bytes. Invariants: encoding and decoding
-are functions of their arguments alone, on every machine; what is not sent stays in the state, so that the sum of all
-that was decoded and of the state is the sum of all that was given, to float32's tolerance; a payload whose segment was
-not accepted is given back by `credit`.
+A bucket is a flat part of one rank's gradients; a segment is the part of a bucket that one shard sums. In each round every
+rank encodes its buckets, one payload per segment. The shard of a segment adds the payloads in the order of the ranks and
+encodes the sum; all ranks decode the same bytes. Invariants: encoding and decoding depend on their arguments only, on
+every machine; whatever is not sent stays in the state, so everything decoded plus the state equals everything encoded, to
+float32's tolerance; a payload that was not accepted is returned to the state by `credit`.
 
-A codec's file uses methods of tensors and `exchange.kernels`, and imports no torch itself: the service reads its
-settings, and never trains.
+A codec's module uses tensor methods and `fulmen_exchange.kernels` but does not import torch: its settings are also read
+by services that never train.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 4096
-"""Elements; segments begin at multiples of it, so that payloads of blocks are never cut."""
+"""Elements per block. Segments begin at multiples of it, so blocks are never split."""
 
 State = dict[str, "Tensor"]
-"""What a codec keeps of one bucket from round to round: float32 tensors by name, flat.
+"""A codec's state of one bucket: flat float32 tensors by name.
 
-They are as long as the bucket, element for element, and those of two ranks may be added up; but for what a linear codec
-has in `shared`.
+Each is as long as the bucket, element for element, and those of two ranks may be added, except the `shared` tensors of a
+linear codec.
 """
 
 RESIDUAL = "residual"
-"""What most codecs call the tensor of what was not sent."""
+"""Name of the residual in the state of most codecs."""
 
 
 class PayloadInvalid(Exception):
-    """A payload is not what its codec makes; the text says why, and names no value of it."""
+    """A payload is not one that its codec produces. The message contains none of its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What all ranks know of a round before it begins; the same for each.
+    """What all ranks know of a round before it begins.
 
     Attributes:
-        number: From 1; rounds that were repeated count once.
-        world_size: Ranks that take part.
-        ratio: Bytes of float32 for each byte that is to be sent, where the codec has a choice.
-        rank: Which of the ranks this one is, from 0; a shard that sums has a number beyond all ranks.
-        seed: Of what is random.
-        flush: Whether all that was kept back is to be sent, as exactly as the codec can.
-        bucket: Which one is encoded; what is random differs between buckets.
+        number: Number of the round, from 1; repeated rounds count once.
+        world_size: Number of participating ranks.
+        ratio: Bytes of float32 per byte to send, for codecs with a ratio.
+        rank: This rank, from 0; a summing shard has a number beyond all ranks.
+        seed: Seed of random numbers.
+        flush: Whether to send the whole residual, as exactly as the codec can.
+        bucket: Index of the encoded bucket; random numbers differ between buckets.
     """
 
     number: int
@@ -69,10 +68,10 @@ class Payload:
     """One encoded segment.
 
     Attributes:
-        codec: Registered name of the codec that reads it.
-        version: Version of its format.
+        codec: Registered name of the codec.
+        version: Version of the format.
         size: Elements of the segment.
-        parts: Its tensors, contiguous and one-dimensional; which is which, the codec says.
+        parts: Contiguous one-dimensional tensors; their meaning depends on the codec.
     """
 
     codec: str
@@ -88,13 +87,13 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A flat piece of the gradients.
+    """A flat part of the gradients.
 
     Attributes:
-        index: Which one, from 0.
+        index: Index of the bucket, from 0.
         flat: float32, [n].
-        matrices: Where each parameter lies: begin, rows and columns.
-        offsets: Where segments begin, and the end: multiples of `BLOCK` but for the last; one more than there are segments.
+        matrices: First element, rows and columns of each parameter.
+        offsets: Where the segments begin, and the end; multiples of `BLOCK` except for the end.
     """
 
     index: int
@@ -104,12 +103,12 @@ class Bucket:
 
 
 class BaseCodec:
-    """What all codecs have in common. They are stateless: what is remembered is in the `State` that they are given.
+    """Base of all codecs. Codecs are stateless: their memory is the `State` passed to them.
 
     Attributes:
-        name: What settings name it by.
-        version: Of the format of its payloads.
-        kept: Name of the tensor of its state that has what was not sent; None if all of it always is.
+        name: Name in settings.
+        version: Version of the payload format.
+        kept: Name of the residual in the state; None if everything is always sent.
     """
 
     name: str
@@ -117,88 +116,88 @@ class BaseCodec:
     kept: str | None = RESIDUAL
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
-        """Puts in `out` what the optimiser is to get of a gradient in a round that leaves this codec out.
+        """Writes the gradient that the optimiser gets in a round that bypasses this codec.
 
-        The gradient itself, unless the codec holds the optimiser's momentum; what was kept back is not added.
+        This is the gradient itself, unless the codec applies the momentum. The residual is not added.
 
         Args:
-            state: Of a bucket; changed in place.
-            gradient: Of a part of it, [n].
-            begin: Where that part begins.
+            state: State of a bucket; changed in place.
+            gradient: Part of the bucket, [n].
+            begin: First element of that part.
             out: float32 [n]; may be the gradient.
         """
         out.copy_(gradient)
 
     def give_back(self, gradient: Tensor, state: State) -> None:
-        """Adds to a gradient, in place, all that was kept back; nothing is any more."""
+        """Adds the residual to a gradient, in place, and clears it."""
         if self.kept is not None:
             gradient.add_(state[self.kept])
             state[self.kept].zero_()
 
 
 class SegmentCodec(BaseCodec, ABC):
-    """Encodes segments that a shard can sum.
+    """Encodes segments for a shard to sum.
 
     Attributes:
-        local_clip: Norm to which all of a rank's gradients together are scaled down, over the root of the number of ranks,
-            before they are encoded; None where nothing is accumulated and the sum may be clipped as it is.
+        local_clip: Norm, over the square root of the number of ranks, to which each rank's gradients are clipped before
+            encoding; None if nothing is accumulated and the sum can be clipped instead.
     """
 
     local_clip: float | None = None
 
     @abstractmethod
     def new_state(self, like: Tensor) -> State:
-        """Makes the state of a bucket, on the device of `like`, which is as long."""
+        """Returns the initial state of a bucket with the length and device of `like`."""
 
     @abstractmethod
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
-        """Encodes a bucket, one payload for each segment, and keeps in `state` what is not in them.
+        """Encodes a bucket into one payload per segment; what is not sent stays in `state`.
 
         Args:
             gradient: float32 [n], finite; may be overwritten.
-            state: Changed in place.
-            offsets: Where segments begin, and the end.
+            state: State of the bucket; changed in place.
+            offsets: Where the segments begin, and the end.
             round_: The round.
         """
 
     @abstractmethod
     def add(self, payload: Payload, out: Tensor) -> None:
-        """Adds what a payload says to a segment, float32 [size], in place.
+        """Adds a decoded payload to a segment, float32 [size], in place.
 
         Raises:
-            PayloadInvalid: if it is not what this codec makes; nothing is added then.
+            PayloadInvalid: if the payload is malformed; nothing is added then.
         """
 
     @abstractmethod
     def credit(self, payload: Payload, state: State, begin: int) -> None:
-        """Puts a payload back into the state of its bucket, whose segment begins there: nobody has summed it."""
+        """Returns a payload that was not summed to the state of its bucket, whose segment begins at `begin`."""
 
     @abstractmethod
     def reply(self) -> SegmentCodec:
-        """Returns the codec of the way back; its state is that of the shard."""
+        """Returns the codec of the reply; its state is held by the shard."""
 
 
 class LinearCodec(BaseCodec, ABC):
-    """Makes tensors whose sums are those of the gradients, so that no shard has to decode what the ranks send.
+    """Transforms gradients into tensors that can be summed without decoding.
 
     Attributes:
-        shared: Names of tensors of its state that are the same on every rank, of any length.
+        shared: Names of state tensors that are identical on all ranks and may have any length.
     """
 
     shared: tuple[str, ...] = ()
 
     @abstractmethod
     def new_state(self, bucket: Bucket) -> State:
-        """Makes the state of a bucket."""
+        """Returns the initial state of a bucket."""
 
     @abstractmethod
     def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
-        """Replaces a bucket by the sum over the ranks, the same bits on each.
+        """Replaces a bucket by its sum over the ranks, bit for bit the same on each.
 
         Args:
             bucket: Its `flat` is changed in place.
-            state: Changed in place.
-            all_reduce: Sums a tensor over the ranks, in place; all ranks call it with the same shapes in the same order.
+            state: State of the bucket; changed in place.
+            all_reduce: Sums a tensor over the ranks, in place. All ranks call it with the same shapes in the same order.
             round_: The round.
         """
 
@@ -209,11 +208,11 @@ Made = TypeVar("Made", bound=CodecSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecEntry(Generic[Made]):
-    """A codec as the registry knows it.
+    """A codec's entry in the registry.
 
     Attributes:
-        settings: Its settings class, whose `codec` is its name.
-        make: Builds it from its settings.
+        settings: Settings class; the default of its `codec` is the name.
+        make: Builds the codec from its settings.
     """
 
     settings: type[Made]
@@ -221,7 +220,7 @@ class CodecEntry(Generic[Made]):
 
     @property
     def name(self) -> str:
-        """What settings name it by."""
+        """Name in settings."""
         return str(self.settings.model_fields["codec"].default)
 
 

@@ -1,8 +1,7 @@
 """Deep gradient compression, as published.
 
-Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking. The warm-up
-of the sparsity is the policies'. u and v are the momentum and the error feedback; the optimiser has no momentum of its
-own.
+Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking. The warm-up of
+the sparsity belongs to the policies. u and v are momentum and error feedback; the optimiser has no momentum of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class DgcSettings(CodecSettings):
     """Settings of `dgc`.
 
     Attributes:
-        ratio: Bytes of float32 for each byte that is sent, after the policy's warm-up; 1 to 4096, 100 unless given.
-        momentum: m of the momentum correction, without unit; 0.9 unless given.
-        nesterov: Corrects Nesterov's momentum; not unless given.
-        clip: Each rank's gradient is scaled down to this norm over the root of the number of ranks, before it is
-            accumulated; in the gradient's unit, 1.0 unless given.
+        ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
+        momentum: m of the momentum correction; default 0.9.
+        nesterov: Whether to correct Nesterov momentum; default False.
+        clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is
+            accumulated; default 1.0.
     """
 
     sgd_only = True
@@ -46,7 +45,7 @@ class DgcSettings(CodecSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dgc(SegmentCodec):
-    """Accumulates corrected momentum and sends the largest of it."""
+    """Accumulates corrected momentum and sends its largest elements."""
 
     momentum: float
     nesterov: bool
@@ -56,7 +55,7 @@ class Dgc(SegmentCodec):
     kept = ACCUMULATED
 
     def new_state(self, like: Tensor) -> State:
-        """Keeps u and v."""
+        """See `SegmentCodec`: u and v."""
         return {VELOCITY: like.new_zeros(like.numel()), ACCUMULATED: like.new_zeros(like.numel())}
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
@@ -67,17 +66,17 @@ class Dgc(SegmentCodec):
             taken = kernels.feedback_select(gradient, accumulated, 0.0)
         else:
             g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
-            # In the very order in which the kernel adds, so that the threshold's own element reaches it.
+            # In the kernel's order of additions, so that the element at the threshold reaches it.
             after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
             threshold = kernels.threshold_of(after, share_of(round_.ratio))
             taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
         return payloads_of(self.name, self.version, taken, offsets)
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
-        """See `BaseCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
+        """See `BaseCodec`: writes the growth of v, so that the round is a step of SGD with momentum.
 
-        u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
-        So none of it is lost when a policy asks for rounds that send everything.
+        u is not masked if all of v is sent, since masking is for momentum of gradients that are sent long after; so no momentum is
+        lost when a policy flushes.
         """
         velocity = state[VELOCITY][begin : begin + out.numel()]
         kernels.correct(gradient.float().contiguous(), velocity, self.momentum, self.nesterov, out)
@@ -87,11 +86,11 @@ class Dgc(SegmentCodec):
         kernels.add_sparse(*check(payload, name=self.name, version=self.version, size=out.numel()), out)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
-        """Accumulates it again; the momentum there stays masked."""
+        """See `SegmentCodec`; the momentum stays masked."""
         self.add(payload, state[ACCUMULATED][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """What the sum has too much of is kept back by the shard; it has no momentum."""
+        """Returns `topk`: the shard has a residual but no momentum."""
         return Feedback(name="topk")
 
 

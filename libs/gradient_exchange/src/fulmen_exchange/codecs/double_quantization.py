@@ -1,10 +1,9 @@
 """Quantises gradients on the way up and sums on the way down, each in its own manner.
 
-Source: Yu et al., NeurIPS 2019, arXiv:1805.10111: few bits both ways. Up, rounding is at random and exact in the mean,
-so that the errors of the ranks cancel in the sum and no rank keeps anything. Down there is one sum, whose error nothing
-cancels: the shard rounds to the nearest, keeps what it has rounded away, and adds it to its next sum (as the server in
-DoubleSqueeze, arXiv:1905.05957). The paper rounds weights on the way down; here sums of gradients are, since every rank
-steps for itself.
+Source: Yu et al., NeurIPS 2019, arXiv:1805.10111. Up, rounding is stochastic and unbiased, so the ranks' errors cancel in
+the sum and no residual is needed. Down, nothing cancels the error of the single sum: the shard rounds to nearest and adds
+what it rounded away to its next sum (as the server in DoubleSqueeze, arXiv:1905.05957). The paper quantises weights on
+the way down; here it is sums of gradients, since every rank runs its own optimiser.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ class DoubleQuantizationSettings(CodecSettings):
     """Settings of `double_quantization`.
 
     Attributes:
-        bits_up: Of each element that a rank sends; 4 to 8, 8 unless given.
-        bits_down: Of each element of a sum; 2 to 8, 4 unless given. What they leave out, the shard keeps for the next
-            sum.
+        bits_up: Bits per element that a rank sends; 4 to 8, default 8.
+        bits_down: Bits per element of a sum; 2 to 8, default 4. The shard keeps the rounding error for the next sum.
     """
 
     codec: Literal["double_quantization"] = "double_quantization"
@@ -37,16 +35,16 @@ class DoubleQuantizationSettings(CodecSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubleQuantization(Stochastic):
-    """The way up; which way a payload goes says how many bits it has.
+    """The codec of the ranks; the direction of a payload determines its bits.
 
     Attributes:
-        bits_down: Of the way back.
+        bits_down: Bits of the reply.
     """
 
     bits_down: int
 
     def reply(self) -> SegmentCodec:
-        """Rounds to the nearest, with a state of the shard."""
+        """Returns the codec that rounds to nearest; the shard holds its residual."""
         return Nearest(name=self.name, bits=self.bits_down)
 
 

@@ -1,19 +1,18 @@
-"""What the low-rank codecs have in common: one step of the power method for each matrix of a bucket.
+"""Shared parts of the low-rank codecs: one step of the power method for each matrix of a bucket.
 
-Source: PowerSGD, arXiv:1905.13727, algorithms 1 and 2. Letters: M is what a rank has of a matrix (its gradient and what
-was kept back), P [rows, r] and Q [columns, r] are its factors. P = M Q is summed over the ranks and made orthonormal,
-Q = M^T P is summed, and P Q^T is the result, which needs nothing but sums. Three things are not as in the paper:
+Source: PowerSGD, arXiv:1905.13727, algorithms 1 and 2. M is a rank's matrix (gradient plus residual), P [rows, r] and
+Q [columns, r] are its factors. P = M Q is summed over the ranks and orthonormalised, Q = M^T P is summed, and P Q^T is the
+result, so only sums are exchanged. Differences from the paper:
 
-- Sums stay sums, where the paper has means.
-- A rank keeps back M - P Q^T with its own Q, where torch's hook takes the sum of all: what differs between ranks in the
-  directions that are sent would else stay with them, and grow from round to round. What all of them keep back is the
-  same in sum.
-- Columns of Q that are zeros, as all are at first and after a gradient without rank, are drawn anew; so no matrix is
-  lost for good. Q is made orthonormal before it is used: it changes nothing in exact arithmetic, and spares float32.
+- Sums are not divided by the number of ranks.
+- The residual of a rank is M - P Q^T with its own Q, whereas torch's hook uses the summed one: differences between the
+  ranks within the sent directions would stay in the residuals and grow. The sum of all residuals is the same.
+- Zero columns of Q, as at the start and after a gradient without rank, are redrawn, so no matrix is lost for good. Q is
+  orthonormalised before use, which changes nothing in exact arithmetic and helps float32.
 
-Factors are bits that all ranks share; P Q^T has the same bits on each where the machines and the threads of the ranks
-are of one kind. On a GPU, products are to be in float32: with TensorFloat-32, what is sent and what is kept back differ
-from what was given by a thousandth.
+All ranks share the bits of the factors; P Q^T has the same bits on ranks with the same kind of machine and number of
+threads. On a GPU, products must be computed in float32: TensorFloat-32 makes sent plus residual differ from the input by
+a thousandth.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RIGHT = "right"
-"""Q of all matrices, as it was left: what the next round begins with."""
+"""Q of all matrices, the starting point of the next round."""
 DEPENDENT = 1e-5
-"""Share of a column's norm: with no more left beside the columns before it, it is rounding, and becomes zeros."""
+"""Share of a column's norm. If less remains after orthogonalisation, it is rounding and the column becomes zero."""
 _LOW = 2**64 - 1
 
 
 class LowRankSettings(CodecSettings):
-    """What the settings of the low-rank codecs have in common.
+    """Settings of all low-rank codecs.
 
     Attributes:
-        matrix_rank: r, columns of the factors of each matrix; 1 to 64, 4 unless given.
-        min_ratio: A matrix whose factors have not so many times fewer elements is summed as it is; 2.0 unless given.
+        matrix_rank: r, columns of the factors; 1 to 64, default 4.
+        min_ratio: Matrices whose factors are not this many times smaller are summed uncompressed; default 2.0.
     """
 
     matrix_rank: int = Field(default=4, ge=1, le=64)
@@ -56,11 +55,11 @@ class ShapeGroup:
     """Matrices of one shape in a bucket.
 
     Attributes:
-        rows: Of each.
-        columns: Of each.
+        rows: Rows of each matrix.
+        columns: Columns of each matrix.
         rank: r.
-        begins: Where they begin in the bucket.
-        right: Where their Q begin in the tensor of all of them.
+        begins: First elements of the matrices in the bucket.
+        right: First element of their Q in the tensor of all Q.
     """
 
     rows: int
@@ -75,19 +74,19 @@ class ShapeGroup:
         return bucket[begin : begin + self.rows * self.columns].view(self.rows, self.columns)
 
     def right_of(self, factors: Tensor) -> Tensor:
-        """Returns Q of all: [matrices, columns, r], a view."""
+        """Returns Q of all matrices: [matrices, columns, r], a view."""
         size = len(self.begins) * self.columns * self.rank
         return factors[self.right : self.right + size].view(len(self.begins), self.columns, self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What becomes of each matrix of a bucket.
+    """How each matrix of a bucket is sent.
 
     Attributes:
-        groups: Those that are sent as factors.
-        dense: Begin and end of those that are summed as they are.
-        right_size: Elements of Q of all of them.
+        groups: Matrices sent as factors.
+        dense: First and last element of those summed uncompressed.
+        right_size: Elements of all Q.
     """
 
     groups: tuple[ShapeGroup, ...]
@@ -96,7 +95,7 @@ class Plan:
 
     @classmethod
     def of(cls, matrices: Sequence[tuple[int, int, int]], *, matrix_rank: int, min_ratio: float) -> Plan:
-        """Makes it; the same for the same matrices."""
+        """Returns the plan; deterministic."""
         shapes: dict[tuple[int, int], list[int]] = {}
         dense: list[tuple[int, int]] = []
         for begin, rows, columns in matrices:
@@ -115,7 +114,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank(LinearCodec):
-    """One step of the power method for each matrix, with error feedback and a warm start.
+    """One step of the power method per matrix, with error feedback and warm start.
 
     Attributes:
         matrix_rank: r.
@@ -130,20 +129,20 @@ class LowRank(LinearCodec):
     def sum_factors(
         self, factors: list[Tensor], dense: Tensor, all_reduce: Callable[[Tensor], None], round_: Round
     ) -> list[Tensor]:
-        """Sums factors of all matrices of a bucket, and what is dense, over the ranks.
+        """Sums the factors of all matrices of a bucket and the dense part over the ranks.
 
         Args:
-            factors: P or Q, float32 [matrices, n, r] of each shape; become what this rank has put into the sums.
-            dense: float32 [n], summed as it is.
+            factors: P or Q, float32 [matrices, n, r] per shape; overwritten by this rank's contribution to the sums.
+            dense: float32 [n], summed uncompressed.
             all_reduce: See `LinearCodec.reduce`.
             round_: The round.
 
         Returns:
-            The sums: as `factors`, and `dense` at the end.
+            The sums: those of `factors`, then that of `dense`.
         """
 
     def new_state(self, bucket: Bucket) -> State:
-        """Keeps back what the factors leave out, and Q."""
+        """See `LinearCodec`: the residual and Q."""
         flat = bucket.flat
         return {RESIDUAL: flat.new_zeros(flat.numel()), RIGHT: flat.new_zeros(self._plan(bucket).right_size)}
 
@@ -186,7 +185,7 @@ class LowRank(LinearCodec):
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Copies tensors, of which there is at least one, into a flat one."""
+    """Concatenates at least one tensor into a flat one."""
     flat = tensors[0].new_zeros(sum(each.numel() for each in tensors))
     for part, each in zip(split_like(flat, tensors), tensors, strict=True):
         part.copy_(each)
@@ -194,15 +193,15 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Returns views of a flat tensor, as long and of the shapes of others."""
+    """Splits a flat tensor into views with the shapes of others."""
     return [part.view_as(each) for part, each in zip(flat.split([t.numel() for t in like]), like, strict=True)]
 
 
 def _fill(factors: Tensor, *, seed: int, number: int, place: int) -> None:
-    """Draws columns that are zeros anew: uniform in [-1, 1), from the seed, the round's number and the place alone.
+    """Redraws zero columns, uniform in [-1, 1), from the seed, the round's number and the place alone.
 
-    Any distribution with a density will do: with probability 1 no direction is left out. Philox, because the bits that
-    it gives are promised not to change.
+    Any distribution with a density reaches every direction with probability 1. Philox, because its bits are guaranteed not
+    to change.
     """
     empty = (factors == 0).all(dim=1)
     if not bool(empty.any()):
@@ -214,9 +213,9 @@ def _fill(factors: Tensor, *, seed: int, number: int, place: int) -> None:
 
 
 def orthonormalise(factors: Tensor) -> None:
-    """Makes the columns of each matrix orthonormal, in place; those that depend on the ones before become zeros.
+    """Makes the columns of each matrix orthonormal, in place; linearly dependent columns become zero.
 
-    Modified Gram-Schmidt in float64, for all matrices at once: the same operations on every device.
+    Modified Gram-Schmidt in float64, for all matrices at once, with the same operations on every device.
 
     Args:
         factors: float32 [matrices, n, r].

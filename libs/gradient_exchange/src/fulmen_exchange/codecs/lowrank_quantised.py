@@ -1,13 +1,13 @@
-"""PowerSGD whose factors are sent as whole numbers of 16 or 8 bits.
+"""PowerSGD with factors sent as integers of 16 or 8 bits.
 
-A sum of rounded numbers is right only if all ranks round to multiples of one number, and if no sum on the way is
-rounded again, as sums of bfloat16 are at every hop: what that loses, no rank would keep. So ranks first sum the largest
-magnitudes that they have in each column of a factor; that sum, which the sum of the factors cannot exceed, is divided
-into as many steps as the format can count, and each rank sends how many steps its numbers are. Float16 counts to 2048
-without gaps, int8 to 127: sums are exact in any order, and what rounding left out, each rank keeps back for itself.
+A sum of rounded numbers is exact only if all ranks round to multiples of one number and no partial sum is rounded again,
+as sums of bfloat16 are at every hop. So the ranks first sum the largest magnitudes of each factor column. This sum bounds
+the sum of the factors; it is divided into as many steps as the format can count, and each rank sends its numbers as
+multiples of the step. Float16 counts to 2048 without gaps, int8 to 127: sums are exact in any order, and the rounding
+error of each rank stays in its residual.
 
-The steps are for the sum: with 8 bits, a rank among 16 has about 8 of them for its own numbers. So 16 bits are what
-is taken unless given; they send as much as bfloat16 would, and round 8 times as finely.
+The steps cover the sum: with 8 bits, a rank among 16 has about 8 of them for its own numbers. Hence the default of 16
+bits, which sends as much as bfloat16 and rounds 8 times as finely.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = {8: 127, 16: 2048}
-"""Up to which whole number the format has all of them: int8, float16."""
+"""Largest integer up to which the format has all integers: int8, float16."""
 MIN_STEPS = 16
-"""For a whole column; with fewer nothing is left of it."""
+"""Of a whole column; with fewer steps nothing of it would remain."""
 ZERO = 1e-30
-"""A column whose largest magnitudes sum to less is sent as zeros, and kept back: float32 has no steps for it."""
+"""Columns whose largest magnitudes sum to less are sent as zeros and stay in the residual: float32 has no steps for them."""
 
 
 class LowRankQuantisedSettings(LowRankSettings):
-    """Settings of `lowrank_quantised`: those of all low-rank codecs, and one more.
+    """Settings of `lowrank_quantised`.
 
     Attributes:
-        bits: Of each element of a factor; 16 or 8, 16 unless given. With 8, few ranks: sums have 8 bits as well.
+        bits: Bits per element of a factor; 16 or 8, default 16. Use 8 with few ranks only: sums have 8 bits as well.
     """
 
     codec: Literal["lowrank_quantised"] = "lowrank_quantised"
@@ -43,10 +43,10 @@ class LowRankQuantisedSettings(LowRankSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRankQuantised(LowRank):
-    """Sums factors as whole numbers, with a scale that all ranks share.
+    """Sums factors as integers with a scale shared by all ranks.
 
     Attributes:
-        bits: Of each element of a factor.
+        bits: Bits per element of a factor.
     """
 
     bits: int
@@ -56,12 +56,12 @@ class LowRankQuantised(LowRank):
     def sum_factors(
         self, factors: list[Tensor], dense: Tensor, all_reduce: Callable[[Tensor], None], round_: Round
     ) -> list[Tensor]:
-        """See `LowRank`; two sums: what is in float32 (scales, and what is dense), and the whole numbers.
+        """See `LowRank`; makes two sums, of float32 (scales and dense part) and of integers.
 
         Raises:
-            ValueError: if there are so many ranks that nothing is left of a number in the sum of all.
+            ValueError: if there are too many ranks for the number of bits.
         """
-        # Each rank may round up by half a step; one more for the rounding of the sum of magnitudes itself.
+        # Each rank may round up by half a step; one more for rounding of the summed magnitudes.
         top = MOST[self.bits] - round_.world_size / 2 - 1
         if top < MIN_STEPS:
             raise ValueError(f"{self.bits} bits are too few for the sum of {round_.world_size} ranks")

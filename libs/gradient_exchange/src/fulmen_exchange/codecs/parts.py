@@ -1,4 +1,4 @@
-"""What every codec asks of a payload before it reads it."""
+"""Checks common to the payloads of all codecs."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
 
 def check_frame(payload: Payload, *, name: str, version: int, size: int) -> None:
-    """Sees to it that a payload is of a codec and as long as the segment that it is read into.
+    """Checks the codec, version and size of a payload.
 
     Raises:
-        PayloadInvalid: if it is not.
+        PayloadInvalid: if one is wrong.
     """
     if (payload.codec, payload.version) != (name, version):
         raise PayloadInvalid(f"not a payload of {name} version {version}")
     if payload.size != size:
-        raise PayloadInvalid(f"a payload of {name} is not as long as its segment")
+        raise PayloadInvalid(f"{name}: size of the payload does not match the segment")
 
 
 def check_kinds(payload: Payload, kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Returns the parts of a payload, which are one-dimensional and of these kinds.
+    """Returns the parts of a payload after checking their types.
 
     Raises:
-        PayloadInvalid: if they are not.
+        PayloadInvalid: if a part has another type or is not one-dimensional.
     """
     if tuple(str(part.dtype) for part in payload.parts) != kinds or any(part.ndim != 1 for part in payload.parts):
-        raise PayloadInvalid(f"a payload of {payload.codec} is {', '.join(kinds)}")
+        raise PayloadInvalid(f"{payload.codec}: parts must be {', '.join(kinds)}")
     return payload.parts
 
 
 def check_finite(payload: Payload, numbers: Tensor) -> None:
-    """Sees to it that numbers can be added to anything.
+    """Checks that numbers are finite.
 
     Raises:
-        PayloadInvalid: if one of them is not finite.
+        PayloadInvalid: if one is not.
     """
     if not bool(numbers.isfinite().all()):
-        raise PayloadInvalid(f"a payload of {payload.codec} has a number that is not finite")
+        raise PayloadInvalid(f"{payload.codec}: number not finite")

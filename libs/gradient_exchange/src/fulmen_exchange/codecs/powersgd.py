@@ -1,7 +1,7 @@
-"""PowerSGD: gradients as products of two factors of low rank.
+"""PowerSGD: gradients as products of two low-rank factors.
 
-Source: Vogels et al., arXiv:1905.13727; what is otherwise than there, `lowrank` says. Its sums need two exchanges, one
-after the other, which is for ranks of one cluster.
+Source: Vogels et al., arXiv:1905.13727; `lowrank` lists the differences. It needs two sums, one after the other, which
+suits ranks of one cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PowerSgdSettings(LowRankSettings):
-    """Settings of `powersgd`: those of all low-rank codecs."""
+    """Settings of `powersgd`."""
 
     codec: Literal["powersgd"] = "powersgd"
 
@@ -33,7 +33,7 @@ class PowerSgd(LowRank):
     def sum_factors(
         self, factors: list[Tensor], dense: Tensor, all_reduce: Callable[[Tensor], None], round_: Round
     ) -> list[Tensor]:
-        """See `LowRank`; one sum."""
+        """See `LowRank`; makes one sum."""
         together = [*factors, dense]
         sums = joined(together)
         if sums.numel():

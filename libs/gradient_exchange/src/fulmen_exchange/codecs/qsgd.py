@@ -1,7 +1,7 @@
-"""Stochastic quantisation without bias.
+"""Unbiased stochastic quantisation.
 
-Source: QSGD, arXiv:1610.02132, with the largest magnitude of a block in the place of its L2 norm. It keeps nothing
-back: error feedback on a quantiser without bias only hurts (docs/exchange.md).
+Source: QSGD, arXiv:1610.02132, with the largest magnitude of a block instead of its L2 norm. There is no residual: error
+feedback only hurts an unbiased quantiser (docs/exchange.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class QsgdSettings(CodecSettings):
     """Settings of `qsgd`.
 
     Attributes:
-        bits: Of each element, both ways; 4 to 8, 8 unless given.
+        bits: Bits per element, in both directions; 4 to 8, default 8.
     """
 
     has_residual = False

@@ -1,8 +1,8 @@
-"""What the codecs of few bits have in common: blocks of 512 elements that share a scale.
+"""Shared parts of the quantising codecs: blocks of 512 elements with one scale.
 
-Two ways to round. At random, so that the mean is exact and nothing is to be kept back; or to the nearest, which is
-biased, and half as far off: what it rounds away is kept back and comes in the next round (error feedback). The two
-do not mix: error feedback on what is exact in the mean only adds noise (docs/exchange.md).
+Rounding is either stochastic, which is unbiased and needs no residual, or to nearest, which is biased and has half the
+error; what it rounds away stays in the residual (error feedback). The two do not mix: error feedback on an unbiased
+quantiser only adds noise (docs/exchange.md).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BLOCK = 512
 
 
 def kind_of(bits: int) -> str:
-    """Returns what integers of so many bits are sent as: themselves, or planes of bits."""
+    """Returns the type that carries integers of so many bits: int8, or uint8 bit planes."""
     return INT8 if bits == 8 else UINT8
 
 
 def packed_count(size: int, bits: int) -> int:
-    """Returns how many numbers of `kind_of` so many integers are."""
+    """Returns how many elements of `kind_of` hold so many integers."""
     return size if bits == 8 else -(-size // 8) * bits
 
 
 def pack(whole: Tensor, bits: int) -> Tensor:
-    """Packs signed integers, int8 [n], as `kernels.quantise` does: the lowest bits of 8 neighbours are a byte."""
+    """Packs signed integers, int8 [n], like `kernels.quantise`: the lowest bits of 8 neighbours form a byte."""
     if bits == 8:
         return whole
     padded = whole.new_zeros(-(-whole.numel() // 8) * 8)
@@ -50,8 +50,8 @@ def pack(whole: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, like: Tensor) -> Tensor:
-    """Returns the integers that were packed, as float32 [n]; `like` is as many float32."""
-    # With scales of 1 they are what they stand for.
+    """Unpacks integers to float32 [n], as many as `like` has."""
+    # Scales of 1 leave the integers unchanged.
     whole = like.new_zeros(like.numel())
     kernels.add_quantised(packed, like.new_ones(-(-like.numel() // BLOCK)), whole, bits=bits, block=BLOCK)
     return whole
@@ -61,26 +61,28 @@ def check(payload: Payload, *, name: str, version: int, bits: int, size: int) ->
     """Returns the parts of a quantised payload: integers and scales.
 
     Raises:
-        PayloadInvalid: if it is of another codec, size or number of bits, or a scale is not finite, or below zero.
+        PayloadInvalid: if the codec, size or number of bits is wrong, or a scale is negative or not finite.
     """
     check_frame(payload, name=name, version=version, size=size)
     packed, scales = check_kinds(payload, (kind_of(bits), FLOAT32))
     if packed.numel() != packed_count(size, bits) or scales.numel() != -(-size // BLOCK):
-        raise PayloadInvalid(f"a payload of {name} has not {bits} bits of each element, or not one scale of each block")
-    # So that no element is beyond float32 either.
+        raise PayloadInvalid(
+            f"{name}: size of the parts does not match {bits} bits per element and one scale per block"
+        )
+    # No element may overflow float32 either.
     check_finite(payload, scales * 2 ** (bits - 1))
     if bool((scales < 0).any()):
-        raise PayloadInvalid(f"a scale of {name} is below zero")
+        raise PayloadInvalid(f"{name}: negative scale")
     return packed, scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stochastic(SegmentCodec):
-    """Rounds up or down at random, so that the mean is exact; keeps nothing.
+    """Rounds stochastically without bias; stateless.
 
     Attributes:
-        name: Of the codec.
-        bits: Of each element.
+        name: Name of the codec.
+        bits: Bits per element.
     """
 
     name: str
@@ -89,11 +91,11 @@ class Stochastic(SegmentCodec):
     kept = None
 
     def new_state(self, like: Tensor) -> State:
-        """Keeps nothing."""
+        """See `SegmentCodec`: nothing."""
         return {}
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
-        """See `SegmentCodec`; what is random is drawn from the round's seed and number, the rank, the bucket and the place."""
+        """See `SegmentCodec`; random numbers depend on the round's seed and number, the rank, the bucket and the index."""
         seed = zlib.crc32(struct.pack("<qqq", round_.seed, round_.number, round_.rank), round_.bucket)
         return [
             Payload(
@@ -111,22 +113,22 @@ class Stochastic(SegmentCodec):
         kernels.add_quantised(packed, scales, out, bits=self.bits, block=BLOCK)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
-        """Loses it: there is nothing that keeps."""
+        """Drops the payload: there is no residual."""
 
     def reply(self) -> SegmentCodec:
-        """The same: a shard is one more rank, whose rounding is drawn for itself."""
+        """Returns this codec: the shard draws random numbers like one more rank."""
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest(SegmentCodec):
-    """Rounds what was kept back and came anew to the nearest level, and keeps the rest back.
+    """Rounds gradient plus residual to the nearest level; the rounding error stays in the residual.
 
-    When everything is to be sent it is sent as it is, in float32.
+    A flush sends float32.
 
     Attributes:
-        name: Of the codec.
-        bits: Of each element.
+        name: Name of the codec.
+        bits: Bits per element.
     """
 
     name: str
@@ -134,7 +136,7 @@ class Nearest(SegmentCodec):
     version = 1
 
     def new_state(self, like: Tensor) -> State:
-        """Keeps back what is rounded away."""
+        """See `SegmentCodec`: the residual."""
         return {RESIDUAL: like.new_zeros(like.numel())}
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
@@ -160,7 +162,7 @@ class Nearest(SegmentCodec):
             check_frame(payload, name=self.name, version=self.version, size=out.numel())
             [values] = check_kinds(payload, (FLOAT32,))
             if values.numel() != payload.size:
-                raise PayloadInvalid(f"a payload of {self.name} has not one value for each element")
+                raise PayloadInvalid(f"{self.name}: number of values does not match the elements")
             check_finite(payload, values)
             out += values
             return
@@ -168,9 +170,9 @@ class Nearest(SegmentCodec):
         kernels.add_quantised(packed, scales, out, bits=self.bits, block=BLOCK)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
-        """Keeps it back again."""
+        """See `SegmentCodec`."""
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """The same: the shard keeps back what it rounds away."""
+        """Returns this codec: the shard has a residual of its own."""
         return self

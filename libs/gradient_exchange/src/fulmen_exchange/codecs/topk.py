@@ -1,7 +1,7 @@
 """Top-k sparsification with error feedback.
 
-Source: arXiv:1809.07599 (memory). The threshold is that of every so many-th element, or exact. With AdamW it converges
-worse than what it saves is worth (docs/exchange.md): its second moment sees what came in bursts.
+Source: arXiv:1809.07599 (memory). The threshold is estimated from a sample, or exact. Not worth it with AdamW
+(docs/exchange.md), whose second moment sees bursts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TopkSettings(CodecSettings):
     """Settings of `topk`.
 
     Attributes:
-        ratio: Bytes of float32 for each byte that is sent; 1 to 4096, 100 unless given.
-        exact: Sorts all elements instead of every so many-th, which is many times as slow; not unless given.
+        ratio: Bytes of float32 per byte sent; 1 to 4096, default 100.
+        exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
 
     sgd_only = True

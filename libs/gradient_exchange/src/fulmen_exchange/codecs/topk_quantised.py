@@ -1,10 +1,10 @@
-"""Top-k sparsification whose values have 2 to 8 bits, with error feedback.
+"""Top-k sparsification with values of 2 to 8 bits and error feedback.
 
-Source: SparseLoCo, arXiv:2508.15706 (top-k and 2-bit values with error feedback), with three differences: the threshold
-is that of the whole bucket and not of each block; values are rounded to the nearest multiple of a scale that each block
-of 4096 elements has; and an element that would become zero is not sent at all. So whatever is sent is nearer to the
-element than nothing would be, and error feedback never has more to carry than with all of it kept back. No multiple is
-zero, so that two bits name four: -2, -1, 1 and 2 times the scale.
+Source: SparseLoCo, arXiv:2508.15706 (top-k and 2-bit values with error feedback), with three differences: the threshold is
+that of the whole bucket, not of each block; values are rounded to the nearest multiple of a scale per block of 4096
+elements; and elements that would become zero are not sent. So everything sent is closer to the element than zero is, and
+the residual never exceeds that of sending nothing. Since no multiple is zero, two bits encode -2, -1, 1 and 2 times the
+scale.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 NAME = "topk_quantised"
 SCALE_BYTES = 2
-"""Of a block of which anything is sent."""
+"""Bytes of the scale of a block of which anything is sent."""
 MAX_RATIO = 2048.0
-"""Beyond it counts and scales alone would be half of what is sent, and more."""
+"""Beyond this ratio, counts and scales would be more than half of a payload."""
 
 
 class TopkQuantisedSettings(CodecSettings):
     """Settings of `topk_quantised`.
 
     Attributes:
-        ratio: Bytes of float32 for each byte that is sent; 1 to 2048, 100 unless given.
-        bits: Of each value that is sent; 2 to 8, 4 unless given. Its place takes 16 more.
-        exact: Sorts all elements instead of every so many-th, which is many times as slow; not unless given.
+        ratio: Bytes of float32 per byte sent; 1 to 2048, default 100.
+        bits: Bits per value; 2 to 8, default 4. The index takes 16 more.
+        exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
 
     sgd_only = True
@@ -68,13 +68,13 @@ class TopkQuantisedSettings(CodecSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopkQuantised(SegmentCodec):
-    """Sends the largest elements as small multiples of their block's scale, and keeps the rest back.
+    """Sends the largest elements as small multiples of their block's scale; the rest stays in the residual.
 
-    When everything is to be sent, values are bfloat16, as those of `topk`.
+    A flush sends bfloat16 values, as `topk` does.
 
     Attributes:
-        bits: Of each value.
-        exact: Whether the threshold is that of all elements, and no estimate.
+        bits: Bits per value.
+        exact: Whether the threshold is exact instead of estimated.
     """
 
     bits: int
@@ -83,7 +83,7 @@ class TopkQuantised(SegmentCodec):
     version = 1
 
     def new_state(self, like: Tensor) -> State:
-        """Keeps back what is not sent."""
+        """See `SegmentCodec`: the residual."""
         return {RESIDUAL: like.new_zeros(like.numel())}
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
@@ -100,12 +100,12 @@ class TopkQuantised(SegmentCodec):
         ]
 
     def _quantised(self, payload: Payload, residual: Tensor) -> Payload:
-        """Rounds the values of a sparse payload; the residual of its segment gets what is rounded away."""
+        """Quantises the values of a sparse payload; the rounding error goes to the segment's residual."""
         counts, indices, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
         top = 2 ** (self.bits - 1)
         blocks = _blocks_of(counts)
         largest = values.new_zeros(counts.numel()).scatter_reduce_(0, blocks, values.abs(), "amax")
-        # Values are bfloat16 and `top` is a power of two, so this rounds nothing.
+        # Exact, since values are bfloat16 and `top` is a power of two.
         scales = (largest / top).bfloat16()
         steps = scales.float()[blocks]
         multiples = (values / (steps + (steps == 0))).round_().clamp_(-top, top)
@@ -131,11 +131,11 @@ class TopkQuantised(SegmentCodec):
         check_indices(payload, counts, indices)
         filled = counts > 0
         if packed.numel() != packed_count(indices.numel(), self.bits) or scales.numel() != int(filled.sum()):
-            raise PayloadInvalid(f"a payload of {self.name} lacks values, or scales of blocks that have some")
-        # So that no element is beyond float32 either.
+            raise PayloadInvalid(f"{self.name}: number of values or scales does not match the counts")
+        # No element may overflow float32 either.
         check_finite(payload, scales.float() * 2 ** (self.bits - 1))
         if bool((scales <= 0).any()):
-            raise PayloadInvalid(f"a scale of {self.name} is not above zero")
+            raise PayloadInvalid(f"{self.name}: scale not positive")
         blocks = _blocks_of(counts)
         multiples = unpack(packed, self.bits, out.new_zeros(indices.numel()))
         multiples += multiples >= 0
@@ -143,16 +143,16 @@ class TopkQuantised(SegmentCodec):
         out.index_add_(0, blocks * BLOCK + indices.long(), multiples * steps)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
-        """Keeps it back again."""
+        """See `SegmentCodec`."""
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """The same: the shard keeps back what the sum has too much of."""
+        """Returns this codec: the shard has a residual of its own."""
         return self
 
 
 def _blocks_of(counts: Tensor) -> Tensor:
-    """Returns the block of each element that is sent: int64 [k]."""
+    """Returns the block of each sent element: int64 [k]."""
     blocks = counts.new_ones(counts.numel()).long().cumsum(0) - 1
     return blocks.repeat_interleave(counts.long())
 

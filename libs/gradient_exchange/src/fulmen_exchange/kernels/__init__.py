@@ -1,7 +1,7 @@
-"""The loops over every element of a gradient: compiled for CPUs and GPUs where that can be had, else in torch's operations.
+"""Loops over every element of a gradient: compiled for CPUs and GPUs if possible, otherwise torch operations.
 
-All of them give the same bits (`choice` says which are used, docs/decisions/0013 why). Tensors that are changed or
-encoded are float32, contiguous and on one device; ValueError says so where they are not.
+All implementations give the same bits (`selection` picks one; see docs/decisions/0013). Tensors that are changed or
+encoded must be float32, contiguous and on one device; otherwise ValueError is raised.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 SAMPLE = 100_000
-"""Elements, at most, by which a threshold is estimated."""
+"""Elements, at most, from which a threshold is estimated."""
 _selector = KernelSelector()
 
 
 def sampled(tensor: Tensor) -> Tensor:
-    """Returns every so many-th element, at most about `SAMPLE` of them, as a view."""
-    # An odd stride, so that it runs through all columns of a matrix.
+    """Returns a strided view of at most about `SAMPLE` elements."""
+    # The stride is odd, to cover all columns of a matrix.
     return tensor[:: max(1, tensor.numel() // SAMPLE) | 1]
 
 
@@ -48,33 +48,33 @@ def threshold_of(sample: Tensor, share: float) -> float:
 
 
 def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds a gradient to what was kept back, and takes out what reaches the threshold. See `reference.feedback_select`."""
+    """Adds a gradient to the residual and removes the elements at or above the threshold. See `reference.feedback_select`."""
     return _of(residual, gradient).feedback_select(gradient, residual, threshold)
 
 
 def dgc_select(
     gradient: Tensor, velocity: Tensor, accumulated: Tensor, momentum: float, nesterov: bool, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Applies momentum correction, takes out what reaches the threshold, and masks. See `reference.dgc_select`."""
+    """Applies momentum correction, removes elements at or above the threshold, and masks. See `reference.dgc_select`."""
     kernels = _of(accumulated, velocity, gradient)
     return kernels.dgc_select(gradient, velocity, accumulated, momentum, nesterov, threshold)
 
 
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
-    """Puts in `out` what a step of SGD with momentum takes of a gradient; it may be the gradient. See `reference.correct`."""
+    """Writes the update of SGD with momentum to `out`, which may be the gradient. See `reference.correct`."""
     _of(out, velocity, gradient).correct(gradient, velocity, momentum, nesterov, out)
 
 
 def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
-    """Adds what `feedback_select` has taken to a segment, float32 [n], in place. See `reference.add_sparse`."""
+    """Adds selected elements to a segment, float32 [n], in place. See `reference.add_sparse`."""
     kinds = tuple(str(part.dtype) for part in (counts, indices, values))
     if kinds != ("torch.int16", "torch.int16", "torch.bfloat16"):
-        raise ValueError("counts, indices and values are int16, int16 and bfloat16")
+        raise ValueError("counts, indices and values must be int16, int16 and bfloat16")
     _of(out).add_sparse(counts.contiguous(), indices.contiguous(), values.contiguous(), out)
 
 
 def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rounds each block to integers of `bits` bits, at random, so that the mean is exact. See `reference.quantise`."""
+    """Rounds each block stochastically to integers of `bits` bits. See `reference.quantise`."""
     return _of(values).quantise(values, bits=bits, block=block, begin=begin, seed=seed)
 
 
@@ -84,12 +84,12 @@ def nearest(values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:
-    """Adds what `quantise` has made to a segment, float32 [n], in place. See `reference.add_quantised`."""
+    """Adds quantised elements to a segment, float32 [n], in place. See `reference.add_quantised`."""
     size, kinds = out.numel(), (str(packed.dtype), str(scales.dtype))
     if kinds != ("torch.int8" if bits == 8 else "torch.uint8", "torch.float32"):
-        raise ValueError("integers are int8 or planes of uint8, and scales float32")
+        raise ValueError("integers must be int8 or bit planes of uint8, and scales float32")
     if packed.numel() != (size if bits == 8 else -(-size // 8) * bits) or scales.numel() != -(-size // block):
-        raise ValueError(f"these are not {size} elements of {bits} bits with a scale for each {block}")
+        raise ValueError(f"parts do not match {size} elements of {bits} bits with a scale per {block}")
     _of(out).add_quantised(packed.contiguous(), scales.contiguous(), out, bits=bits, block=block)
 
 
@@ -97,8 +97,8 @@ def checksum(data: bytes | memoryview, value: int = 0) -> int:
     """Returns the CRC-32 (ISO-HDLC, as in zlib) of flat bytes.
 
     Args:
-        data: They.
-        value: That of what stands before them.
+        data: The bytes.
+        value: Checksum of the bytes before them.
     """
     return _checksum()(data, value)
 
@@ -112,10 +112,10 @@ def _checksum() -> Callable[[bytes | memoryview, int], int]:
 
 
 def _of(first: Tensor, *others: Tensor) -> Kernels:
-    """Returns the kernels for some tensors, having checked them: compiled code reads whatever is there."""
+    """Returns the kernels for some tensors after checking them: compiled code does not check bounds."""
     for tensor in (first, *others):
         if str(tensor.dtype) != "torch.float32" or not tensor.is_contiguous():
-            raise ValueError("gradients and states are float32 and contiguous")
+            raise ValueError("gradients and states must be float32 and contiguous")
         if tensor.numel() != first.numel() or tensor.device != first.device:
-            raise ValueError("gradients and states are of one size, on one device")
+            raise ValueError("gradients and states must have one size and device")
     return _selector.of(first.device.type)

@@ -1,9 +1,9 @@
-"""Finds a library of the kernels, or compiles it for the CPU that it runs on and keeps it for the processes that come later.
+"""Finds the compiled library of the kernels, or compiles it for this CPU and caches it.
 
-The library is a plain C one: it needs no headers of torch and fits every version of it. What it is named by is its
-source, its flags and the processor, so that machines may share a folder, and its own bytes, so that one that is damaged
-is nobody's; the compiler is not in the name, so that a machine without one can use what was compiled elsewhere. A
-package that was built where there was a compiler brings one for every processor of its kind (`compile_portable`).
+The library has a plain C interface: it needs no torch headers and works with every version. Its file name contains a digest
+of source, flags and processor, so that machines can share a folder, and a digest of its own bytes, so that a damaged one
+is ignored. The compiler is not part of the name, so a machine without one can use a library compiled elsewhere. A wheel
+built with a compiler contains a library for all processors of its kind (`compile_portable`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from time import monotonic, sleep
 
 SOURCE = Path(__file__).with_name("native.cpp")
 PREBUILT = Path(__file__).with_name("prebuilt")
-"""What was compiled when the package was built; whoever may write there may write this file."""
+"""Libraries compiled when the package was built, as trustworthy as this file."""
 PROCESSOR = Path("/proc/cpuinfo")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-"""Nothing here changes a result: contraction would, and is off; the last two only let `floor` be one instruction."""
+"""None of them changes a result: contraction would, and is off; the last two only allow `floor` to be one instruction."""
 FOR_THIS_PROCESSOR = "-march=native"
 PORTABLE_FEATURES = {"x86_64": "avx2"}
-"""By machine, what its processors have nearly all, and need to be quick; the name is that of /proc/cpuinfo and of a flag."""
+"""By machine, a feature that nearly all its processors have and that kernels need to be fast; named as in /proc/cpuinfo and in
+the compiler's flags.
+"""
 DEADLINE_S = 60.0
-"""For a compiler; it takes about a second. Who waits for another process' compiler waits no longer in all."""
+"""Timeout for compiling, which takes about a second, and for waiting for another process that compiles."""
 _POLL_S = 0.02
 _OTHERS_WRITE = 0o022
 _TOLD = (
@@ -47,15 +49,15 @@ _TOLD = (
     "CPU part",
     "Features",
 )
-"""Lines of /proc/cpuinfo that say which instructions there are, and what a compiler would choose among them."""
+"""Lines of /proc/cpuinfo that determine the instruction set and the compiler's tuning."""
 
 
 class KernelsUnavailable(Exception):
-    """Compiled kernels cannot be had; the text says why, and what would help."""
+    """Compiled kernels are unavailable. The message says why and what would help."""
 
 
 def cache_folder() -> Path:
-    """Returns where libraries are kept: `fulmen/kernels` in XDG_CACHE_HOME or ~/.cache.
+    """Returns the cache folder: `fulmen/kernels` in XDG_CACHE_HOME or ~/.cache.
 
     Raises:
         KernelsUnavailable: if there is no home directory.
@@ -63,30 +65,30 @@ def cache_folder() -> Path:
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError as error:
-        raise KernelsUnavailable("there is no home directory; XDG_CACHE_HOME names a folder for libraries") from error
+        raise KernelsUnavailable("no home directory; set XDG_CACHE_HOME to a folder for libraries") from error
     return home / "fulmen" / "kernels"
 
 
 def load(
     folder: Path, *, path: str | None = None, deadline_s: float = DEADLINE_S, prebuilt: Path = PREBUILT
 ) -> ctypes.CDLL:
-    """Loads the library that the package brings; else that of a folder, which is compiled first if there is none.
+    """Loads the package's own library, or the one in a folder, compiling it if there is none.
 
-    Several processes may do so at once: one compiles, the others wait for it.
+    If several processes do so at once, one compiles and the others wait.
 
     Args:
-        folder: Where libraries are kept; made if need be.
-        path: Folders in which a compiler is looked for; those of PATH if None.
-        deadline_s: For the compiler.
-        prebuilt: Where the package has its own.
+        folder: Cache folder; created if missing.
+        path: Search path for a compiler; PATH if None.
+        deadline_s: Timeout in seconds, for compiling or waiting.
+        prebuilt: Folder of the package's own library.
 
     Raises:
-        KernelsUnavailable: if it can be neither found nor compiled.
+        KernelsUnavailable: if there is no library and none can be compiled.
     """
     key = _key(_processor())
     try:
         for library in _whole(prebuilt, _key(_portable_target())) if _has_portable_features() else ():
-            with suppress(OSError):  # where the system's C library is another than it was built with
+            with suppress(OSError):  # incompatible C library
                 return ctypes.CDLL(str(library))
         own = _own(folder, key)
         if own is None:
@@ -96,11 +98,11 @@ def load(
                 own = _own(folder, key) or _compile(folder, key, compiler, (FOR_THIS_PROCESSOR,), until)
         return ctypes.CDLL(str(own))
     except OSError as error:
-        raise KernelsUnavailable(f"no library can be kept in {folder}, or loaded from it: {error}") from error
+        raise KernelsUnavailable(f"cannot store a library in {folder} or load it: {error}") from error
 
 
 def compile_portable(folder: Path, *, path: str | None = None, deadline_s: float = DEADLINE_S) -> Path:
-    """Compiles a library for all processors of this machine's kind that have its `PORTABLE_FEATURES`; returns its file.
+    """Compiles a library for all processors of this kind with its `PORTABLE_FEATURES`; returns its file.
 
     Raises:
         KernelsUnavailable: if there is no compiler, or it fails.
@@ -139,14 +141,14 @@ def _checksum(library: Path) -> str:
 
 
 def _whole(folder: Path, key: str) -> Iterator[Path]:
-    """Yields the libraries of a key whose bytes are those that they were named by."""
+    """Yields the libraries of a key whose bytes match their names."""
     for library in sorted(folder.glob(f"{key}-*.so")):
         if library.stem == f"{key}-{_checksum(library)}":
             yield library
 
 
 def _own(folder: Path, key: str) -> Path | None:
-    """Returns a library of a key that nobody else can have written, if there is one: its code will run in this process."""
+    """Returns a library of a key that no other user can have written, since its code will run in this process."""
     for library in _whole(folder, key):
         status = library.stat()
         if status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE:
@@ -159,16 +161,16 @@ def _compiler(path: str | None) -> str:
         if found := shutil.which(name, path=path):
             return found
     raise KernelsUnavailable(
-        f"no C++ compiler was found ({', '.join(COMPILERS)}); install one (Debian: apt-get install g++)"
+        f"no C++ compiler found ({', '.join(COMPILERS)}); install one (Debian: apt-get install g++)"
     )
 
 
 @contextmanager
 def _alone(folder: Path, until: float) -> Iterator[None]:
-    """Keeps the other processes that would compile into a folder waiting, and waits for them.
+    """Holds the lock of a folder while compiling.
 
     Raises:
-        KernelsUnavailable: if another one is not done in time.
+        KernelsUnavailable: if another process holds it beyond the timeout.
     """
     with (folder / "lock").open("w") as lock:
         while True:
@@ -177,29 +179,31 @@ def _alone(folder: Path, until: float) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if monotonic() > until:
-                    raise KernelsUnavailable(f"another process has not done compiling into {folder}") from error
+                    raise KernelsUnavailable(
+                        f"timed out waiting for another process to compile into {folder}"
+                    ) from error
                 sleep(_POLL_S)
             except OSError:
-                break  # a file system without locks: two may compile, and neither sees half of the other's library
+                break  # no file locks: two processes may compile, and neither sees a partial library
         yield
 
 
 def _compile(folder: Path, key: str, compiler: str, processor: Sequence[str], until: float) -> Path:
-    """Compiles to a folder of its own and renames, so that nobody ever sees half a library."""
+    """Compiles into a scratch folder and renames, so that no process sees a partial library."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         made, log = Path(scratch) / "made.so", Path(scratch) / "log"
-        # Some compilers know no processor of their own by that name.
+        # Some compilers do not support -march=native.
         for flags in ((*FLAGS, *processor), FLAGS):
             status = _run([compiler, *flags, str(SOURCE), "-o", str(made)], log, until)
             if status == 0:
                 made.chmod(0o755)
                 return made.replace(folder / f"{key}-{_checksum(made)}.so")
         told = log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
-    raise KernelsUnavailable(f"{compiler} ended with status {status}: {told}")
+    raise KernelsUnavailable(f"{compiler} exited with status {status}: {told}")
 
 
 def _run(command: Sequence[str], log: Path, until: float) -> int:
-    # To a file: a pipe would be waited for even after the deadline, while the compiler's own children hold it.
+    # To a file: reading a pipe would block beyond the timeout while the compiler's children hold it.
     with (
         log.open("wb") as output,
         subprocess.Popen(
@@ -209,8 +213,8 @@ def _run(command: Sequence[str], log: Path, until: float) -> int:
         try:
             return process.wait(max(0.0, until - monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise KernelsUnavailable(f"{command[0]} took too long") from error
+            raise KernelsUnavailable(f"{command[0]} timed out") from error
         finally:
-            # With its children: what `c++` names is but the driver of a compiler.
+            # Kill its children too: `c++` is only a driver.
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

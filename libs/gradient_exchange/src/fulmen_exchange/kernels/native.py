@@ -1,6 +1,6 @@
-"""The kernels of `native.cpp` for tensors of a CPU; see `reference` for what each of them does.
+"""The kernels of `native.cpp` for CPU tensors; see `reference` for what each of them does.
 
-Calls let go of the interpreter's lock. Tensors are contiguous and float32: `kernels` has checked that.
+Calls release the GIL. Tensors are contiguous and float32, as checked by `kernels`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NativeKernels:
     """The compiled kernels.
 
     Args:
-        library: Of `loader.load`.
+        library: Library returned by `loader.load`.
 
     Raises:
         KernelsUnavailable: if it is another library.
@@ -45,7 +45,7 @@ class NativeKernels:
             try:
                 function = getattr(library, f"fulmen_{name}")
             except AttributeError as error:
-                raise KernelsUnavailable(f"the compiled library has no function {name}") from error
+                raise KernelsUnavailable(f"compiled library lacks function {name}") from error
             function.argtypes, function.restype = arguments, result
         self._library = library
         self.checks_quickly = bool(library.fulmen_checks_quickly())
@@ -121,7 +121,7 @@ class NativeKernels:
         )
 
     def checksum(self, data: bytes | memoryview, value: int = 0) -> int:
-        """Returns the CRC-32 of flat bytes, as `zlib.crc32` does; slower than that, unless `checks_quickly` says otherwise."""
+        """Returns the CRC-32 of flat bytes, like `zlib.crc32`; faster than that only if `checks_quickly`."""
         bytes_ = numpy.frombuffer(data, dtype=numpy.uint8)
         return int(self._library.fulmen_checksum(bytes_.ctypes.data, bytes_.size, value))
 
@@ -132,6 +132,6 @@ def _room_for_quantised(size: int, bits: int, block: int) -> tuple[Tensor, Tenso
 
 
 def _room_for(size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Makes room for all elements: what is not written takes no memory, and counting first would read everything twice."""
+    """Allocates outputs for all elements: untouched pages take no memory, and counting first would read everything twice."""
     counts = torch.empty(-(-size // BLOCK), dtype=torch.int16)
     return counts, torch.empty(size, dtype=torch.int16), torch.empty(size, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The kernels in torch's operations: what the compiled ones must equal, bit for bit."""
+"""The kernels as torch operations, which the compiled ones must match bit for bit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 BLOCK = 4096
-"""Elements of one block of a sparse payload; a place within it fits 16 bits."""
-SPARSE_INVALID = "a sparse payload names an element that is not there, or one twice, or not in order"
+"""Elements per block of a sparse payload; an index within it fits 16 bits."""
+SPARSE_INVALID = "sparse payload with an index that is out of range or not in ascending order"
 _WORD = 0xFFFFFFFF
 _PIECE = 32_768
-"""Elements that are quantised at a time."""
+"""Elements quantised at a time."""
 
 
 def kept_of(size: int, share: float) -> int:
@@ -21,31 +21,31 @@ def kept_of(size: int, share: float) -> int:
 def threshold_of(sample: Tensor, share: float) -> float:
     """Returns the magnitude that a share of a sample reaches; 0.0 if all of it does.
 
-    Of `kernels.sampled` elements it is an estimate for all: arXiv:1712.01887, section 3. Of all elements it is exact.
+    Exact for all elements; an estimate for `kernels.sampled` ones (arXiv:1712.01887, section 3).
     """
     keep = kept_of(sample.numel(), share)
     return float(sample.abs().topk(keep, sorted=True).values[-1]) if keep < sample.numel() else 0.0
 
 
 def _sparse(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the number of chosen elements of each block, their indices in it and the values: int16, int16, bfloat16."""
+    """Returns counts per block, indices within the block, and values of the chosen elements: int16, int16, bfloat16."""
     blocks = -(-values.numel() // BLOCK)
     counts = torch.bincount(chosen // BLOCK, minlength=blocks).to(torch.int16)
     return counts, (chosen % BLOCK).to(torch.int16), values[chosen].to(torch.bfloat16)
 
 
 def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds a gradient to what was kept back, and takes out what reaches the threshold.
+    """Adds a gradient to the residual and removes the elements at or above the threshold.
 
-    What is taken out is rounded to bfloat16; the rest, the rounding's included, is kept back.
+    Removed elements are rounded to bfloat16; the rounding error stays in the residual.
 
     Args:
         gradient: float32 [n].
         residual: float32 [n]; changed in place.
-        threshold: Magnitude from which on an element is taken; elements that are 0 never are.
+        threshold: Smallest magnitude to remove; zeros never are.
 
     Returns:
-        Counts by block, indices in the blocks, values: int16 [ceil(n / 4096)], int16 [k], bfloat16 [k].
+        Counts per block, indices within the block, values: int16 [ceil(n / 4096)], int16 [k], bfloat16 [k].
     """
     residual += gradient
     chosen = ((residual.abs() >= threshold) & (residual != 0)).nonzero().flatten()
@@ -57,9 +57,9 @@ def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tup
 def dgc_select(
     gradient: Tensor, velocity: Tensor, accumulated: Tensor, momentum: float, nesterov: bool, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Applies momentum correction, takes out what reaches the threshold, and masks the momentum there.
+    """Applies momentum correction, removes elements at or above the threshold, and masks the momentum there.
 
-    Source: Deep Gradient Compression, arXiv:1712.01887, algorithm 4: u = m u + g, v = v + u (with Nesterov's momentum
+    Source: Deep Gradient Compression, arXiv:1712.01887, algorithm 4: u = m u + g, v = v + u (with Nesterov momentum
     u = m (u + g), v = v + u + g), and momentum factor masking.
 
     Args:
@@ -67,11 +67,11 @@ def dgc_select(
         velocity: u, float32 [n]; changed in place.
         accumulated: v, float32 [n]; changed in place.
         momentum: m.
-        nesterov: Whether Nesterov's momentum is corrected.
-        threshold: Magnitude of v from which on an element is taken.
+        nesterov: Whether to correct Nesterov momentum.
+        threshold: Smallest magnitude of v to remove.
 
     Returns:
-        As `feedback_select`.
+        See `feedback_select`.
     """
     if nesterov:
         velocity.add_(gradient).mul_(momentum)
@@ -87,16 +87,16 @@ def dgc_select(
 
 
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
-    """Puts in `out` what a step of SGD with momentum takes of a gradient, as `torch.optim.SGD` without dampening.
+    """Writes the update of SGD with momentum to `out`, as `torch.optim.SGD` without dampening.
 
-    Source: the local update of arXiv:1712.01887, equation 4: u = m u + g, of which u is taken; with Nesterov's momentum
-    u = m (u + g), of which u + g is.
+    Source: the local update of arXiv:1712.01887, equation 4: u = m u + g, giving u; with Nesterov momentum u = m (u + g),
+    giving u + g.
 
     Args:
         gradient: g, float32 [n].
         velocity: u, float32 [n]; changed in place.
         momentum: m.
-        nesterov: Whether it is Nesterov's.
+        nesterov: Whether to use Nesterov momentum.
         out: float32 [n]; may be the gradient.
     """
     if nesterov:
@@ -106,10 +106,10 @@ def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool,
 
 
 def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
-    """Adds what `feedback_select` has taken to a segment, float32 [n], in place.
+    """Adds the elements selected by `feedback_select` to a segment, float32 [n], in place.
 
     Raises:
-        ValueError: if the counts are not those of the indices, or indices are not there or do not ascend; nothing is added then.
+        ValueError: if the counts do not match the indices, or an index is out of range or not ascending; nothing is added.
     """
     if bool((counts < 0).any()) or int(counts.sum()) != indices.numel() or indices.numel() != values.numel():
         raise ValueError(SPARSE_INVALID)
@@ -117,15 +117,15 @@ def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> 
     where = blocks * BLOCK + indices.long()
     if bool(((indices < 0) | (indices >= BLOCK) | (where >= out.numel())).any()) or bool((where.diff() <= 0).any()):
         raise ValueError(SPARSE_INVALID)
-    # Not by `index_add_`, which on a GPU adds by atomics, and those take subnormal numbers for zero.
+    # `index_add_` uses atomics on a GPU, which flush subnormals to zero.
     out[where] += values.float()
 
 
 def _random(begin: int, count: int, seed: int, device: torch.device) -> Tensor:
-    """Returns uniform numbers in [0, 1) of the elements from `begin` on: float32 [count], a function of place and seed.
+    """Returns uniform random numbers in [0, 1), float32 [count], as a function of index and seed.
 
-    A counter and a mixer, so that any rank can compute them again from anywhere: Wellons' `lowbias32`
-    (https://nullprogram.com/blog/2018/07/31/), whose upper 24 bits are taken.
+    A counter and a mixer, so that any rank can recompute any part: Wellons' `lowbias32`
+    (https://nullprogram.com/blog/2018/07/31/), upper 24 bits.
     """
     x = torch.arange(begin, begin + count, dtype=torch.int64, device=device)
     x &= _WORD
@@ -144,27 +144,27 @@ def _random(begin: int, count: int, seed: int, device: torch.device) -> Tensor:
 
 
 def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rounds each block to integers of `bits` bits, up or down at random, so that the mean is exact.
+    """Rounds each block stochastically to integers of `bits` bits, without bias.
 
-    Source: QSGD, arXiv:1610.02132, equation 1, with the largest magnitude of a block in the place of its L2 norm, and
+    Source: QSGD, arXiv:1610.02132, equation 1, with the largest magnitude of a block instead of its L2 norm, and
     L = 2^(bits - 1) - 1 levels.
 
     Args:
         values: float32 [n].
         bits: 2 to 8.
         block: Elements that share a scale.
-        begin: Where the values lie in their bucket; decides about what is random.
-        seed: So does it.
+        begin: First element in the bucket; input of the random numbers.
+        seed: Seed of the random numbers.
 
     Returns:
-        Planes of bits, uint8 [ceil(n / 8) * bits], of which 8 neighbours share `bits` bytes (the lowest bits first; with 8
-        bits they are the integers themselves, int8); scales, float32 [ceil(n / block)].
+        Bit planes, uint8 [ceil(n / 8) * bits], in which 8 neighbours share `bits` bytes, lowest bits first (with 8 bits the
+        integers themselves, int8); scales, float32 [ceil(n / block)].
     """
     levels = 2 ** (bits - 1) - 1
     size, rows = values.numel(), -(-values.numel() // block)
     scales = values.new_empty(rows)
     whole = values.new_empty(size, dtype=torch.int8)
-    # A CPU does it in pieces that its caches hold, many times as fast.
+    # On a CPU, pieces that fit the caches are many times faster.
     step = max(1, _PIECE // block) if values.device.type == "cpu" else max(1, rows)
     for row in range(0, rows, step):
         part = slice(row * block, min((row + step) * block, size))
@@ -174,28 +174,27 @@ def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) ->
 
 
 def _rounded(values: Tensor, scales: Tensor, *, levels: int, block: int, begin: int, seed: int) -> Tensor:
-    """Returns the integers of some blocks, as float32, and writes their scales."""
+    """Returns the integers of some blocks as float32, and writes their scales."""
     quotients, scales[:] = _in_steps(values, levels=levels, block=block)
     drawn = _random(begin, quotients.numel(), seed, values.device).view_as(quotients)
     return torch.floor(quotients + drawn).clamp_(-levels, levels).flatten()[: values.numel()]
 
 
 def _in_steps(values: Tensor, *, levels: int, block: int) -> tuple[Tensor, Tensor]:
-    """Returns values over the step between levels, float32 [blocks, block], and the step of each block, its scale."""
+    """Returns values divided by the step between levels, float32 [blocks, block], and the step (scale) of each block."""
     size = values.numel()
     padded = torch.nn.functional.pad(values, (0, -size % block)).view(-(-size // block), block)
     largest = padded.abs().amax(dim=1)
-    # By a tensor: on a GPU, a quotient by a number is a product with its reciprocal, which has other bits.
+    # Divide by a tensor: on a GPU, division by a number multiplies by its reciprocal, with different bits.
     scales = largest / largest.new_full((), levels)
     return padded / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None], scales
 
 
 def nearest(values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
-    """Rounds each block to the nearest of 2^bits - 1 levels about zero, the largest magnitude among them; ties to even.
+    """Rounds each block to the nearest of 2^bits - 1 levels about zero; the largest magnitude is a level; ties to even.
 
-    No element is further off than half a level, nor than by its own magnitude: it may well become zero. So the error
-    is always less than the values are, which error feedback needs (arXiv:1901.09847, definition of a compressor), for
-    any number of bits.
+    The error of an element is at most half a level and at most its own magnitude. So the total error is less than the
+    values for any number of bits, as error feedback requires (arXiv:1901.09847, definition of a compressor).
 
     Args:
         values: float32 [n].
@@ -203,7 +202,7 @@ def nearest(values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
         block: Elements that share a scale.
 
     Returns:
-        As `quantise`.
+        See `quantise`.
     """
     levels = 2 ** (bits - 1) - 1
     quotients, scales = _in_steps(values, levels=levels, block=block)
@@ -230,7 +229,7 @@ def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
 
 
 def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:
-    """Adds what `quantise` has made to a segment, float32 [n], in place."""
+    """Adds quantised elements to a segment, float32 [n], in place."""
     size = out.numel()
     whole = packed if bits == 8 else _unpack(packed, bits, size)
     out += whole.float() * scales.repeat_interleave(block)[:size]

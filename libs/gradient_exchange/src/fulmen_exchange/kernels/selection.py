@@ -1,7 +1,7 @@
-"""Which kernels are used: compiled ones where they can be had, else the reference; decided when they are first needed.
+"""Selects the kernels of a device on first use: compiled ones if possible, otherwise the reference.
 
-The bits are the same, so ranks may choose differently. Each process says once in its log which kernels a kind of device
-has. A failure to compile costs speed alone, unless the variable FULMEN_EXCHANGE_KERNELS says otherwise.
+All give the same bits, so ranks may differ. Each process logs once per kind of device which kernels it uses. A failed
+compilation only costs speed, unless FULMEN_EXCHANGE_KERNELS requires compiled kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 
 class Kernels(Protocol):
-    """What each implementation has; see `reference`."""
+    """The interface of an implementation; see `reference`."""
 
     def threshold_of(self, sample: Tensor, share: float) -> float:
         """See `reference.threshold_of`."""
@@ -64,7 +64,7 @@ class Kernels(Protocol):
 
 
 class Mode(StrEnum):
-    """What FULMEN_EXCHANGE_KERNELS may say."""
+    """Values of FULMEN_EXCHANGE_KERNELS."""
 
     AUTO = "auto"
     REFERENCE = "reference"
@@ -72,40 +72,40 @@ class Mode(StrEnum):
 
 
 def mode_of_environment() -> Mode:
-    """Reads the variable; `auto` if it is not set.
+    """Returns the value of the variable; `auto` if unset.
 
     Raises:
-        ValueError: if it says something else.
+        ValueError: if the value is unknown.
     """
     text = os.environ.get(VARIABLE, Mode.AUTO)
     if text not in set(Mode):
-        raise ValueError(f"{VARIABLE} is {text!r}, and must be one of {', '.join(Mode)}")
+        raise ValueError(f"{VARIABLE} is {text!r}, must be one of {', '.join(Mode)}")
     return Mode(text)
 
 
 @dataclass(kw_only=True)
 class KernelSelector:
-    """Finds the kernels of a device when they are first needed, once.
+    """Selects the kernels of each device once, on first use.
 
     Attributes:
-        mode: Says which may be used.
-        folder: Says where compiled libraries are kept.
-        path: Folders in which a compiler is looked for; those of PATH if None.
+        mode: Returns which kernels may be used.
+        folder: Returns the folder of compiled libraries.
+        path: Search path for a compiler; PATH if None.
     """
 
     mode: Callable[[], Mode] = mode_of_environment
     folder: Callable[[], Path] = cache_folder
     path: str | None = None
     _found: dict[str, Kernels] = field(default_factory=dict)
-    # Several threads may need them at once: one compiles, the others wait for it.
+    # If several threads need kernels at once, one compiles and the others wait.
     _lock: Lock = field(default_factory=Lock)
 
     def of(self, device: str) -> Kernels:
         """Returns the kernels of a kind of device, such as `cpu`.
 
         Raises:
-            KernelsUnavailable: if only compiled ones will do, and there are none.
-            ValueError: if the variable is wrong.
+            KernelsUnavailable: if compiled kernels are required and unavailable.
+            ValueError: if the variable is invalid.
         """
         found = self._found.get(device)
         if found is None:
@@ -139,12 +139,10 @@ class KernelSelector:
             return NativeKernels(load(self.folder(), path=self.path))
         if device == "cuda":
             if not any(shutil.which(name, path=self.path) for name in C_COMPILERS):
-                raise KernelsUnavailable("triton needs a C compiler; install one (Debian: apt-get install gcc)")
+                raise KernelsUnavailable("triton requires a C compiler; install one (Debian: apt-get install gcc)")
             try:
                 from fulmen_exchange.kernels import triton_kernels
             except ImportError as error:
-                raise KernelsUnavailable(
-                    f"triton cannot be imported ({error}); it comes with torch for CUDA"
-                ) from error
+                raise KernelsUnavailable(f"cannot import triton ({error}); it comes with torch for CUDA") from error
             return triton_kernels
-        raise KernelsUnavailable(f"none are written for devices of kind {device}")
+        raise KernelsUnavailable(f"no kernels for device {device}")

@@ -1,8 +1,7 @@
 """The kernels for NVIDIA GPUs, in Triton; see `reference` for what each of them does.
 
-Where there is no GPU nothing here runs: `tests/gpu` compares the bits with those of a CPU. Products and sums are not
-contracted (`enable_fp_fusion`), and quotients are rounded to the nearest, subnormal ones included, which Triton's own
-division is not.
+`tests/gpu` compares their bits with those of a CPU. Multiply-adds are not contracted (`enable_fp_fusion`), and division
+rounds to nearest, including subnormals, which Triton's own division does not.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from torch import Tensor
 from fulmen_exchange.kernels import reference
 from fulmen_exchange.kernels.reference import BLOCK
 
-# No dependency of ours: torch brings it where it can be used, and this module is imported there alone.
+# Not a declared dependency: torch brings it along where it works, and only there is this module imported.
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 if torch.version.hip:
-    raise ImportError("these kernels are for NVIDIA's GPUs")
+    raise ImportError("kernels are for NVIDIA GPUs only")
 
 threshold_of = reference.threshold_of
 correct = reference.correct
 nearest = reference.nearest
 CHUNK = 128
-"""Elements of a payload that are added at a time."""
+"""Elements of a payload added at a time."""
 
 
 @triton.jit
@@ -202,14 +201,14 @@ def dgc_select(
 
 
 def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
-    """See `reference.add_sparse`; but what is wrong is left out and not refused: codecs have checked it, and to ask costs."""
+    """See `reference.add_sparse`; invalid elements are ignored instead of refused, since codecs have checked them."""
     begins = _begins(counts)
     arguments = (counts, begins, indices, values, out, min(indices.numel(), values.numel()), out.numel())
     _launch(_add_taken, counts.numel(), *arguments, CHUNK=CHUNK, LENGTH=BLOCK)
 
 
 def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
-    """See `reference.quantise`, which does it where a block is no power of two."""
+    """See `reference.quantise`, which is used if a block is not a power of two."""
     if not _fits(block):
         return reference.quantise(values, bits=bits, block=block, begin=begin, seed=seed)
     size = values.numel()
@@ -222,7 +221,7 @@ def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) ->
 
 
 def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:
-    """See `reference.add_quantised`, which does it where a block is no power of two."""
+    """See `reference.add_quantised`, which is used if a block is not a power of two."""
     if _fits(block):
         _launch(_add_scaled, scales.numel(), packed, scales, out, out.numel(), BITS=bits, LENGTH=block)
     else:

@@ -1,7 +1,7 @@
-"""Chunks of payloads as the bytes of their messages, without a copy that protobuf would make of what they carry.
+"""Chunks of payloads as serialised messages, without protobuf's copy of their data.
 
-`ExchangeRequest` and `ExchangeResponse` have their chunk in the same field, so one message serves both ways. Invariant:
-what is written here, any protobuf library reads, and the other way round; `data` is only written last, and read in place.
+`ExchangeRequest` and `ExchangeResponse` have their chunk in the same field, so one message serves both directions.
+Invariant: any protobuf library can read what is written here, and vice versa; `data` is written last and read in place.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ CHUNK_TAG = b"\x0a"
 DATA_TAG = 8 << 3 | 2
 DATA_FIELD = bytes([DATA_TAG])
 CHECKED_FROM = 8
-"""Bytes at the beginning of a payload that its own checksum leaves out: it is among them."""
+"""First byte of a payload covered by its own checksum, which is before it."""
 
 Message = TypeVar("Message", pb.ExchangeRequest, pb.ExchangeResponse)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """A chunk as it came.
+    """A received chunk.
 
     Attributes:
-        head: All of it but the data.
-        data: The data, in the bytes of the message.
+        head: All fields except the data.
+        data: The data, within the bytes of the message.
     """
 
     head: pb.GradientChunk
@@ -41,10 +41,10 @@ class ReadChunk:
 
 @dataclass(frozen=True, slots=True)
 class CutPayload:
-    """A payload, cut into chunks that are not put together before they are sent.
+    """A payload split into chunks without joining its parts.
 
     Attributes:
-        pieces: Of each chunk what it consists of, in memory that must not change meanwhile.
+        pieces: Memory of each chunk, which must not change until sent.
         checksums: CRC-32 of each chunk.
         size: Bytes of the payload.
     """
@@ -54,11 +54,11 @@ class CutPayload:
     size: int
 
     def message(self, head: pb.GradientChunk, number: int) -> bytes:
-        """Returns the message of a chunk; fills its head in.
+        """Returns the message of a chunk; fills in its head.
 
         Args:
-            head: What is the same for all chunks of the payload.
-            number: Which chunk, from 0.
+            head: Fields common to all chunks of the payload.
+            number: Index of the chunk, from 0.
         """
         head.offset_bytes = number * CHUNK_BYTES
         head.total_bytes = self.size
@@ -71,11 +71,11 @@ class CutPayload:
 
 
 def cut(front: bytearray, parts: Iterable[memoryview]) -> CutPayload:
-    """Cuts a payload that is not put together; writes its checksum into its front.
+    """Splits a payload given in parts; writes its checksum into its front.
 
     Args:
-        front: What stands before the parts, at most a chunk long.
-        parts: Its parts, flat bytes.
+        front: Everything before the parts, at most one chunk long.
+        parts: Flat bytes of the parts.
     """
     pieces = _pieces([memoryview(front), *parts])
     first = memoryview(front)[CHECKED_FROM:]
@@ -90,16 +90,16 @@ def cut(front: bytearray, parts: Iterable[memoryview]) -> CutPayload:
 
 
 def cut_bytes(data: bytes | bytearray | memoryview) -> CutPayload:
-    """Cuts the bytes of a payload."""
+    """Splits the bytes of a payload."""
     pieces = _pieces([memoryview(data)])
     return CutPayload(tuple(pieces), tuple(map(_checksum, pieces)), len(data))
 
 
 def read(kind: type[Message], message: bytes) -> ReadChunk | Message:
-    """Reads a message: a chunk without a copy of its data, anything else as it is.
+    """Parses a message; the data of a chunk is not copied.
 
     Raises:
-        DecodeError: if it is none.
+        DecodeError: if the message is malformed.
     """
     found = _data_of(memoryview(message)) if message[:1] == CHUNK_TAG else None
     if found is None:
@@ -111,15 +111,15 @@ def read(kind: type[Message], message: bytes) -> ReadChunk | Message:
 
 
 def write(message: bytes | pb.ExchangeRequest | pb.ExchangeResponse) -> bytes:
-    """Returns the bytes of a message, of which chunks are already."""
+    """Serialises a message; chunks already are."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def _data_of(view: memoryview) -> tuple[int, int, int, int] | None:
-    """Finds the data of the only field of a message, which is a chunk; None if it has another shape.
+    """Locates the data of a message that consists of a chunk; None for any other message.
 
     Returns:
-        Where the chunk begins, the field of its data, the data, and where this ends.
+        Where the chunk begins, the data's field, the data, and where the data ends.
     """
     try:
         length, begin = _number(view, 1)
@@ -151,7 +151,7 @@ def _data_of(view: memoryview) -> tuple[int, int, int, int] | None:
 
 
 def _number(view: memoryview, place: int) -> tuple[int, int]:
-    """Reads a varint; returns it, and where it ends."""
+    """Reads a varint; returns it and the position after it."""
     value = shift = 0
     while True:
         byte = view[place]
@@ -174,7 +174,7 @@ def _varint(value: int) -> bytes:
 
 
 def _pieces(parts: Iterable[memoryview]) -> list[tuple[memoryview, ...]]:
-    """Deals bytes that lie in several places out to chunks."""
+    """Splits scattered bytes into chunks."""
     chunks: list[tuple[memoryview, ...]] = []
     pieces: list[memoryview] = []
     room = CHUNK_BYTES

@@ -1,12 +1,13 @@
-"""Ranks of several sites, each shard of the sum at a server; see `transport.gradient_exchange`.
+"""A link over gRPC: ranks of several sites, with shards of the sum on servers (`fulmen_exchange.server`).
 
-The training thread waits in blocking calls; streams and heartbeats live on an event loop in a thread of their own, so that
-a membership outlasts any computation. Calls are counted from the beginning of a round, the same on every rank.
+The training thread waits in blocking calls; streams and heartbeats run on an event loop in another thread, so that a
+membership survives long computations. Calls are counted from the beginning of a round, the same on every rank.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -29,35 +30,56 @@ from fulmen_exchange.codecs.codec import Codec, Payload, PayloadInvalid, Round, 
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_chunks import cut
-from fulmen_exchange.links.grpc_loop import link_loop
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
 from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.ranks import CPU
 from fulmen_exchange.settings import CodecSettings
 
 SMALL = 65_536
-"""Elements up to which a tensor is summed by one shard, so that all of it is the sum of the same ranks."""
+"""Tensors up to this many elements are summed by one shard, so that all of it is the sum of the same ranks."""
 MAX_IN_FLIGHT = MAX_OPEN
-"""ParameterSlices of a tensor, or buckets, that are under way at a time: payloads go up while sums are made and others come down."""
+"""Pieces of a tensor, or buckets, in flight at a time, so that uploads, sums and downloads overlap."""
 RETRY_S = 0.2
 CLOSE_TIMEOUT_S = 25.0
 
 Value = TypeVar("Value")
 
 
+class _LinkLoop:
+    """The event loop of all links of this process, in a thread of its own.
+
+    It is never closed: gRPC passes events between the loops of a process and fails if one is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self) -> asyncio.AbstractEventLoop:
+        """Returns the loop, starting it on first use; thread-safe."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="exchange-links", daemon=True).start()
+            return self._loop
+
+
+link_loop = _LinkLoop()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcParticipant:
-    """Who takes part, and with whom it agrees on what.
+    """A rank and the terms it agrees to.
 
     Attributes:
         training_run: `trainingRuns/{id}`.
-        rank: From 0.
-        world_size: Ranks with which the first round begins.
-        layout: Where each parameter lies; has as many shards as there are targets.
+        rank: This rank, from 0.
+        world_size: Number of ranks with which the first round begins.
+        layout: Layout of the parameters, with as many shards as there are targets.
         codec: The codec.
-        codec_settings: Its settings; what they say of the link is not compared.
-        device: Where sums are wanted.
+        codec_settings: Settings of the codec; those of the link may differ between ranks.
+        device: Device of the sums.
     """
 
     training_run: str
@@ -69,7 +91,7 @@ class GrpcParticipant:
     device: torch.device = CPU
 
     def request(self, settings: GrpcLinkSettings, shard: int) -> pb.JoinRequest:
-        """Returns what a shard is joined with."""
+        """Returns the request to join a shard."""
         offsets = [self.layout.offsets_of(bucket) for bucket in range(len(self.layout.buckets))]
         terms = pb.ExchangeTerms(
             world_size=self.world_size,
@@ -90,11 +112,11 @@ class GrpcParticipant:
 
 
 class GrpcLink:
-    """See `exchange.link.Link`. Made by `open`; to be closed.
+    """Ranks of several sites; see `Link`. Created by `open`; must be closed.
 
-    Who joins in mid-run opens its link first, which tells by `next_round` where it will be waited for; then it takes over
-    weights, state of the optimiser and step of another rank as they are before that round (of a checkpoint, if one is made
-    just there), and begins. Its codec's state is new: what a rank that has gone had kept back is lost with it.
+    A rank that joins a running exchange opens its link first and learns from `next_round` where it is expected. It then copies
+    weights, optimiser state and step from another rank as they are before that round (or from a checkpoint made there), and
+    begins. Its codec's state is new: the residual of a rank that left is lost.
     """
 
     def __init__(
@@ -107,15 +129,14 @@ class GrpcLink:
         """Sends nothing yet.
 
         Args:
-            rank: Who takes part.
-            settings: Where the shards are.
-            connect: Opens the channel to an address, with a token of role `service` and certificates where they are
-                asked for.
+            rank: This rank.
+            settings: Settings of the link.
+            connect: Opens the channel to an address, with token and certificates if required.
         """
         if rank.layout.shards != len(settings.targets):
-            raise ValueError(f"a layout of {rank.layout.shards} shards, but {len(settings.targets)} targets")
+            raise ValueError(f"layout has {rank.layout.shards} shards, settings have {len(settings.targets)} targets")
         self.missed_sums = 0
-        crc32(bytes(LONG))  # what that needs is made ready here, and not on the event loop
+        crc32(bytes(LONG))  # loads the kernels here instead of on the event loop
         self._rank = rank
         self._settings = settings
         self._connect = connect
@@ -137,7 +158,7 @@ class GrpcLink:
         """Joins every shard. See `__init__`.
 
         Raises:
-            ExchangeFailed: if one refuses the rank, or none can be reached within the deadline.
+            ExchangeFailed: if a shard refuses the rank, or one cannot be reached within the deadline.
         """
         link = cls(rank, settings, connect=connect)
         try:
@@ -154,7 +175,7 @@ class GrpcLink:
 
     @property
     def size(self) -> int:
-        """See `Link`: how many the newest sum was expected of, the same on every rank that has it."""
+        """See `Link`: the number of members of the newest sum, the same on every rank that has it."""
         return self._size
 
     @property
@@ -174,7 +195,7 @@ class GrpcLink:
 
     @property
     def next_round(self) -> int:
-        """The round that `begin` begins; who joins in mid-run needs the weights as they are before it."""
+        """The round that `begin` begins; a joining rank needs the weights before it."""
         return self._round + 1
 
     def begin(self) -> None:
@@ -187,11 +208,11 @@ class GrpcLink:
     def all_reduce(self, tensor: Tensor) -> None:
         """See `Link`. Waits for all members.
 
-        Sums are made in float32 and rounded once, those of whole numbers go around as a process group's do. What payloads
-        cannot have (float64, say) goes as float32.
+        Sums are computed in float32 and rounded once; those of integers wrap around. Types without a wire format (float64, say)
+        are sent as float32.
 
         Raises:
-            ExchangeFailed: if the sum cannot be had.
+            ExchangeFailed: if the sum is unavailable.
         """
         flat = tensor.detach().flatten().to(device="cpu", dtype=tensor.dtype if wire.is_known(tensor.dtype) else None)
         if not wire.is_known(flat.dtype):
@@ -201,7 +222,7 @@ class GrpcLink:
             for wave in _waves(flat, self.shards, self._settings.piece_bytes):
                 if len(in_flight) == MAX_IN_FLIGHT:
                     self._land(*in_flight.popleft())
-                # One that is alone takes turns among the shards.
+                # Single pieces rotate among the shards.
                 first = self._call % self.shards if len(wave) == 1 else 0
                 shards = range(first, first + len(wave))
                 outgoing = [self._outgoing(sum_payload(piece)) for piece in wave]
@@ -215,7 +236,7 @@ class GrpcLink:
             tensor.copy_(flat.view(tensor.shape))
 
     def _land(self, wave: Sequence[Tensor], shards: Sequence[int], future: Future[list[Incoming]]) -> None:
-        """Puts sums in the place of what they are of."""
+        """Replaces pieces by their sums."""
         for piece, shard, incoming in zip(wave, shards, self._finish(future), strict=True):
             self.missed_sums += not incoming.accepted
             [part] = self._decoded(incoming).parts
@@ -229,13 +250,13 @@ class GrpcLink:
         return codec == self._rank.codec
 
     def use(self, codec: SegmentCodec) -> None:
-        """See `Link`: shards are elsewhere, and sum what they were joined for."""
+        """See `Link`: shards are on servers, which use the codec of the terms."""
 
     def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
-        """See `Link`. Some buckets are under way at a time, so that payloads go up while sums of others come down.
+        """See `Link`. Several buckets are in flight at a time, so that uploads and downloads overlap.
 
         Raises:
-            ExchangeFailed: if a sum cannot be had.
+            ExchangeFailed: if a sum is unavailable.
         """
         settings = pb.CallSettings(number=round_.number, ratio=round_.ratio, seed=round_.seed, flush=round_.flush)
         in_flight: deque[tuple[int, Future[list[Incoming]]]] = deque()
@@ -274,7 +295,7 @@ class GrpcLink:
             self._wait(leave(), limit_s=CLOSE_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Ends everything without a word to anybody, as a process that dies does."""
+        """Closes everything without leaving, like a process that dies."""
 
         async def stop() -> None:
             for shard in self._shards:
@@ -296,7 +317,7 @@ class GrpcLink:
         )
 
     def _start(self, outgoing: dict[int, Outgoing]) -> Future[list[Incoming]]:
-        """Begins to have payloads summed by their shards, all at a time."""
+        """Sends payloads to their shards concurrently; returns a future of the sums."""
 
         async def gather() -> list[Incoming]:
             tasks = [
@@ -311,7 +332,7 @@ class GrpcLink:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
         if not self._round:
-            raise AssertionError("begin() comes before the first call of a round")
+            raise AssertionError("begin() must be called before the first call of a round")
         self._call += 1
         return asyncio.run_coroutine_threadsafe(gather(), link_loop())
 
@@ -325,10 +346,10 @@ class GrpcLink:
         try:
             return wire.decode(staged.data, device=device, checksum=staged.checksum, copies=False)
         except PayloadInvalid as error:
-            raise ExchangeFailed(f"a shard returned a sum that cannot be read: {error}; update its server") from None
+            raise ExchangeFailed(f"a shard returned a malformed sum: {error}; update its server") from None
 
     async def _join(self) -> None:
-        """Joins all shards, and finds the round in which all of them expect this rank."""
+        """Joins all shards, and finds the first round in which all of them expect this rank."""
         channels: dict[str, FulmenChannel] = {}
         for target in self._settings.targets:
             if target not in channels:
@@ -361,12 +382,12 @@ class GrpcLink:
                 raise failed(shard.name, error) from error
 
     def _wait(self, coroutine: Coroutine[Any, Any, Value], *, limit_s: float | None = None) -> Value:
-        """Runs something on the loop's thread; see `_result`."""
+        """Runs a coroutine on the loop's thread; see `_result`."""
         limit_s = self._settings.deadline_s if limit_s is None else limit_s
         return self._result(asyncio.run_coroutine_threadsafe(coroutine, link_loop()), limit_s)
 
     def _result(self, future: Future[Value], limit_s: float) -> Value:
-        """Waits for what runs on the loop's thread.
+        """Waits for a future of the loop's thread.
 
         Raises:
             ExchangeFailed: if it takes longer than the deadline.
@@ -377,13 +398,13 @@ class GrpcLink:
             future.cancel()
             names = ", ".join(sorted(set(self._settings.targets)))
             raise ExchangeFailed(
-                f"no answer from {names} within {limit_s:g} s in round {self._round}, call {self._call - 1}: see whether"
-                " all ranks live, and whether the servers can be reached"
+                f"no answer from {names} within {limit_s:g} s in round {self._round}, call {self._call - 1}: check that"
+                " all ranks are running and the servers are reachable"
             ) from None
 
 
 def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[tuple[Tensor, ...]]:
-    """Cuts a flat tensor up: in each wave a piece for each shard, all of them for one if it is small."""
+    """Splits a flat tensor into waves of one piece per shard; a small tensor goes to one shard."""
     size, most = flat.numel(), piece_bytes // flat.element_size()
     if not size:
         return

@@ -1,7 +1,7 @@
-"""The membership of a rank with one shard, and its stream.
+"""The membership of a rank at one shard, and its stream.
 
-Invariants: a payload is sent until its shard has said what became of it, and sending it again is harmless; payloads go out
-in the order in which they are given. Only the event loop of the link runs any of this.
+Invariants: a payload is resent until its shard has reported its status, and resending is harmless; payloads are sent in the
+order in which they are given. Everything here runs on the link's event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEARTBEATS_PER_LEASE = 3
 MAX_REPLY_BYTES = 2**30
 SPARE = 4
 OUTDATED = -1
-"""Instead of an epoch: what is being sent is of no use."""
+"""Epoch of a payload that must not be sent further."""
 WITH_SUM = (
     pb.SegmentStatus.STATUS_ACCEPTED,
     pb.SegmentStatus.STATUS_DUPLICATE,
@@ -46,15 +46,15 @@ Stream = DuplexStream[bytes | pb.ExchangeRequest, ReadChunk | pb.ExchangeRespons
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A payload that is to be summed.
+    """A payload to be summed.
 
     Attributes:
-        round: Of the link.
-        call: Which of the round's sums.
-        bucket: From 0.
+        round: Round of the link.
+        call: Index of the sum within the round.
+        bucket: Index of the bucket, from 0.
         codec: Name and version.
-        settings: What the codec is told.
-        payload: It; its memory does not change until its sum has come.
+        settings: Per-call settings of the codec.
+        payload: The payload; its memory does not change until the sum arrives.
     """
 
     round: int
@@ -66,11 +66,16 @@ class Outgoing:
 
     @property
     def key(self) -> Key:
-        """Names the sum."""
+        """Round and call of the sum."""
         return self.round, self.call
 
     def messages(self, epoch: int, *, only: int | None = None) -> Iterator[tuple[bytes, int]]:
-        """Returns the messages of its chunks, and what each carries; `only` is the number of the one that is wanted."""
+        """Yields the messages of its chunks with the size of their data.
+
+        Args:
+            epoch: Epoch of the membership.
+            only: Index of a single chunk; None for all.
+        """
         head = pb.GradientChunk(
             membership_epoch=epoch,
             round=self.round,
@@ -89,9 +94,9 @@ class Incoming:
     """A sum.
 
     Attributes:
-        sum: It, encoded.
-        accepted: Whether this rank's payload is in it.
-        member_count: Members of whom it was expected.
+        sum: The encoded sum.
+        accepted: Whether it includes this rank's payload.
+        member_count: Members of which it was expected.
     """
 
     sum: StagedPayload
@@ -101,7 +106,7 @@ class Incoming:
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A payload whose sum has not come; the epoch is that in which it was sent last, the status that of its sum."""
+    """A payload that waits for its sum, with the epoch of its last transmission and the status of its sum."""
 
     payload: Outgoing
     result: asyncio.Future[Incoming]
@@ -119,14 +124,19 @@ class _Awaited:
 
 
 _Orders = asyncio.Queue[tuple[_Awaited, int | None]]
-"""Payloads that are to be sent, and which chunk alone."""
+"""Payloads to send, each with the index of a single chunk or None."""
 
 
 class ShardClient:
-    """One rank at one shard."""
+    """A rank's connection to one shard."""
 
     def __init__(self, channel: FulmenChannel, request: pb.JoinRequest) -> None:
-        """Takes the channel to the shard's server, and what to join with; what the rank knows is filled in."""
+        """Sends nothing yet.
+
+        Args:
+            channel: Channel to the shard's server.
+            request: Request to join; updated with what the rank learns.
+        """
         self.sent_bytes = 0
         self.received_bytes = 0
         self.first_round = 0
@@ -137,7 +147,7 @@ class ShardClient:
             response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
         )
         self._request = request
-        # What comes before it, this rank has. One value, for `begin` is called in another thread.
+        # This rank has all earlier sums. A single value, since `begin` is called from another thread.
         self._place: Key = (0, 0)
         self._joining = asyncio.Lock()
         self._is_joined = False
@@ -150,18 +160,18 @@ class ShardClient:
 
     @property
     def name(self) -> str:
-        """Names the shard for a person."""
+        """The shard's name in messages."""
         return f"shard {self._request.terms.shard} of {self._request.training_run}"
 
     def begin(self, round_: int) -> None:
-        """Begins a round: of those before, this rank has all sums."""
+        """Begins a round; this rank has all sums of earlier rounds."""
         self._place = round_, 0
 
     async def join(self) -> pb.JoinResponse:
-        """Becomes a member, or renews the lease.
+        """Joins, or renews the lease.
 
         Raises:
-            FulmenError: what the server says.
+            FulmenError: the server's error.
         """
         async with self._joining:
             self._request.round, self._request.call = min(self._awaited, default=self._place)
@@ -178,10 +188,10 @@ class ShardClient:
             return joined
 
     async def sum(self, payload: Outgoing) -> Incoming:
-        """Sends a payload and returns the sum that it belongs to; the caller sets the deadline.
+        """Sends a payload and returns its sum; the caller sets the deadline.
 
         Raises:
-            ExchangeFailed: if no waiting helps.
+            ExchangeFailed: if retrying cannot help.
         """
         awaited = self._awaited[payload.key] = _Awaited(payload, asyncio.get_running_loop().create_future())
         self._place = payload.round, max(self._place[1], payload.call + 1)
@@ -194,11 +204,11 @@ class ShardClient:
             self._awaited.pop(payload.key, None)
 
     def recycle(self, staged: StagedPayload) -> None:
-        """Takes the memory of a sum that nobody reads any more."""
+        """Reuses the memory of a sum that is no longer read."""
         self._spare.give(staged.buffer)
 
     async def leave(self) -> None:
-        """Ends the membership; a server that is away will find out by the lease."""
+        """Ends the membership; an unreachable server notices when the lease expires."""
         self.stop()
         request = pb.LeaveRequest(
             training_run=self._request.training_run,
@@ -210,12 +220,12 @@ class ShardClient:
             await self._stub.Leave(request, timeout=JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Ends what goes on without saying so, as a process that dies does."""
+        """Stops without leaving, like a process that dies."""
         for task in self._tasks:
             task.cancel()
 
     async def _serve(self) -> None:
-        """Keeps a stream while sums are awaited."""
+        """Keeps a stream open while sums are awaited."""
         backoff_s = INITIAL_BACKOFF_S
         while True:
             while not self._awaited:
@@ -226,7 +236,7 @@ class ShardClient:
                     await self._join_or_fail()
                 await self._talk()
             except (Unavailable, DeadlineExceeded):
-                # The server may be another one, which knows nobody.
+                # The server may have restarted and forgotten its members.
                 self._is_joined = False
                 backoff_s = INITIAL_BACKOFF_S if self._has_heard else min(MAX_BACKOFF_S, backoff_s * 2)
                 self._has_heard = False
@@ -251,7 +261,7 @@ class ShardClient:
             raise failed(self.name, error) from error
 
     async def _talk(self) -> None:
-        """Opens a stream, sends all that is awaited, and reads, until it breaks off."""
+        """Opens a stream, sends everything awaited and reads until it breaks."""
         stream: Stream = self._open_stream()
         orders = self._orders = asyncio.Queue()
         for awaited in list(self._awaited.values()):
@@ -297,12 +307,12 @@ class ShardClient:
         while True:
             message = await stream.read()
             if message is grpc.aio.EOF:
-                raise Unavailable("The server has closed the stream.")
+                raise Unavailable("The server closed the stream.")
             self._has_heard = True
             about = message.head if isinstance(message, ReadChunk) else message.status
             awaited = self._awaited.get((about.round, about.call))
             if awaited is None or awaited.result.done():
-                continue  # of a payload that was sent again, and had its sum already
+                continue  # duplicate of a sum already received
             if isinstance(message, ReadChunk):
                 self._take(awaited, message)
             elif message.status.status in WITH_SUM:
@@ -310,7 +320,7 @@ class ShardClient:
             elif message.status.status == pb.SegmentStatus.STATUS_BAD_CHECKSUM:
                 orders.put_nowait((awaited, message.status.offset_bytes // CHUNK_BYTES))
             elif message.status.status == pb.SegmentStatus.STATUS_STALE_EPOCH:
-                if awaited.epoch < message.status.membership_epoch:  # else it was sent again since
+                if awaited.epoch < message.status.membership_epoch:  # otherwise it has been resent since
                     awaited.epoch = OUTDATED
                     if self._request.membership_epoch < message.status.membership_epoch:
                         await self._join_or_fail()
@@ -329,8 +339,8 @@ class ShardClient:
             return
         problem = reply.problem(head.offset_bytes, head.total_bytes, len(chunk.data))
         if problem or crc32(chunk.data) != head.crc32:
-            # Asked for again, it comes again.
-            raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
+            # Reconnecting requests it again.
+            raise Unavailable(f"Received a damaged sum: {problem or 'wrong checksum'}.")
         self.received_bytes += len(chunk.data)
         if reply.put(head.offset_bytes, chunk.data, head.crc32):
             self._request.known_member_count = status.member_count
@@ -346,23 +356,23 @@ class ShardClient:
         if status.status == pb.SegmentStatus.STATUS_BEHIND:
             return ExchangeFailed(
                 f"this rank is too far behind {self.name}: {status.text}."
-                " Start it again from a newer checkpoint, or from the weights of another rank"
+                " Restart it from a newer checkpoint or from the weights of another rank"
             )
         return ExchangeFailed(
-            f"{self.name} refuses a payload of round {awaited.payload.round}: {status.text}."
-            " The ranks must run the same version with the same settings"
+            f"{self.name} refused a payload of round {awaited.payload.round}: {status.text}."
+            " All ranks must run the same version with the same settings"
         )
 
     async def _beat(self) -> None:
-        """Keeps the lease while the rank computes."""
+        """Renews the lease while the rank computes."""
         while True:
             await asyncio.sleep(self._request.terms.lease_s / HEARTBEATS_PER_LEASE)
-            # The next call finds out whatever it is.
+            # The next call reports the error.
             with contextlib.suppress(FulmenError):
                 await self.join()
 
 
 def failed(name: str, error: FulmenError) -> ExchangeFailed:
-    """Says what a refusal means for a rank."""
+    """Converts a server's refusal to an `ExchangeFailed`."""
     listed = "".join(f"\n  {violation.field}: {violation.description}" for violation in error.violations)
-    return ExchangeFailed(f"{name} refuses this rank ({error.reason}): {error.message}{listed}")
+    return ExchangeFailed(f"{name} refused this rank ({error.reason}): {error.message}{listed}")

@@ -1,4 +1,4 @@
-"""What carries payloads between ranks: one port, and an adapter for each network."""
+"""The interface of links, which carry payloads between ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What came of the segments of a bucket.
+    """The sums of a bucket's segments.
 
     Attributes:
-        replies: The encoded sum of each segment, the same bytes on every rank.
-        accepted: For each segment, whether this rank's payload is in it.
+        replies: Encoded sum of each segment, the same bytes on every rank.
+        accepted: For each segment, whether it includes this rank's payload.
     """
 
     replies: Sequence[Payload]
@@ -26,59 +26,58 @@ class Sums:
 
 
 class Link(Protocol):
-    """Ranks that exchange; all of them make the same calls in the same order."""
+    """A group of ranks that exchange; all make the same calls in the same order."""
 
     def begin(self) -> None:
-        """Begins a round: before its first call, on every rank. Who joins in mid-run takes part from such a place on."""
+        """Begins a round, before its first call, on every rank. Ranks that join a running exchange start at such a point."""
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
+        """This rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
 
     @property
     def shards(self) -> int:
-        """Into how many segments a bucket is cut."""
+        """Number of segments per bucket."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums a tensor over the ranks, in place; the same bits on each."""
+        """Sums a tensor over the ranks, in place, bit for bit the same on each."""
 
     def supports(self, codec: SegmentCodec) -> bool:
-        """Tells whether payloads of a codec can be summed; always, if it is the one that the link was made for."""
+        """Returns whether the link can sum a codec's payloads; always true for the codec it was made for."""
 
     def use(self, codec: SegmentCodec) -> Shard | None:
-        """Has payloads of a codec summed from now on; one that it takes, the same on every rank.
+        """Sums payloads of a supported codec from now on, the same on every rank.
 
         Returns:
-            The shard that this rank is, whose states belong to those of the rank; None where shards are elsewhere.
+            This rank's shard, whose states are part of the rank's; None if the shards are elsewhere.
         """
 
     def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
-        """Has the segments of buckets summed.
+        """Sums the segments of buckets.
 
         Args:
-            payloads: Of each bucket, by its index, one for each shard; of the same buckets in the same order on every rank.
-            round_: The round; of which bucket, the link says itself.
+            payloads: By bucket index, one payload per shard; the same buckets in the same order on every rank.
+            round_: The round; the link fills in the bucket.
 
         Returns:
-            What came of each bucket.
+            The sums of each bucket.
         """
 
     @property
     def missed_sums(self) -> int:
-        """How many sums of `all_reduce` this rank got that were made without its own tensor, since it began.
+        """Number of `all_reduce` sums that do not include this rank's tensor.
 
-        What it had put in is lost to all ranks alike: they go on with the same bits. It is so only after a rank was given
-        up and has come back.
+        Its contribution is lost for all ranks alike, which keep the same bits. This only happens when a removed rank returns.
         """
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent since it began."""
+        """Bytes sent by this rank."""
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that it has received."""
+        """Bytes received by this rank."""

@@ -1,4 +1,4 @@
-"""Opens the link that settings ask for."""
+"""Opens the link that the settings select."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from torch import nn
 
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.layout import Layout
-from fulmen_exchange.links.access import LinkAccess
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
-from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.links.link import Link
+from fulmen_exchange.links.settings import GrpcLinkSettings, ServerAccess, TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import Ranks
 from fulmen_exchange.registry import make_codec
-from fulmen_exchange.settings import CodecSettings, TorchLinkSettings
+from fulmen_exchange.settings import CodecSettings
 
 
 def open_link(
@@ -24,25 +23,25 @@ def open_link(
     *,
     parameters: Mapping[str, nn.Parameter],
     ranks: Ranks,
-    access: LinkAccess | None = None,
+    access: ServerAccess | None = None,
 ) -> Link:
-    """Opens the link of a group of ranks, which all call this; its layout is that of `CodecReducer.open`.
+    """Opens the link of a group of ranks, all of which call this.
 
     Args:
-        settings: Of the codec; `settings.link` says which link.
-        parameters: That train, by name, the same on every rank.
+        settings: Settings of the codec, including those of the link.
+        parameters: Trainable parameters by name, the same on every rank.
         ranks: This rank among the others.
-        access: To servers of shards; None where the link has none.
+        access: Credentials for servers of shards; None if the link has none.
 
     Raises:
-        ExchangeFailed: if a server refuses the rank, or cannot be reached within the deadline.
+        ExchangeFailed: if a server refuses the rank or cannot be reached within the deadline.
     """
     match settings.link:
         case TorchLinkSettings():
             return TorchLink(ranks)
         case GrpcLinkSettings() as link:
             if access is None:
-                raise AssertionError("servers of shards are called with an access")
+                raise AssertionError("a grpc link requires access to its servers")
             who = GrpcParticipant(
                 training_run=access.training_run,
                 rank=ranks.rank,
@@ -57,6 +56,6 @@ def open_link(
             assert_never(settings.link)
 
 
-def connected(access: LinkAccess, target: str) -> FulmenChannel:
-    """Opens the channel to a server of shards, with TLS where there are certificates for it."""
+def connected(access: ServerAccess, target: str) -> FulmenChannel:
+    """Opens the channel to a server of shards, with TLS if there are certificates for it."""
     return open_channel(target, token=access.token or None, tls=access.tls.get(target))

@@ -1,4 +1,4 @@
-"""Ranks of one process group: each is the shard of one segment of every bucket."""
+"""A link over `torch.distributed`: each rank is the shard of one segment of every bucket."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fulmen_exchange.links.link import Sums
 from fulmen_exchange.ranks import Ranks
 
 SMALL_BYTES = 16 * 1024
-"""Up to which a sum is made by every rank of what all have sent it."""
+"""Tensors up to this size are sent to all ranks, which compute the sum themselves."""
 
 
 class TorchLink:
-    """See `exchange.link.Link`."""
+    """Ranks of one process group; see `Link`."""
 
     missed_sums = 0
 
@@ -45,14 +45,14 @@ class TorchLink:
 
     @property
     def shards(self) -> int:
-        """One on each rank."""
+        """One per rank."""
         return self._ranks.world_size
 
     def begin(self) -> None:
-        """Ranks of a process group neither come nor go."""
+        """Does nothing: ranks of a process group neither join nor leave."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """See `Link`; what a ring of ranks sends is counted: 2 (N - 1) / N of the tensor each way."""
+        """See `Link`; counts the traffic of a ring, 2 (N - 1) / N of the tensor each way."""
         size_bytes = tensor.numel() * tensor.element_size()
         if size_bytes <= SMALL_BYTES and tensor.device.type == "cpu":
             self._sum_small(tensor)
@@ -63,7 +63,7 @@ class TorchLink:
         self.received_bytes += moved
 
     def _sum_small(self, tensor: Tensor) -> None:
-        """Has every rank send a tensor to every other one: one message's time, where a ring takes those of 2 (N - 1)."""
+        """Sends a tensor to all ranks: one latency, where a ring takes 2 (N - 1)."""
         of_ranks = [torch.empty_like(tensor) for _ in range(self.size)]
         self._swap([tensor] * self.size, of_ranks)
         first, *others = of_ranks
@@ -72,20 +72,20 @@ class TorchLink:
             tensor += other
 
     def supports(self, codec: SegmentCodec) -> bool:
-        """Takes payloads of any codec."""
+        """Supports every codec."""
         return True
 
     def use(self, codec: SegmentCodec) -> Shard:
-        """See `Link`; a codec keeps its shard."""
+        """See `Link`; each codec has its own shard."""
         if codec not in self._shards:
             self._shards[codec] = Shard(codec, device=self._ranks.device)
         self._shard = self._shards[codec]
         return self._shard
 
     def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
-        """See `Link`; every payload is accepted. All buckets travel together, for every message costs time of its own."""
+        """See `Link`; every payload is accepted. All buckets travel together to save latency."""
         if self._shard is None:
-            raise AssertionError("use() comes before the first exchange")
+            raise AssertionError("use() must be called before exchange()")
         outgoing = [[wire.encode(of_bucket[shard]) for of_bucket in payloads.values()] for shard in range(self.size)]
         of_ranks = self._all_to_all(outgoing)
         replies = []
@@ -103,7 +103,7 @@ class TorchLink:
         }
 
     def _all_to_all(self, outgoing: Sequence[Sequence[bytearray]]) -> list[list[memoryview]]:
-        """Sends each rank its messages, and returns what each has sent to this one; of each as many."""
+        """Sends each rank its messages; returns what each has sent to this one, equally many from each."""
         device, count = self._ranks.device, len(outgoing[0])
         sizes = torch.empty(self.size, count, dtype=torch.int64, device=device)
         self._swap([torch.tensor([len(one) for one in each], device=device) for each in outgoing], list(sizes))
@@ -113,13 +113,13 @@ class TorchLink:
         return [_cut(data.cpu(), each.tolist()) for data, each in zip(incoming, sizes, strict=True)]
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-        """Sends each rank a tensor, and fills the other ones with what each has sent to this one."""
+        """Sends a tensor to each rank and receives one from each."""
         group, own = self._ranks.group, self.rank
         incoming[own].copy_(outgoing[own])
         calls = []
         for other in range(self.size):
             if other != own:
-                # First where to: Gloo uses half of a line where it has to send what nobody waits for yet.
+                # Post receives first: Gloo reaches half the bandwidth if a message arrives before its receive.
                 calls.append(dist.P2POp(dist.irecv, incoming[other], group=group, group_peer=other))
                 calls.append(dist.P2POp(dist.isend, outgoing[other], group=group, group_peer=other))
                 self.sent_bytes += outgoing[other].numel() * outgoing[other].element_size()
@@ -129,6 +129,6 @@ class TorchLink:
 
 
 def _cut(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:
-    """Cuts bytes up into messages of these sizes."""
+    """Splits bytes into messages of the given sizes."""
     view, ends = data.numpy().data, list(accumulate(sizes, initial=0))
     return [view[begin:end] for begin, end in pairwise(ends)]

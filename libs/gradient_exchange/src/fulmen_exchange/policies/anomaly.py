@@ -1,8 +1,8 @@
-"""Gradients that explode or vanish: compression is left out for a window, and what was kept back is sent before it.
+"""Suspends compression while gradients explode or vanish.
 
-Whether a norm is out of the ordinary is told by the median of the logarithms of the norms before it and their median
-absolute deviation: norms are spread about evenly on a logarithmic scale, and neither is moved by a few outliers. Norms
-of 0 are no part of it: nothing was to be learnt there (all rewards were equal, say), which says nothing of what comes.
+A norm is judged against the median and the median absolute deviation of the logarithms of earlier norms: norms spread
+evenly on a logarithmic scale, and a few outliers move neither. Norms of 0 are ignored: with equal rewards, say, there is
+nothing to learn, which says nothing about later rounds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fulmen_exchange.policies.state import dump, load
 
 REMEMBERED = 64
 LEAST = 20
-"""With fewer norms nothing is out of the ordinary."""
+"""Norms needed before any can be anomalous."""
 MIN_DEVIATION = 0.1
-"""Of logarithms: norms that hardly differ would call a difference of some percent an explosion."""
+"""Of logarithms. Without it, nearly constant norms would turn a difference of a few percent into an explosion."""
 
 
 @dataclass(slots=True)
 class AnomalyState:
-    """What is remembered: logarithms of norms, and rounds by number."""
+    """Logarithms of recent norms, and round numbers."""
 
     logs: list[float] = field(default_factory=list)
     streak: int = 0
@@ -36,7 +36,7 @@ class AnomalyState:
 class AnomalyWatch:
     """Watches the largest gradient norm of the ranks.
 
-    Norms out of the ordinary are remembered too: what lasts longer than half of what is remembered is ordinary then.
+    Anomalous norms are remembered too, so a lasting change becomes normal after half the window.
     """
 
     def __init__(self, settings: AnomalySettings) -> None:
@@ -44,7 +44,7 @@ class AnomalyWatch:
         self._state = AnomalyState()
 
     def off(self, stats: RoundStats) -> str | None:
-        """Takes a round's norms in; returns why compression is to be off, or None if it is not to be."""
+        """Returns why compression is suspended in a round, or None."""
         state, settings = self._state, self._settings
         norm = max(stats.gradient_norms)
         kind = self._kind(norm) if norm else ""
@@ -59,14 +59,14 @@ class AnomalyWatch:
         state.streak_kind = kind
         if state.streak < settings.times or stats.number < state.quiet_until:
             return None
-        # One more, for the round that sends what was kept back.
+        # One more, for the round that flushes the residual.
         state.off_until = stats.number + settings.window + 1
         state.quiet_until = state.off_until + settings.cool_down
         state.streak = 0
         return f"gradients {kind} {settings.times} rounds in a row; back on in round {state.off_until}"
 
     def _kind(self, norm: float) -> str:
-        """Says what a norm does, and remembers it; empty for nothing."""
+        """Returns "explode", "vanish" or "", and remembers the norm."""
         logs, value, found = self._state.logs, log(norm), ""
         if len(logs) >= LEAST:
             middle = median(logs)
@@ -80,13 +80,13 @@ class AnomalyWatch:
         return found
 
     def state(self) -> dict[str, object]:
-        """Returns what is remembered, as plain values."""
+        """Returns the state as plain values."""
         return dump(self._state)
 
     def restore(self, plain: object) -> None:
-        """Goes on from it.
+        """Restores the state.
 
         Raises:
-            PolicyStateInvalid: if it is none.
+            PolicyStateInvalid: if it is not an anomaly state.
         """
         self._state = load(AnomalyState, plain)

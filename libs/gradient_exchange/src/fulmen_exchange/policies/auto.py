@@ -1,11 +1,10 @@
-"""Measures the first rounds, predicts what a step costs in each choice, and takes the cheapest that is worth it.
+"""Picks the fastest codec: measures the first rounds and predicts the step time of each candidate.
 
-Ways come in the order of what they lose: none first. A choice is worth it if it is faster, by more than the gain that is
-asked for, than all that lose less. A choice that stands gives choice to one that loses more by the same rule, and to one that
-loses less only when its own gain over that has shrunk to half: so nothing flutters.
+Candidates are ordered from lossless to most lossy. A candidate wins if it is faster by more than the required gain than
+every less lossy one. The current choice is replaced by a lossier one under the same rule, and by a less lossy one only
+once its own gain has shrunk to half, so that the choice does not oscillate.
 
-Later only the candidates that cost little are measured again; if these have become faster or slower by so much that it could
-matter, so are all others.
+Later only cheap candidates are measured again. If their times have changed enough to matter, all others are measured too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fulmen_exchange.policies.state import dump, load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What rounds in a choice took, in the median."""
+    """Median times of rounds with one codec."""
 
     choice: CodecChoice
     seconds: Seconds
@@ -31,7 +30,7 @@ class Sample:
 
 @dataclass(slots=True)
 class AutoState:
-    """What is remembered: what is still to be measured, what was just now and before, and what was chosen."""
+    """Pending measurements, current and previous samples, and the choice."""
 
     queue: list[CodecChoice] = field(default_factory=list)
     seen: list[Seconds] = field(default_factory=list)
@@ -44,15 +43,15 @@ class AutoState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Predicts steps from samples.
+    """Predicts step times from samples.
 
     Attributes:
-        gradient_bytes: Of all gradients, as float32.
-        world_size: Ranks.
-        overlap: Of the settings.
-        compute_s: Of a step, but for the exchange.
-        model: Its slowdown is seconds per byte.
-        samples: Of every kind of choice that was measured.
+        gradient_bytes: Bytes of all gradients, as float32.
+        world_size: Number of ranks.
+        overlap: See `AutoPolicy`.
+        compute_s: Seconds of a step without the exchange.
+        model: The fitted model; its slowdown is seconds per byte.
+        samples: One for every measured codec.
     """
 
     gradient_bytes: float
@@ -66,7 +65,7 @@ class Prediction:
     def of(
         cls, samples: Sequence[Sample], *, gradient_bytes: float, world_size: int, overlap: float = 0.0
     ) -> Prediction:
-        """Fits the wire to samples, at least two."""
+        """Fits the model to at least two samples."""
         points = [
             Measured(
                 step=Step(exchange=exchange_for(one.choice, gradient_bytes, world_size), compute_s=0.0),
@@ -85,13 +84,13 @@ class Prediction:
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth that was found; infinity if bytes took no time."""
+        """The fitted bandwidth; infinity if bytes cost no time."""
         return 1.0 / self.model.slowdown if self.model.slowdown else inf
 
     def step_s(self, choice: CodecChoice, *, bytes_per_s: float | None = None) -> float:
-        """Predicts the seconds of a step, at the bandwidth that was found or at another one.
+        """Predicts the seconds of a step, at the fitted bandwidth or another one.
 
-        What the model is off by in the sample of a kind of candidates, it is taken to be off by in all of that kind.
+        The model's relative error on a codec's sample is assumed for all choices with that codec.
         """
         [sample] = [one for one in self.samples if one.choice.key == choice.key]
         fitted = self._wire_s(sample.choice, self.model)
@@ -104,7 +103,7 @@ class Prediction:
         return model.wire_s(Step(exchange=exchange_for(choice, self.gradient_bytes, self.world_size), compute_s=0.0))
 
     def pays_below(self, candidates: Sequence[CodecChoice]) -> float:
-        """Finds the bandwidth, in bytes per second, below which any of the candidates but the first is faster than that."""
+        """Returns the bandwidth in bytes per second below which any candidate beats the first one."""
         return max(
             (
                 break_even(
@@ -118,7 +117,7 @@ class Prediction:
 
 
 def exchange_for(choice: CodecChoice, gradient_bytes: float, world_size: int) -> Exchange:
-    """Says what a choice exchanges."""
+    """Returns the exchange that a choice causes."""
     topology = Topology.RING if choice.uses_ring else Topology.SHARDED
     return Exchange(topology=topology, world_size=world_size, gradient_bytes=gradient_bytes, ratio=choice.bytes_ratio)
 
@@ -131,13 +130,13 @@ class Auto:
     def __init__(
         self, candidates: Sequence[CodecChoice], settings: AutoPolicy, *, gradient_bytes: float, world_size: int
     ) -> None:
-        """Makes it.
+        """Plans to measure every codec.
 
         Args:
-            candidates: From what loses nothing to what loses most; at least two kinds, the first without compression.
-            settings: Its settings.
-            gradient_bytes: Of all gradients, as float32.
-            world_size: Ranks.
+            candidates: From lossless to most lossy; at least two codecs, the first without compression.
+            settings: Settings of the policy.
+            gradient_bytes: Bytes of all gradients, as float32.
+            world_size: Number of ranks.
         """
         self._candidates = tuple(candidates)
         self._settings = settings
@@ -159,9 +158,9 @@ class Auto:
             state.queue = self._affordable()
             state.measure_at = stats.number + self._settings.measure_every
         if state.queue:
-            return Proposal(choice=state.queue[0], reason="measures what it costs", events=events)
+            return Proposal(choice=state.queue[0], reason="measuring", events=events)
         assert state.chosen is not None
-        return Proposal(choice=state.chosen, reason="the cheapest, by what was measured", events=events)
+        return Proposal(choice=state.chosen, reason="fastest by measurement", events=events)
 
     def _sample(self, now: CodecChoice, seconds: Seconds) -> None:
         state = self._state
@@ -181,7 +180,7 @@ class Auto:
         state.queue.pop(0)
 
     def _merge(self) -> bool:
-        """Takes what was measured just now in; false if it says that all else has to be measured, too."""
+        """Merges fresh samples; returns False if they show that all others must be measured again."""
         state = self._state
         before = {one.choice.key: one.seconds for one in state.samples}
         fresh = {one.choice.key for one in state.fresh}
@@ -204,7 +203,7 @@ class Auto:
         )
 
     def _decide(self, number: int) -> tuple[str, ...]:
-        """Chooses; returns what is to be told of it."""
+        """Picks a candidate; returns the events to report."""
         state, prediction = self._state, self._prediction()
         steps = {choice: prediction.step_s(choice) for choice in self._candidates}
         before, state.chosen = state.chosen, self._pick(steps)
@@ -213,7 +212,7 @@ class Auto:
         told = (
             f"{state.chosen.text}: {steps[state.chosen]:.3g} s a step predicted, {steps[dense]:.3g} s with"
             f" {dense.text}, at {_rate(prediction.bytes_per_s)} and {prediction.compute_s:.3g} s of computing;"
-            f" compression pays below {_rate(below)} with this model and these machines"
+            f" compression pays off below {_rate(below)} with this model and these machines"
         )
         return () if before == state.chosen else (told,)
 
@@ -230,7 +229,7 @@ class Auto:
         return best if steps[now] > (1.0 - gain / 2) * steps[best] else now
 
     def _affordable(self) -> list[CodecChoice]:
-        """Returns the kinds that can be measured again in the share of time that this may take; the cheapest always."""
+        """Returns the codecs that can be measured again within the time budget; always the cheapest."""
         assert self._state.chosen is not None
         prediction = self._prediction()
         steps = {choice: prediction.step_s(choice) for choice in self._kinds}
@@ -254,7 +253,7 @@ class Auto:
 
 
 def _rate(bytes_per_s: float) -> str:
-    """Names a bandwidth for a person."""
+    """Formats a bandwidth."""
     if bytes_per_s in (0.0, inf):
         return "no bandwidth" if not bytes_per_s else "any bandwidth"
     megabits = bytes_per_s * 8 / 1e6

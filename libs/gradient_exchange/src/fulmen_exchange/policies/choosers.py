@@ -1,4 +1,4 @@
-"""Which choice a round should have, by kind of policy: fixed, by stages of the training, adaptive."""
+"""Choosers: the part of a policy that depends on its kind (fixed, stages, adaptive)."""
 
 from __future__ import annotations
 
@@ -11,39 +11,44 @@ from fulmen_exchange.policies.settings import AdaptivePolicy, StagesPolicy
 from fulmen_exchange.policies.state import dump, load
 
 GROWS = 1.2
-"""From one window to the next: more than that is growth."""
+"""Growth from one window to the next, as a factor."""
 
 
 class Chooser(Protocol):
-    """The part of a policy that differs by its kind.
+    """The part of a policy that depends on its kind.
 
     Attributes:
-        needs_energy: Whether it reads what was captured, kept back and zero in every round, which costs time to measure.
+        needs_energy: Whether captured energy, residual and sparsity must be measured in every round, which costs time.
     """
 
     needs_energy: bool
 
     def choose(self, stats: RoundStats, *, now: CodecChoice | None) -> Proposal:
-        """Takes a round's stats in, which were measured while `now` was in effect; returns what it wants."""
+        """Returns the proposal for a round.
+
+        Args:
+            stats: Statistics, measured while `now` was in effect.
+            now: The codec in effect; None without compression.
+        """
 
     def state(self) -> dict[str, object]:
-        """Returns what is remembered, as plain values."""
+        """Returns the state as plain values."""
 
     def restore(self, plain: object) -> None:
-        """Goes on from it.
+        """Restores the state.
 
         Raises:
-            PolicyStateInvalid: if it is none.
+            PolicyStateInvalid: if it belongs to another policy.
         """
 
 
 @dataclass(slots=True)
 class NothingKept:
-    """The state of what has none."""
+    """The state of a stateless chooser."""
 
 
 class Fixed:
-    """The choice of the codec's own settings."""
+    """Always proposes the configured codec."""
 
     needs_energy = False
 
@@ -52,7 +57,7 @@ class Fixed:
 
     def choose(self, stats: RoundStats, *, now: CodecChoice | None) -> Proposal:
         """See `Chooser`."""
-        return Proposal(choice=self._choice, reason="as set")
+        return Proposal(choice=self._choice, reason="as configured")
 
     def state(self) -> dict[str, object]:
         """See `Chooser`."""
@@ -64,7 +69,7 @@ class Fixed:
 
 
 class Stages(Fixed):
-    """A ratio for each stage of the training."""
+    """One ratio per stage of the training."""
 
     def __init__(self, choice: CodecChoice, settings: StagesPolicy) -> None:
         super().__init__(choice)
@@ -80,7 +85,7 @@ class Stages(Fixed):
 
 @dataclass(slots=True)
 class AdaptiveState:
-    """What is remembered: the density, rounds out of the band, and means of a window."""
+    """Density, rounds outside the band, and sums of the current window."""
 
     density: float
     below: int = 0
@@ -94,9 +99,9 @@ class AdaptiveState:
 
 
 class Adaptive:
-    """Keeps the captured energy in a band, by additive increase and multiplicative decrease of the density.
+    """Keeps the captured energy in a band by additive increase and multiplicative decrease of the density.
 
-    Only rounds that were sent with its own choice count: not those of the warm-up, or after a roll back.
+    Only rounds sent with its own choice count, not those of a warm-up or a rollback.
     """
 
     needs_energy = True
@@ -110,7 +115,7 @@ class Adaptive:
     def choose(self, stats: RoundStats, *, now: CodecChoice | None) -> Proposal:
         """See `Chooser`."""
         state, settings = self._state, self._settings
-        reason, flush = "the captured energy is in its band", False
+        reason, flush = "captured energy within its band", False
         if now == self._own():
             if self._outgrown(stats):
                 state.density, state.boosted_until = 1.0 / settings.min_ratio, stats.number + settings.cool_down
@@ -119,7 +124,7 @@ class Adaptive:
             elif stats.number >= state.boosted_until:
                 reason = self._follow(stats) or reason
         if stats.number < state.boosted_until:
-            reason = "what is kept back has grown beyond its bound"
+            reason = "residual beyond its bound"
         return Proposal(choice=self._own(), reason=reason, flush=flush)
 
     def _own(self) -> CodecChoice:
@@ -128,11 +133,11 @@ class Adaptive:
         return replace(self._choice, ratio=ratio)
 
     def _follow(self, stats: RoundStats) -> str | None:
-        """Moves the density, if the captured energy was out of its band for long enough; says why."""
+        """Adjusts the density if the captured energy was outside its band for long enough; returns the reason."""
         state, settings, captured = self._state, self._settings, stats.captured
         if captured is None:
             return None
-        # Beyond the share of elements that are not 0, a larger density sends nothing more.
+        # Once all nonzero elements are sent, a larger density changes nothing.
         useful = stats.sparsity is None or state.density < 1.0 - stats.sparsity
         state.below = state.below + 1 if captured < settings.low and useful else 0
         state.above = state.above + 1 if captured > settings.high else 0
@@ -144,13 +149,13 @@ class Adaptive:
             return None
         side = f"below {settings.low:g}" if state.below else f"above {settings.high:g}"
         state.below = state.above = 0
-        return f"the captured energy was {captured:.3g}, {side}"
+        return f"captured energy {captured:.3g}, {side}"
 
     def _outgrown(self, stats: RoundStats) -> bool:
-        """Tells whether what is kept back grows from window to window, and is beyond what it could be.
+        """Returns whether the residual keeps growing beyond its theoretical bound.
 
-        With a compressor that captures phi of the energy it is bounded by 2 sqrt(1 - phi) / phi of the gradients' norm:
-        Karimireddy et al., arXiv:1901.09847, lemma 3.
+        A compressor that captures phi of the energy bounds it by 2 sqrt(1 - phi) / phi of the gradient norm: Karimireddy et al.,
+        arXiv:1901.09847, lemma 3.
         """
         state, settings = self._state, self._settings
         if stats.residual is None or stats.captured is None:

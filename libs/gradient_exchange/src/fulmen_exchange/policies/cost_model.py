@@ -1,4 +1,4 @@
-"""What a training step costs, by the way its gradients are sent: a model with few parameters, fitted to measured steps.
+"""A cost model of a training step, by codec and topology: few parameters, fitted to measured steps.
 
     step = compute + max(0, wire - overlap * compute) + codec
     wire = bytes / line * slowdown + messages * latency
@@ -8,8 +8,8 @@ G is the gradient's size as float32, N the number of ranks, k = 1 / ratio the sh
 | topology | bytes of a rank, each way | messages |
 |---|---|---|
 | ring all-reduce (Patarasuk and Yuan, 2009) | 2 (N - 1) / N k G | 2 (N - 1) |
-| sharded aggregator, its reply sparse again | 2 k G (N - 1) / N | 2 |
-| the same, its reply the union of what came | (1 + N^0.62) k G (N - 1) / N, the reply at most dense | 2 |
+| sharded aggregator with a sparse reply | 2 k G (N - 1) / N | 2 |
+| sharded aggregator that replies with the union | (1 + N^0.62) k G (N - 1) / N, the reply at most dense | 2 |
 | all-gather | (N - 1) k G | N - 1 |
 
 The exponent of the union was measured with 2 to 32 ranks with error feedback; beyond that it is extrapolated.
@@ -29,13 +29,13 @@ UNION_EXPONENT = 0.62
 OVERLAPS = tuple(step / 20 for step in range(21))
 _ROUNDS = 20
 _SLOWEST, _FASTEST = 1.0, 1e15
-"""Bytes per second between which a break-even is looked for."""
+"""Bounds of the search for a break-even bandwidth, in bytes per second."""
 
 Floats = NDArray[np.float64]
 
 
 class Topology(StrEnum):
-    """Who sends what to whom."""
+    """How payloads travel between ranks."""
 
     RING = "ring"
     SHARDED = "sharded"
@@ -47,11 +47,11 @@ class Exchange:
     """One exchange of all gradients.
 
     Attributes:
-        topology: Who sends what to whom.
+        topology: How payloads travel.
         world_size: N.
         gradient_bytes: G, as float32.
-        ratio: Bytes of float32 for each byte that a rank sends.
-        union: Whether a sharded aggregator replies with all that came, and not with the largest of it.
+        ratio: Bytes of float32 per byte that a rank sends.
+        union: Whether a sharded aggregator replies with the union of all payloads instead of its largest elements.
     """
 
     topology: Topology
@@ -62,7 +62,7 @@ class Exchange:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes through the line of a rank, in the direction that has more of them, or in both if they take turns."""
+        """Bytes through a rank's line, in the busier direction, or in both if they alternate."""
         ranks, sent = self.world_size, self.gradient_bytes / self.ratio
         match self.topology:
             case Topology.RING:
@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def messages(self) -> int:
-        """Messages that wait for each other."""
+        """Number of messages that wait for each other."""
         if self.world_size == 1:
             return 0
         match self.topology:
@@ -89,15 +89,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A training step, but for how long it takes.
+    """A training step, without its duration.
 
     Attributes:
-        exchange: Of its gradients.
+        exchange: The exchange of its gradients.
         compute_s: Seconds of everything else.
-        codec: Who encodes and decodes; its seconds per byte are fitted where `codec_s` is None.
-        codec_s: Seconds of encoding, summing and decoding, where they were measured.
-        line_bytes_per_s: What the line is said to carry; 1 where nobody knows, so that the slowdown is seconds per
-            byte.
+        codec: Name of the codec; its seconds per byte are fitted if `codec_s` is None.
+        codec_s: Measured seconds of encoding, summing and decoding; None if unknown.
+        line_bytes_per_s: Nominal line rate; 1 if unknown, so that the slowdown is seconds per byte.
     """
 
     exchange: Exchange
@@ -109,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A step and the seconds that it took."""
+    """A step and its measured duration."""
 
     step: Step
     step_s: float
@@ -117,13 +116,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The parameters of machines and network.
+    """Parameters of the machines and the network.
 
     Attributes:
-        slowdown: Seconds that a byte takes over those that the rate of the line says.
-        latency_s: Of one message.
-        overlap: Share of the computing during which gradients are sent already.
-        codec_s_per_byte: Of G, by codec.
+        slowdown: Factor by which a byte takes longer than the nominal line rate says.
+        latency_s: Seconds per message.
+        overlap: Share of computing during which gradients are already being sent.
+        codec_s_per_byte: Seconds per byte of G, by codec.
     """
 
     slowdown: float = 1.0
@@ -132,22 +131,22 @@ class Model:
     codec_s_per_byte: Mapping[str, float] = field(default_factory=dict)
 
     def wire_s(self, step: Step) -> float:
-        """Predicts the seconds on the wire, whatever is hidden behind the computing."""
+        """Predicts the seconds on the wire, including those hidden by computing."""
         exchange = step.exchange
         return exchange.wire_bytes / step.line_bytes_per_s * self.slowdown + exchange.messages * self.latency_s
 
     def codec_s(self, step: Step) -> float:
-        """Returns the codec's seconds, as measured or by its seconds per byte.
+        """Returns the codec's seconds, measured or predicted.
 
         Raises:
-            KeyError: if they were not measured, and the codec is not known.
+            KeyError: if they were not measured and the codec is unknown.
         """
         if step.codec_s is not None:
             return step.codec_s
         return self.codec_s_per_byte[step.codec] * step.exchange.gradient_bytes
 
     def exchange_s(self, step: Step) -> float:
-        """Predicts by how much the exchange makes a step longer."""
+        """Predicts by how much the exchange lengthens a step."""
         return max(0.0, self.wire_s(step) - self.overlap * step.compute_s) + self.codec_s(step)
 
     def step_s(self, step: Step) -> float:
@@ -156,31 +155,30 @@ class Model:
 
 
 def calibrate(measured: Sequence[Measured], *, overlaps: Sequence[float] = OVERLAPS) -> Model:
-    """Fits the model to steps by least squares of relative errors; no parameter is negative.
+    """Fits the model by least squares of relative errors; no parameter is negative.
 
     Args:
-        measured: At least as many steps as there are parameters: slowdown, latency, one for each codec whose seconds
-            were not measured.
-        overlaps: Those that are tried; the least of the best is taken.
+        measured: At least as many steps as parameters: slowdown, latency, and one per codec without measured seconds.
+        overlaps: Values to try; the smallest of the best is used.
 
     Raises:
         ValueError: if there are too few steps.
     """
     codecs = sorted({each.step.codec for each in measured if each.step.codec_s is None})
     if len(measured) < 2 + len(codecs):
-        raise ValueError(f"{len(measured)} steps do not tell {2 + len(codecs)} parameters")
+        raise ValueError(f"{len(measured)} steps are too few to fit {2 + len(codecs)} parameters")
     best, least = Model(), inf
     for overlap in overlaps:
         model = _fit(measured, codecs, overlap)
         error = float(np.sum(_errors(model, measured) ** 2))
-        # A little better is rounding; a model without overlap explains as much with less.
+        # Ignore gains within rounding: prefer the model with less overlap.
         if error < least * (1 - 1e-6) - 1e-15:
             best, least = model, error
     return best
 
 
 def _fit(measured: Sequence[Measured], codecs: Sequence[str], overlap: float) -> Model:
-    """Fits all else for one overlap: steps whose exchange is hidden say nothing of the wire, so they are told first."""
+    """Fits all other parameters for one overlap; steps whose exchange is hidden say nothing about the wire."""
     rows = np.array([_row(each.step, codecs) for each in measured])
     seconds = np.array([each.step_s for each in measured])
     compute = np.array([each.step.compute_s for each in measured])
@@ -206,7 +204,7 @@ def _row(step: Step, codecs: Sequence[str]) -> list[float]:
 
 
 def _not_negative(rows: Floats, target: Floats) -> Floats:
-    """Solves least squares, leaving out, one by one, what would be the most negative."""
+    """Solves least squares, dropping the most negative column until none is negative."""
     scale = np.abs(rows).max(axis=0)
     kept = [column for column in range(rows.shape[1]) if scale[column] > 0]
     solved = np.zeros(rows.shape[1])
@@ -225,45 +223,45 @@ def _errors(model: Model, measured: Sequence[Measured]) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """How far predictions are from steps that the model was not fitted to.
+    """Prediction errors on steps that the model was not fitted to.
 
     Attributes:
-        errors: Predicted over measured, less 1, in the order of the steps.
+        errors: Predicted over measured, minus 1, in the order of the steps.
     """
 
     errors: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Of the magnitudes."""
+        """The median absolute error."""
         return float(np.median(np.abs(self.errors)))
 
     @property
     def worst(self) -> float:
-        """Of the magnitudes."""
+        """The largest absolute error."""
         return float(np.max(np.abs(self.errors)))
 
 
 def validate(model: Model, held_back: Sequence[Measured]) -> Validation:
-    """Compares predictions with steps that were held back.
+    """Compares predictions with held-out steps.
 
     Raises:
         ValueError: if there are none.
     """
     if not held_back:
-        raise ValueError("no step was held back")
+        raise ValueError("no held-out steps")
     return Validation(errors=tuple(map(float, _errors(model, held_back))))
 
 
 def break_even(dense_s: Callable[[float], float], compressed_s: Callable[[float], float]) -> float:
-    """Finds the bandwidth below which compression pays.
+    """Returns the bandwidth below which compression pays off.
 
     Args:
         dense_s: Seconds of a step without compression, by bytes per second.
-        compressed_s: The same with it; what it saves may only shrink with the bandwidth.
+        compressed_s: The same with compression; its savings must not grow with the bandwidth.
 
     Returns:
-        Bytes per second; 0.0 if it never pays, infinity if it always does.
+        Bytes per second; 0.0 if it never pays off, infinity if it always does.
     """
 
     def saved(logarithm: float) -> float:

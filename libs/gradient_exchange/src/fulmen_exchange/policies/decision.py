@@ -1,4 +1,4 @@
-"""What a policy is told of a round, and what it says of it."""
+"""The inputs and outputs of a policy: round statistics, proposals and decisions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.settings import CodecSettings
 
 CodecKey = tuple[str, int]
-"""What candidates have in common that share a codec with its states, and the cost of coding: the codec's name, and bits."""
+"""Codec name and bits. Choices with the same key share the codec, its state and its coding cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecChoice:
-    """A choice to send gradients.
+    """A codec with its bits and ratio.
 
     Attributes:
         codec: Registered name of the codec.
-        bits: Of its elements, where that is a proposal; else 0.
-        ratio: Bytes of float32 for each byte that is sent, where that is a proposal; else None.
+        bits: Bits per element, if the codec has this setting; otherwise 0.
+        ratio: Bytes of float32 per byte sent, if the codec has this setting; otherwise None.
     """
 
     codec: str
@@ -27,28 +27,28 @@ class CodecChoice:
 
     @property
     def has_residual(self) -> bool:
-        """Whether something may be left in the state when this gives choice to another choice."""
+        """Whether the codec's state may hold unsent gradient."""
         return self._settings.has_residual
 
     @property
     def uses_ring(self) -> bool:
-        """Whether its sums go round in a ring, and not through shards."""
+        """Whether gradients are summed by a ring all-reduce instead of by shards."""
         return self._settings.uses_ring
 
     @property
     def key(self) -> CodecKey:
-        """What it has in common with candidates that differ by the ratio alone."""
+        """The part of the choice that identifies the codec's state."""
         return self.codec, self.bits
 
     @property
     def text(self) -> str:
-        """Names it for a person."""
+        """The choice as shown in a run's history."""
         how = f" with {self.bits} bits" if self.bits else ""
         return self.codec + how + (f" at {self.ratio:.4g}x" if self.ratio is not None else "")
 
     @property
     def bytes_ratio(self) -> float:
-        """Bytes of float32 for each byte that is sent, of any choice; what scales and counts cost is neglected."""
+        """Bytes of float32 per byte sent, for any codec; scales and counts are neglected."""
         if self.ratio is not None:
             return self.ratio
         if self.bits:
@@ -62,17 +62,17 @@ class CodecChoice:
 
 
 PLAIN = CodecChoice(codec="none")
-"""Gradients as they are."""
+"""Uncompressed gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Where the time of a round went: the mean over its ranks, but that of the slowest for `compute_s`.
+    """Where the time of a round went: the mean over the ranks, except `compute_s`.
 
     Attributes:
-        compute_s: Forward and backward passes, and the optimiser.
+        compute_s: Forward and backward passes and the optimiser, of the slowest rank.
         codec_s: Encoding, summing and decoding.
-        transfer_s: On the wire, and waiting for it.
+        transfer_s: Transfer, including the wait for it.
     """
 
     compute_s: float
@@ -82,20 +82,19 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStats:
-    """What all ranks know before a round: the caller has gathered it, so it is the same on each.
+    """Statistics that all ranks have before a round, identical on each.
 
     Attributes:
-        number: Of the round that is to be decided on, from 1; a round that was skipped is decided on again.
-        progress: How much of the training is done: 0 to 1.
-        gradient_norms: Of the gradients that are to be sent, by rank, before clipping.
-        captured: phi = |C(x)|^2 / |x|^2 of the last round: x is what could have been sent, what was kept back included;
-            the mean over the ranks. None where it was not measured.
-        residual: Norm of what was kept back in the last round over the norm of what had come in; the mean over the
-            ranks. None where it was not measured.
-        sparsity: Share of elements that were 0 in the last round's gradients; the mean over the ranks. None where it
-            was not measured.
-        metric: Reward or validation metric that came since the last round, the higher the better; None if none did.
-        seconds: Of the last round; None where it was not measured.
+        number: Number of the round to decide, from 1. A skipped round is decided again under the same number.
+        progress: Completed share of the training, 0 to 1.
+        gradient_norms: Norms of the gradients to send, by rank, before clipping.
+        captured: phi = |C(x)|^2 / |x|^2 of the last round, where x is gradient plus residual; mean over the ranks. None if
+            not measured.
+        residual: Norm of the residual over the norm of the gradient in the last round; mean over the ranks. None if not
+            measured.
+        sparsity: Share of zeros in the last round's gradients; mean over the ranks. None if not measured.
+        metric: Reward or validation metric since the last round, higher is better; None if there was none.
+        seconds: Times of the last round; None if not measured.
     """
 
     number: int
@@ -110,13 +109,13 @@ class RoundStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What one part of a policy wants.
+    """What one part of a policy proposes for a round.
 
     Attributes:
-        choice: The choice to send.
-        reason: Why, for a person.
-        flush: Whether all that was kept back should be sent now.
-        events: What is to be told in the history of the run.
+        choice: The proposed codec.
+        reason: Why, as shown to users.
+        flush: Whether the residual should be sent completely in this round.
+        events: Texts for the history of the run.
     """
 
     choice: CodecChoice
@@ -130,11 +129,11 @@ class Decision:
     """What a round does.
 
     Attributes:
-        choice: The choice to send, where it is enabled.
-        enabled: False if gradients are to be sent as they are. The round before has then sent all that was kept back.
-        flush: Whether all that was kept back is to be sent in this round, through the choice's codec.
-        reason: Why, for a person.
-        events: Texts for the history of the run; none if nothing has changed.
+        choice: The codec, if enabled.
+        enabled: Whether to compress. If False, the round before has flushed the residual.
+        flush: Whether to send the whole residual in this round, through the codec.
+        reason: Why, as shown to users.
+        events: Texts for the history of the run; empty if nothing changed.
     """
 
     choice: CodecChoice
@@ -145,5 +144,5 @@ class Decision:
 
     @property
     def ratio(self) -> float:
-        """Bytes of float32 for each byte that is to be sent, where the codec has a proposal; else 1."""
+        """Bytes of float32 per byte to send; 1 if the codec has no ratio."""
         return self.choice.ratio if self.choice.ratio is not None else 1.0

@@ -1,8 +1,8 @@
-"""A policy: what each round of the exchange does, and what of it the history of the run is told.
+"""The policy: decides what each round of the exchange does.
 
-Invariants: a policy is a function of what it was told, so every rank that is told the same decides the same, and so
-does one that goes on from a stored state. Whenever gradients begin to be sent in another codec, or as they are, the
-round before has sent all that was kept back: nothing is ever thrown away.
+Invariants: a policy is a function of the statistics it has seen, so all ranks decide alike, and so does one restored from
+a stored state. Before gradients switch to another codec, or to no compression, one round flushes the residual: no
+gradient is ever dropped.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 FIRST_RATIO = 4.0
 WARMUP_STAGES = 4
 UNBIASED = (PLAIN, CodecChoice(codec="bf16"), CodecChoice(codec="qsgd", bits=8), CodecChoice(codec="qsgd", bits=4))
-"""What any optimiser stands, from what loses nothing to what loses most."""
+"""Candidates for any optimiser, from lossless to most lossy."""
 SAFE_SPARSE = {"adamw": frozenset[str](), "sgd": frozenset({"dgc"})}
-"""Sparse codecs that an optimiser stands besides, by its name."""
+"""Sparse codecs that are also safe, by optimiser."""
 
 
 @dataclass(slots=True)
 class PolicyState:
-    """What the last round did."""
+    """The last round's outcome."""
 
     choice: CodecChoice | None = None
     enabled: bool = True
@@ -44,14 +44,14 @@ class PolicyState:
 
 
 def warmup_ratio(ratio: float, number: int, rounds: int) -> float:
-    """Returns the ratio of a round, which grows to its own: 4, 16, 64, 256, then what was asked for.
+    """Returns the ratio of a round during warm-up: 4, 16, 64, 256, then the target.
 
-    Source: Deep Gradient Compression, arXiv:1712.01887, section 3.3, whose densities are 25 %, 6.25 %, 1.5625 %, 0.4 %.
+    Source: Deep Gradient Compression, arXiv:1712.01887, section 3.3, with densities of 25 %, 6.25 %, 1.5625 %, 0.4 %.
 
     Args:
-        ratio: Its own.
-        number: The round's, from 1.
-        rounds: Of the warm-up.
+        ratio: Target ratio.
+        number: Number of the round, from 1.
+        rounds: Length of the warm-up in rounds.
     """
     if number > rounds:
         return ratio
@@ -60,18 +60,18 @@ def warmup_ratio(ratio: float, number: int, rounds: int) -> float:
 
 
 class Policy:
-    """Decides on each round, in order; see the module for what holds."""
+    """Decides on each round, in order."""
 
     def __init__(
         self, chooser: Chooser, settings: CommonPolicySettings, *, full_sync_every: int = 0, steps: int = 1
     ) -> None:
-        """Makes it.
+        """Starts before the first round.
 
         Args:
-            chooser: What is particular to its kind.
-            settings: What all kinds have in common.
-            full_sync_every: Rounds between those in which all that was kept back is sent; 0 for never.
-            steps: Of each rank's optimiser in a round.
+            chooser: The part specific to the kind of policy.
+            settings: Settings common to all kinds.
+            full_sync_every: Rounds between flushes of the residual; 0 for never.
+            steps: Local optimiser steps per round.
         """
         self._chooser = chooser
         self._settings = settings
@@ -83,26 +83,26 @@ class Policy:
 
     @property
     def needs_energy(self) -> bool:
-        """Whether it reads what was captured, kept back and zero in every round."""
+        """Whether captured energy, residual and sparsity must be measured in every round."""
         return self._chooser.needs_energy
 
     def decide(self, stats: RoundStats) -> Decision:
-        """Says what a round does. Called once before each round; once more with the same number if it was skipped."""
+        """Decides on a round. Called once before each round, and again under the same number if it was skipped."""
         state = self._state
         if not all(isfinite(norm) for norm in stats.gradient_norms):
             choice = state.choice or self._warm(self._chooser.choose(stats, now=None), stats.number).choice
-            # Were it sent all the same, something would be kept back again.
+            # If it is sent nevertheless, it leaves a residual.
             state.flushed = False
-            reason = "a gradient is not finite: the round is to be skipped"
+            reason = "gradient not finite: round skipped"
             return Decision(choice=choice, enabled=state.enabled, flush=False, reason=reason)
-        # What a flush or a round without compression took and kept back says nothing about the choice.
+        # A flush or an uncompressed round says nothing about the codec.
         plain = state.enabled and not state.flushed
         told = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
         now = state.choice if state.enabled else None
         proposal = self._warm(self._chooser.choose(told, now=now), stats.number)
         proposal = self._rollback.guard(stats, proposal, now=now)
         off = self._anomaly.off(stats)
-        # What is sent as it is has nothing to leave out.
+        # Uncompressed gradients cannot be suspended.
         return self._step(stats, proposal, None if proposal.choice == PLAIN else off)
 
     def _warm(self, proposal: Proposal, number: int) -> Proposal:
@@ -117,7 +117,7 @@ class Policy:
         )
 
     def _step(self, stats: RoundStats, proposal: Proposal, off: str | None) -> Decision:
-        """Goes from what the last round did to what is wanted, by choice of a flush where something was kept back."""
+        """Returns the decision that follows the last one, inserting a flush where a residual would be left behind."""
         state, enabled = self._state, off is None
         reason = proposal.reason if off is None else off
         was, was_enabled = state.choice, state.enabled
@@ -144,7 +144,7 @@ class Policy:
         return Decision(choice=proposal.choice, enabled=enabled, flush=flush, reason=reason, events=events)
 
     def state(self) -> dict[str, object]:
-        """Returns all that later decisions depend on, as values that JSON has."""
+        """Returns everything later decisions depend on, as JSON values."""
         return {
             "last": dump(self._state),
             "chooser": self._chooser.state(),
@@ -153,13 +153,13 @@ class Policy:
         }
 
     def restore(self, plain: dict[str, object]) -> None:
-        """Goes on from what `state` has returned, under the same settings.
+        """Restores what `state` returned under the same settings.
 
         Raises:
-            PolicyStateInvalid: if it is of another policy.
+            PolicyStateInvalid: if it belongs to another policy.
         """
         if set(plain) != {"last", "chooser", "anomaly", "rollback"}:
-            raise PolicyStateInvalid("has other parts than a policy")
+            raise PolicyStateInvalid("not the state of a policy")
         self._state = load(PolicyState, plain["last"])
         self._chooser.restore(plain["chooser"])
         self._anomaly.restore(plain["anomaly"])
@@ -167,7 +167,7 @@ class Policy:
 
 
 def own_choice(settings: CodecSettings) -> CodecChoice:
-    """Returns the choice that a codec's own settings name."""
+    """Returns the codec choice that the settings name."""
     fields = settings.model_dump()
     return CodecChoice(codec=settings.name, bits=fields.get("bits", 0), ratio=fields.get("ratio"))
 
@@ -183,11 +183,11 @@ def make_policy(
     """Builds the policy of a codec's settings.
 
     Args:
-        settings: Of the codec.
-        optimizer: `adamw` or `sgd`; what another one stands is taken to be what AdamW does.
-        world_size: Ranks.
-        gradient_bytes: Of all gradients that are compressed, as float32.
-        supports: Whether the link can send in a choice; it always can in that of the settings, and as it is.
+        settings: Settings of the codec.
+        optimizer: `adamw` or `sgd`; any other is treated as AdamW.
+        world_size: Number of ranks.
+        gradient_bytes: Bytes of all compressed gradients, as float32.
+        supports: Returns whether the link can carry a choice. The configured codec and no compression always work.
     """
     own = own_choice(settings)
     chooser: Chooser
@@ -206,9 +206,9 @@ def make_policy(
 
 
 def candidates_for(own: CodecChoice, settings: AutoPolicy, *, optimizer: str) -> tuple[CodecChoice, ...]:
-    """Returns the candidates that an optimiser stands, from what loses nothing to what loses most.
+    """Returns the candidates that suit an optimiser, from lossless to most lossy.
 
-    Sparse ones are among them only if the settings name that codec: an optimiser is set up for it.
+    Sparse codecs are included only if the settings name one, since the optimiser must be set up for it.
     """
     if own.codec not in SAFE_SPARSE.get(optimizer, frozenset()):
         return UNBIASED

@@ -1,8 +1,8 @@
-"""Goes back to settings of the compression that were good, when the reward has fallen under others.
+"""Returns to earlier codec settings when the reward falls under newer ones.
 
-The good settings are those in effect when the smoothed reward was at its best. They stand for a cool-down then, in
-which nothing else is tried; each further roll back makes that twice as long. If the reward has not come back by its
-end, the settings were not at fault: the best is forgotten, and the policy goes on.
+The good settings are those in effect when the smoothed metric was at its best. They are held for a cool-down, which each
+further rollback doubles. If the metric has not recovered by then, the settings were not the cause: the best value is
+forgotten and the policy continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_DOUBLINGS = 6
 
 @dataclass(slots=True)
 class RollbackState:
-    """What is remembered: of the reward, of the good choice, and of the one that stands."""
+    """The metric's mean and best value, and the good and held choices."""
 
     mean: float | None = None
     best: float | None = None
@@ -30,14 +30,20 @@ class RollbackState:
 
 
 class Rollback:
-    """Stands between what is wanted and what is done."""
+    """Overrides proposals while good settings are held."""
 
     def __init__(self, settings: NoRollback | RollbackOnDrop) -> None:
         self._settings = settings
         self._state = RollbackState()
 
     def guard(self, stats: RoundStats, wanted: Proposal, *, now: CodecChoice | None) -> Proposal:
-        """Takes a round's metric in, which came while `now` was in effect; returns what is to be done."""
+        """Returns the proposal to follow.
+
+        Args:
+            stats: Statistics of the round; the metric belongs to `now`.
+            wanted: What the chooser proposes.
+            now: The codec in effect; None without compression.
+        """
         settings, state = self._settings, self._state
         if isinstance(settings, NoRollback):
             return wanted
@@ -46,9 +52,7 @@ class Rollback:
         events = list(wanted.events)
         if state.held is not None:
             if stats.number < state.held_until:
-                return replace(
-                    wanted, choice=state.held, reason=f"rolled back; others from round {state.held_until} on"
-                )
+                return replace(wanted, choice=state.held, reason=f"rolled back until round {state.held_until}")
             events += self._end(settings)
         if state.below < settings.window or state.good is None or now is None or now == state.good:
             return replace(wanted, events=tuple(events))
@@ -57,7 +61,7 @@ class Rollback:
         state.times += 1
         events.append(
             f"compression rolled back from {now.text} to {state.held.text}: the metric fell from {state.best:.4g} to"
-            f" {state.mean:.4g}, by more than {settings.drop:.4g}; it stays for {rounds} rounds"
+            f" {state.mean:.4g}, by more than {settings.drop:.4g}; held for {rounds} rounds"
         )
         return replace(wanted, choice=state.held, reason="the metric fell", events=tuple(events))
 
@@ -71,22 +75,22 @@ class Rollback:
             state.below = state.below + 1 if mean < state.best - settings.drop else 0
 
     def _end(self, settings: RollbackOnDrop) -> list[str]:
-        """Ends a time in which the good choice stood."""
+        """Ends a hold; returns the events to report."""
         state = self._state
         stayed, state.held, state.below = state.held, None, 0
         if stayed is None or state.mean is None or state.best is None or state.mean >= state.best - settings.drop:
             return []
         state.best = state.mean
-        return [f"the metric did not come back with {stayed.text}: the compression was not at fault"]
+        return [f"the metric did not recover with {stayed.text}: compression was not the cause"]
 
     def state(self) -> dict[str, object]:
-        """Returns what is remembered, as plain values."""
+        """Returns the state as plain values."""
         return dump(self._state)
 
     def restore(self, plain: object) -> None:
-        """Goes on from it.
+        """Restores the state.
 
         Raises:
-            PolicyStateInvalid: if it is none.
+            PolicyStateInvalid: if it is not a rollback state.
         """
         self._state = load(RollbackState, plain)

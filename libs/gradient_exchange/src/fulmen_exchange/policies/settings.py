@@ -1,6 +1,6 @@
 """Settings of policies. No torch is needed to read them.
 
-The warm-up of the ratio has its only home here: it is the same for every codec that has a ratio.
+The warm-up of the ratio is defined here only: it is the same for every codec with a ratio.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pydantic import Field, model_validator
 from fulmen_exchange.strict import Strict
 
 Ratio = Annotated[float, Field(ge=1, le=4096)]
-"""Bytes of float32 for each byte that is sent; beyond it the counts of a sparse payload would be half of it."""
+"""Bytes of float32 per byte sent. Beyond 4096 the counts would be half of a sparse payload."""
 
 
 class AnomalySettings(Strict):
-    """When gradients explode or vanish, compression is left out for a while.
+    """Suspends compression while gradients explode or vanish.
 
     Attributes:
-        window: Rounds that are sent as they are then; 0 to never do that.
-        cool_down: Rounds after a window in which no other begins.
-        times: So many rounds in a row have to be out of the ordinary.
-        explodes_mads: A norm explodes that is above the median by so many median absolute deviations, of logarithms.
-        vanishes_below: A norm vanishes that is below this share of the median.
+        window: Rounds without compression after an anomaly; 0 disables the check.
+        cool_down: Rounds after a window before the next one may begin.
+        times: Consecutive anomalous rounds that trigger a window.
+        explodes_mads: Distance above the median, in median absolute deviations of log norms, at which a norm explodes.
+        vanishes_below: Share of the median below which a norm vanishes.
     """
 
     window: int = Field(default=50, ge=0, le=1_000_000)
@@ -35,19 +35,19 @@ class AnomalySettings(Strict):
 
 
 class NoRollback(Strict):
-    """Keeps what the policy has chosen, whatever becomes of the reward."""
+    """Keeps the policy's choice whatever happens to the reward."""
 
     kind: Literal["none"] = "none"
 
 
 class RollbackOnDrop(Strict):
-    """Goes back to the last good settings of the compression (not of the model) when the reward falls.
+    """Returns to the last good codec settings (the model is not touched) when the reward falls.
 
     Attributes:
-        drop: How far the smoothed reward, or validation metric, may be below its best, in its own units.
-        window: It has to stay there for so many values in a row.
+        drop: How far the smoothed metric may fall below its best, in its own unit.
+        window: Consecutive values below that trigger a rollback.
         smoothing: Weight of the newest value in the exponential mean.
-        cool_down: Rounds for which the good settings then stand; twice as many each time.
+        cool_down: Rounds for which the good settings are held; doubled by each rollback.
     """
 
     kind: Literal["rollback"]
@@ -58,14 +58,14 @@ class RollbackOnDrop(Strict):
 
 
 class CommonPolicySettings(Strict):
-    """What all policies have in common.
+    """Settings of every policy.
 
     Attributes:
-        warmup_rounds: Rounds over which the ratio grows to its own, from 4 on, fourfold each quarter (arXiv:1712.01887,
-            section 3.3: 4, 16, 62, 250, 1000); 0 for none. Codecs without a ratio have no warm-up. A round of an outer
-            loop counts as many times as it has steps.
-        anomaly: What gradients that explode or vanish do.
-        rollback: What a falling reward does.
+        warmup_rounds: Rounds over which the ratio grows to its target: 4, 16, 64, 256, one step per quarter
+            (arXiv:1712.01887, section 3.3); 0 for no warm-up. Codecs without a ratio have none. A round of an outer loop
+            counts once per local step.
+        anomaly: Response to exploding or vanishing gradients.
+        rollback: Response to a falling reward.
     """
 
     warmup_rounds: int = Field(default=100, ge=0, le=10_000_000)
@@ -74,7 +74,7 @@ class CommonPolicySettings(Strict):
 
 
 class FixedPolicy(CommonPolicySettings):
-    """The codec as its own settings say."""
+    """Uses the codec as configured."""
 
     kind: Literal["fixed"] = "fixed"
 
@@ -84,7 +84,7 @@ class Stage(Strict):
 
     Attributes:
         until_progress: Where it ends, as a share of the training.
-        ratio: Bytes of float32 for each byte that is sent.
+        ratio: Bytes of float32 per byte sent.
     """
 
     until_progress: float = Field(gt=0, le=1)
@@ -92,7 +92,7 @@ class Stage(Strict):
 
 
 class StagesPolicy(CommonPolicySettings):
-    """A ratio for each stage of the training: the most in the middle, where gradients say the least that is new.
+    """One ratio per stage of the training; the highest in the middle, where gradients carry the least new information.
 
     Attributes:
         stages: In order; the last one ends at 1.
@@ -112,24 +112,24 @@ class StagesPolicy(CommonPolicySettings):
     def _in_order(self) -> Self:
         ends = [stage.until_progress for stage in self.stages]
         if not ends or ends[-1] != 1.0 or any(left >= right for left, right in pairwise(ends)):
-            raise ValueError("stages: each must end after the one before it, and the last at 1")
+            raise ValueError("stages: must be in ascending order and end at 1")
         return self
 
 
 class AdaptivePolicy(CommonPolicySettings):
-    """Keeps the share of energy that is sent in a band: the density grows by steps and shrinks by a factor.
+    """Keeps the captured energy in a band by additive increase and multiplicative decrease of the density.
 
     Attributes:
-        low: phi = |C(x)|^2 / |x|^2 of what is sent and what could have been; below it more is sent.
-        high: Above it less is sent.
-        min_ratio: Of what is sent at most.
-        max_ratio: Of what is sent at least.
-        increase: Added to the density, the share of bytes that is sent.
-        decrease: The density is multiplied by it.
-        patience: Rounds in a row that have to be out of the band.
-        residual_window: Rounds over which the norm of what is kept back is averaged.
-        residual_windows: It must not grow by a fifth so many times in a row, beyond the bound that theory has for it.
-        cool_down: Rounds for which the most is sent after that.
+        low: Lower bound of phi = |C(x)|^2 / |x|^2; below it the density grows.
+        high: Upper bound; above it the density shrinks.
+        min_ratio: Lowest ratio, when most is sent.
+        max_ratio: Highest ratio, when least is sent.
+        increase: Added to the density (the share of bytes sent).
+        decrease: Factor by which the density shrinks.
+        patience: Consecutive rounds outside the band before a change.
+        residual_window: Rounds over which the residual's norm is averaged.
+        residual_windows: Consecutive windows of 20 % growth beyond the theoretical bound that trigger a flush.
+        cool_down: Rounds at `min_ratio` after such a flush.
     """
 
     kind: Literal["adaptive"]
@@ -147,20 +147,20 @@ class AdaptivePolicy(CommonPolicySettings):
     @model_validator(mode="after")
     def _bands(self) -> Self:
         if self.low >= self.high or self.min_ratio > self.max_ratio:
-            raise ValueError("low must be below high, and min_ratio at most max_ratio")
+            raise ValueError("low must be below high, and min_ratio must not exceed max_ratio")
         return self
 
 
 class AutoPolicy(CommonPolicySettings):
-    """Measures, predicts the seconds of a step for each way to send that the optimiser stands, and takes the cheapest.
+    """Measures the codecs that suit the optimiser, predicts the step time of each, and picks the fastest.
 
     Attributes:
-        ratios: Of the sparse codec, where there is one.
-        probe_rounds: Rounds for each measurement; the first of several is not counted.
-        measure_every: Rounds until it is measured again; 0 for never.
-        measure_share: Of the time in between, which measuring again may take.
-        gain: A way that loses more than another must be faster by more than this share.
-        overlap: Share of the computing during which gradients are sent already.
+        ratios: Candidate ratios of the sparse codec, if there is one.
+        probe_rounds: Rounds per measurement; the first of several is discarded.
+        measure_every: Rounds between measurements; 0 measures once.
+        measure_share: Share of that time that measuring may take.
+        gain: A lossier codec must be faster by more than this share.
+        overlap: Share of computing during which gradients are already being sent.
     """
 
     kind: Literal["auto"]
@@ -174,7 +174,7 @@ class AutoPolicy(CommonPolicySettings):
     @model_validator(mode="after")
     def _ascending(self) -> Self:
         if any(left >= right for left, right in pairwise(self.ratios)):
-            raise ValueError("ratios: each must be above the one before it")
+            raise ValueError("ratios: must be in ascending order")
         return self
 
 

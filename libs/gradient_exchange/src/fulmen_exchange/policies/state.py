@@ -1,4 +1,4 @@
-"""How the parts of a policy keep their state: dataclasses of plain values, which a checkpoint stores as JSON."""
+"""Serialisation of policy state: dataclasses of plain values, which a checkpoint stores as JSON."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ Value = TypeVar("Value")
 
 
 class PolicyStateInvalid(Exception):
-    """A state is not one of this policy; the text says where."""
+    """A stored state does not belong to this policy."""
 
 
 def dump(state: object) -> dict[str, object]:
-    """Makes plain values of a state."""
+    """Converts a state to plain values."""
     plain: dict[str, object] = TypeAdapter(type(state)).dump_python(state, mode="json")
     return plain
 
 
 def load(kind: type[Value], plain: object) -> Value:
-    """Reads what `dump` has made.
+    """Reads a state written by `dump`.
 
     Raises:
         PolicyStateInvalid: if it is of another kind.
     """
     if not isinstance(plain, Mapping):
-        raise PolicyStateInvalid(f"{kind.__name__}: is missing")
+        raise PolicyStateInvalid(f"{kind.__name__}: missing")
     try:
-        # Not `strict`: JSON has no tuples. What a key names must be a field, for `forbid` would need a config on each
+        # Not `strict`, since JSON has no tuples. Unknown keys are checked here: `forbid` would need a config on each
         # class.
         if unknown := set(plain) - set(getattr(kind, "__dataclass_fields__", ())):
-            raise PolicyStateInvalid(f"{kind.__name__}: knows no {', '.join(sorted(map(str, unknown)))}")
+            raise PolicyStateInvalid(f"{kind.__name__}: unknown keys {', '.join(sorted(map(str, unknown)))}")
         return TypeAdapter(kind).validate_python(plain)
     except ValidationError as error:
         where = "; ".join(".".join(map(str, each["loc"])) + f": {each['msg']}" for each in error.errors())

@@ -1,7 +1,4 @@
-"""The folders in which sums are kept over a restart: one for each run, with one for each of its shards.
-
-Not for several threads at a time.
-"""
+"""The folders of stored sums: one per run, with one per shard. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -15,17 +12,16 @@ from pathlib import Path
 import structlog
 
 from fulmen_exchange.aggregator.folders import make_folder
+from fulmen_exchange.server.runs import Run
 
 ABOUT = "run.json"
 NAME_CHARACTERS = 32
 
 _log = structlog.get_logger()
-Run = tuple[str, str]
-"""Project and name; what different projects exchange never meets."""
 
 
 class ExchangeFolders:
-    """See the module."""
+    """The folders of all runs."""
 
     def __init__(
         self,
@@ -36,14 +32,14 @@ class ExchangeFolders:
         is_synced: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Takes where they are.
+        """Creates nothing yet.
 
         Args:
-            root: Of all of them.
-            keep_s: How long the folder of a run stays in which nothing is written.
-            is_over: Tells whether a run will never go on.
-            is_synced: Whether a crash of the machine, too, must not lose them.
-            now: Unix time, in seconds.
+            root: Folder of all runs.
+            keep_s: How long the folder of a run is kept after the last write.
+            is_over: Returns whether a run will never resume.
+            is_synced: Whether files must survive a crash of the machine.
+            now: Returns Unix time in seconds.
         """
         self._root = root
         self._keep_s = keep_s
@@ -52,7 +48,7 @@ class ExchangeFolders:
         self._now = now
 
     def of(self, run: Run, shard: int) -> Path:
-        """Returns the folder of a shard; that of its run is there then."""
+        """Returns the folder of a shard, creating that of its run."""
         folder = self._root / hashlib.sha256("\0".join(run).encode()).hexdigest()[:NAME_CHARACTERS]
         make_folder(folder, is_synced=self._is_synced)
         about = folder / ABOUT
@@ -61,10 +57,10 @@ class ExchangeFolders:
         return folder / f"shard-{shard}"
 
     def sweep(self, served: Container[Run]) -> None:
-        """Deletes what no run goes on from: of runs that are over, and what is too old.
+        """Deletes the folders of runs that are over or too old.
 
         Args:
-            served: Runs of which shards are open.
+            served: Runs with open shards.
         """
         for folder in self._root.iterdir() if self._root.is_dir() else ():
             run = _run_of(folder)

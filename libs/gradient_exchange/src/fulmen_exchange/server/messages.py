@@ -1,4 +1,4 @@
-"""Between the messages of the exchange of gradients and the values of the aggregator."""
+"""Conversions between protobuf messages and the aggregator's values."""
 
 from __future__ import annotations
 

@@ -1,59 +1,41 @@
-"""Figures of the shards that the service holds, for Prometheus: members, rounds, bytes, and what was said of payloads."""
+"""Prometheus metrics of the shards that a server holds: members, rounds, bytes and payload statuses."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from fulmen_exchange.aggregator.effects import PayloadStatus
-from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.tally import BOUNDS_S, Tally
+from fulmen_exchange.server.shards import BOUNDS_S, ServedShard
 
 _SHARD = ["project", "run", "shard"]
 _PREFIX = "fulmen_algorithm_exchange"
 
 
-class WatchedShard(Protocol):
-    """What is looked at."""
-
-    @property
-    def machine(self) -> RoundMachine:
-        """Its rounds."""
-
-    @property
-    def tally(self) -> Tally:
-        """What it has answered."""
-
-    @property
-    def lost_residuals(self) -> int:
-        """Starts of the server after which what it had kept back was lost."""
-
-
-Held = Callable[[], Iterable[tuple[str, str, WatchedShard]]]
-"""Project, run and shard of all that a service holds."""
+Held = Callable[[], Iterable[tuple[str, str, ServedShard]]]
+"""Returns project, run and shard of everything that a server holds."""
 
 
 class ExchangeMetrics(Collector):
-    """Looks at the shards when it is scraped; one that is forgotten, as all ranks have left, is shown no more."""
+    """Reads the shards at every scrape; shards without members disappear once they are dropped."""
 
     def __init__(self, held: Held) -> None:
         self._held = held
 
     def describe(self) -> Iterable[Metric]:
-        """Says that nothing is to be asked at registration."""
+        """Returns nothing, so that registration collects nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Builds the families; called in the scrape's thread, while rounds go on: it reads numbers, one at a time."""
+        """Builds the metric families in the scrape's thread, while rounds run: it only reads single numbers."""
         gauges = {name: GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=_SHARD) for name, text in _GAUGES.items()}
         counters = {
             name: CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=_SHARD) for name, text in _COUNTERS.items()
         }
         verdicts = CounterMetricFamily(
-            f"{_PREFIX}_verdicts", "What was said of payloads and of their chunks.", labels=[*_SHARD, "verdict"]
+            f"{_PREFIX}_verdicts", "Payloads and chunks by status.", labels=[*_SHARD, "verdict"]
         )
         rounds = HistogramMetricFamily(
             f"{_PREFIX}_round_seconds", "From the first chunk of a round to its last sum.", labels=_SHARD
@@ -89,17 +71,17 @@ class ExchangeMetrics(Collector):
 
 
 _GAUGES = {
-    "members": "Ranks that take part.",
+    "members": "Participating ranks.",
     "world_size": "Ranks with which the first round began.",
     "round": "The newest round.",
-    "epoch": "Number of the set of members; grows with every change of them.",
+    "epoch": "Epoch of the membership; grows with every change.",
 }
 _COUNTERS = {
-    "sums": "Sums that were made.",
-    "partial_sums": "Of them, those of a quorum, without all members.",
-    "raw_bytes": "Payloads that were summed, before encoding.",
-    "received_bytes": "Payloads that were summed, as they came.",
-    "sent_bytes": "Sums, counted once for each rank.",
-    "removed_members": "Members that were removed: silent, or kept the others waiting.",
-    "lost_residuals": "Starts after which what the shard had kept back was lost.",
+    "sums": "Completed sums.",
+    "partial_sums": "Sums made by a quorum, without all members.",
+    "raw_bytes": "Summed payloads before encoding.",
+    "received_bytes": "Summed payloads as received.",
+    "sent_bytes": "Sums, once per receiving rank.",
+    "removed_members": "Members removed because they were silent or delayed others.",
+    "lost_residuals": "Starts after which the shard's residual was lost.",
 }

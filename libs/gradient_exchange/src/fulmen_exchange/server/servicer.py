@@ -30,16 +30,15 @@ from fulmen.errors import (
     Unavailable,
     Violation,
 )
-from fulmen.ids import ALL_PROJECTS
 from fulmen_exchange.aggregator.effects import RankBehind, RankReplaced
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ReadChunk
-from fulmen_exchange.server import messages as messages
-from fulmen_exchange.server.folders import ExchangeFolders, Run
+from fulmen_exchange.server import messages
+from fulmen_exchange.server.folders import ExchangeFolders
+from fulmen_exchange.server.runs import Run, RunAccess
 from fulmen_exchange.server.shards import Outbox, ServedShard
-from fulmen_service_kit.auth import current_caller
 
 if TYPE_CHECKING:
     from fulmen_exchange.aggregator.shard_sum import Restored, ShardSum
@@ -53,9 +52,9 @@ QUIET_S = 0.5
 SWEEP_S = 600.0
 MAX_NAME = 128
 MAX_VIOLATIONS = 20
-"""Of one answer: they travel as metadata, which is limited."""
+"""Per response; they are sent as metadata, which is limited."""
 PAGE_BYTES = 2 * 2**20
-"""Of an answer; gRPC takes twice as much unless it is told otherwise."""
+"""Of a response; gRPC's default limit is twice as much."""
 
 _log = structlog.get_logger()
 Message = ReadChunk | pb.ExchangeRequest
@@ -63,14 +62,14 @@ Message = ReadChunk | pb.ExchangeRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLimits:
-    """What ranks can make a server hold.
+    """Limits on what ranks can make a server hold.
 
     Attributes:
         max_shards: Shards of all runs together.
-        max_elements: Elements of one shard: all its segments.
-        max_staged_bytes: CodecMemory of payloads that wait for their sums, of all shards together.
+        max_elements: Elements of one shard, all segments together.
+        max_staged_bytes: Memory of payloads waiting for their sums, of all shards together.
         forget_s: How long a shard without members is kept in memory.
-        keep_s: How long its files are, unless its run is over.
+        keep_s: How long its files are kept, unless its run is over.
     """
 
     max_shards: int = 64
@@ -81,33 +80,31 @@ class ExchangeLimits:
 
 
 class GradientExchangeServicer(GradientExchangeServiceServicer):
-    """Decodes, calls once, encodes; and is the background role that makes time pass. Added to servers by `add_exchange`."""
+    """The service, and the background role that advances its time. Added to a server by `add_exchange`."""
 
     def __init__(
         self,
         *,
-        project_of: Callable[[str], str],
+        runs: RunAccess,
         folder: Path | None = None,
         is_synced: bool = True,
-        is_over: Callable[[Run], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
         limits: ExchangeLimits = ExchangeLimits(),
     ) -> None:
-        """Takes what the server knows of runs.
+        """Serves nothing yet.
 
         Args:
-            project_of: The project of a training run; raises TrainingRunNotFound.
-            folder: Where sums are kept over a restart; None: nowhere.
-            is_synced: Whether they are on the disk before ranks get them: a crash of the machine loses none then.
-            is_over: Tells whether a run will never go on, so that what is kept of it can be deleted.
-            clock: The time, in seconds.
-            limits: What is held at most.
+            runs: The runs that callers may access.
+            folder: Folder of the sums stored for a restart; None to store none.
+            is_synced: Whether stored sums must survive a crash of the machine.
+            clock: Returns the time in seconds.
+            limits: Limits on what ranks can make the server hold.
         """
-        self._project_of = project_of
+        self._runs = runs
         self._folders = (
             None
             if folder is None
-            else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=is_over, is_synced=is_synced)
+            else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=runs.is_over, is_synced=is_synced)
         )
         self._is_synced = is_synced
         self._clock = clock
@@ -118,7 +115,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         self._drains = False
 
     async def run(self) -> None:
-        """Removes silent members, and makes sums without stragglers, until it is cancelled."""
+        """Removes silent members and makes sums without stragglers until cancelled."""
         try:
             while True:
                 await self.tick()
@@ -127,11 +124,11 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             await self.end()
 
     async def tick(self) -> None:
-        """Does what is due now."""
+        """Does everything that is due."""
         for run, shards in list(self._shards.items()):
             for number, shard in list(shards.items()):
                 if shards.get(number) is not shard:
-                    continue  # another was opened in its place while the one before it was ended
+                    continue  # replaced while another shard was being stopped
                 shard.tick()
                 if self._clock() >= shard.empty_since_s + self._limits.forget_s:
                     del shards[number]
@@ -144,37 +141,35 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
                 await asyncio.to_thread(self._folders.sweep, set(self._shards))
 
     def held(self) -> list[tuple[str, str, ServedShard]]:
-        """Returns all shards with their projects and runs; also in another thread."""
+        """Returns all shards with their projects and runs; thread-safe."""
         return [(*run, shard) for run, shards in list(self._shards.items()) for shard in list(shards.values())]
 
     def drain(self) -> None:
-        """Ends the open streams, and takes no more: ranks come back when the server does."""
+        """Ends open streams and refuses new ones; ranks reconnect when the server returns."""
         self._drains = True
         for shard in self._all():
             shard.drain()
 
     async def end(self) -> None:
-        """Ends all that goes on, and forgets all shards."""
+        """Stops and drops all shards."""
         shards = list(self._all())
         self._shards.clear()
         for shard in shards:
             await shard.end()
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
-        """Takes a rank in."""
+        """Adds a rank to an exchange."""
         self._refuse_if_draining()
-        run = self._run(request.training_run)
+        run = self._runs.resolve(request.training_run)
         terms = messages.terms_of(request.terms)
         problems = terms.problems(max_elements=self._limits.max_elements)
         if not 0 <= request.rank < MAX_RANKS:
             problems.append(Problem(field="rank", description=f"must be 0 to {MAX_RANKS - 1}"))
         if not 0 < len(request.incarnation) <= MAX_NAME or len(request.history) > MAX_NAME:
             problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters, as `history`"))
-        _refuse("The rank cannot take part in an exchange", problems)
+        _refuse("The rank cannot join the exchange", problems)
         shard = await self._shard_for(run, terms, request)
-        _refuse(
-            "The rank cannot take part: its terms differ from those of the run", shard.machine.terms.differences(terms)
-        )
+        _refuse("The rank cannot join: its terms differ from those of the run", shard.machine.terms.differences(terms))
         try:
             joined = shard.join(request.rank, request.incarnation, messages.claim_of(request))
         except (RankBehind, RankReplaced) as error:
@@ -184,7 +179,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
         """Ends a membership."""
-        shard = self._shards.get(self._run(request.training_run), {}).get(request.shard)
+        shard = self._shards.get(self._runs.resolve(request.training_run), {}).get(request.shard)
         if shard is not None:
             shard.leave(request.rank, request.incarnation)
         return pb.LeaveResponse()
@@ -192,7 +187,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
     async def Exchange(
         self, requests: AsyncIterator[Message], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes | pb.ExchangeResponse]:
-        """Carries chunks both ways."""
+        """Carries chunks in both directions."""
         self._refuse_if_draining()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -203,10 +198,10 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             _refuse("The stream is malformed", [Problem(field="open", description="must be the first message")])
             return
         opened = first.open
-        shard = self._shards.get(self._run(opened.training_run), {}).get(opened.shard)
+        shard = self._shards.get(self._runs.resolve(opened.training_run), {}).get(opened.shard)
         if shard is None or shard.machine.members.get(opened.rank, opened.incarnation) is None:
-            # It may believe that it is a member, of the server before this one: epochs of the two may be the same number.
-            raise Unavailable("The rank is no member of an exchange here: join it first.")
+            # It may have been a member of a former server, with the same epoch number.
+            raise Unavailable("The rank is not a member of this exchange; join it first.")
         outbox = shard.open(opened.rank, opened.incarnation)
         reading = asyncio.create_task(_read(requests, shard, opened, outbox), name="exchange-stream")
         try:
@@ -218,22 +213,22 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             shard.close(opened.rank, opened.incarnation, outbox)
 
     async def GetRound(self, request: pb.GetRoundRequest, context: grpc.aio.ServicerContext) -> pb.GetRoundResponse:
-        """Returns how a round went."""
+        """Returns the statistics of a round."""
         shard = self._known(request.training_run).get(request.shard)
         record = shard.machine.records.get(request.round) if shard is not None else None
         if record is None:
-            problem = Problem(field="round", description="not one of those that the server remembers")
-            _refuse("There is no such round", [problem])
+            problem = Problem(field="round", description="unknown to the server")
+            _refuse("Round not found", [problem])
             return pb.GetRoundResponse()
         return messages.round_(record)
 
     async def GetExchange(
         self, request: pb.GetExchangeRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetExchangeResponse:
-        """Returns how the shards of a run stand."""
+        """Returns the state of a run's shards."""
         shards, now_s = self._known(request.training_run), self._clock()
         if request.page_token and not request.page_token.isdecimal():
-            _refuse("There is no such page", [Problem(field="page_token", description="not one that was returned")])
+            _refuse("Page not found", [Problem(field="page_token", description="must be a returned token")])
         numbers = [number for number in sorted(shards) if number >= int(request.page_token or 0)]
         response = pb.GetExchangeResponse()
         for number in numbers:
@@ -245,39 +240,24 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             response.shards.append(status)
         return response
 
-    def _run(self, name: str) -> Run:
-        """Returns a run that the caller may see; any other is as if it did not exist.
-
-        One that this service does not know is of another one, of whose sum it holds shards: it belongs to the project that
-        the caller's token is bound to.
-        """
-        caller = current_caller()
-        try:
-            project = self._project_of(name)
-        except TrainingRunNotFound:
-            if caller.project == ALL_PROJECTS or len(name) > MAX_NAME:
-                raise
-            project = caller.project
-        if not caller.may_access(project):
-            raise TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_NAME])
-        return project, name
-
     def _refuse_if_draining(self) -> None:
         if self._drains:
             raise Draining("The service is shutting down.")
 
     def _known(self, name: str) -> dict[int, ServedShard]:
         try:
-            run = self._run(name)
+            run = self._runs.resolve(name)
         except TrainingRunNotFound:
-            # Whoever may see all projects sees runs of other services, too, unless two projects have the name.
-            held = [run for run in self._shards if run[1] == name and current_caller().may_access(run[0])]
+            # A caller with access to all projects may also see runs of other services, unless the name is ambiguous.
+            held = [run for run in self._shards if run[1] == name and self._runs.may_access(run[0])]
             if len(held) != 1:
                 raise
             [run] = held
         shards = self._shards.get(run)
         if not shards:
-            raise TrainingRunNotFound("No rank of the run has joined an exchange here.", training_run=name[:MAX_NAME])
+            raise TrainingRunNotFound(
+                "No rank of the run has joined an exchange on this server.", training_run=name[:MAX_NAME]
+            )
         return shards
 
     def _room(self) -> int:
@@ -288,7 +268,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             yield from shards.values()
 
     async def _shard_for(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
-        # One at a time, so that two ranks that join together find the same one.
+        # One at a time, so that ranks that join together get the same shard.
         async with self._opening:
             shard = self._shards.get(run, {}).get(terms.shard)
             if shard is not None and _is_over(shard, terms, request):
@@ -297,13 +277,13 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
                 shard = None
             if shard is None:
                 if sum(1 for _ in self._all()) >= self._limits.max_shards:
-                    raise QuotaExceeded(f"The server holds {self._limits.max_shards} shards already.")
+                    raise QuotaExceeded(f"The server already holds {self._limits.max_shards} shards.")
                 shard = await self._opened(run, terms, request)
                 self._shards.setdefault(run, {})[terms.shard] = shard
             return shard
 
     async def _opened(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
-        # It loads torch, which takes seconds.
+        # Loads torch, which takes seconds.
         module: Any = await asyncio.to_thread(import_module, "fulmen_exchange.aggregator.shard_sum")
         folder = None
         if self._folders is not None:
@@ -312,7 +292,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         try:
             sums: ShardSum = await asyncio.to_thread(make)
         except module.TermsRefused as error:
-            _refuse("The rank cannot take part in an exchange", error.problems)
+            _refuse("The rank cannot join the exchange", error.problems)
             raise
         claim = messages.claim_of(request)
         restore = partial(sums.restore, at_least=claim.round - 1, known=claim.known, history=claim.history)

@@ -1,7 +1,7 @@
-"""The shards that this process serves: does what their rounds say, and carries the answers to the streams of ranks.
+"""The shards that a server holds: applies the effects of their round machines and passes responses to streams.
 
-Invariant: the state of a shard's rounds changes on the event loop alone; payloads are decoded and summed in a thread of
-the shard, one sum at a time, in the order in which they became due.
+Invariant: a shard's round machine changes on the event loop only; payloads are decoded and summed in the shard's thread, one
+sum at a time, in the order in which they became due.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,44 +20,79 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fulmen.errors import Draining, InternalError, QuotaExceeded, Unavailable
-from fulmen_exchange.aggregator.effects import Chunk, Effect, JoinResult, Response, ResumePoint, StagingFull, SumDue
+from fulmen_exchange.aggregator.effects import (
+    Chunk,
+    Effect,
+    JoinResult,
+    PayloadStatus,
+    Response,
+    ResumePoint,
+    StagingFull,
+    SumDue,
+)
 from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.tally import Tally
 
 if TYPE_CHECKING:
     from fulmen_exchange.aggregator.shard_sum import ShardSum
 
+BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 MAX_UNREAD = 256
-"""Answers that may wait for a stream; sums themselves are not copied for it."""
+"""Responses that may wait for a stream; sums are not copied for it."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
+class Tally:
+    """Counters of one shard since it was opened.
+
+    Attributes:
+        verdicts: Payloads and chunks by status.
+        rounds: Completed rounds by the first of `BOUNDS_S` not below their duration; the last entry exceeds all bounds.
+        seconds: Total duration of these rounds.
+    """
+
+    verdicts: Counter[PayloadStatus] = field(default_factory=Counter)
+    rounds: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    seconds: float = 0.0
+    _counted: int = 0
+
+    def look(self, machine: RoundMachine) -> None:
+        """Counts the rounds completed since the last call: a round is complete once the next one begins."""
+        over = [record for number, record in machine.records.items() if self._counted < number < machine.round]
+        self._counted = max(self._counted, machine.round - 1)
+        for record in over:
+            if record.sums:
+                seconds = record.ended_s - record.began_s
+                self.seconds += seconds
+                self.rounds[bisect_left(BOUNDS_S, seconds)] += 1
+
+
+@dataclass(slots=True)
 class Outbox:
-    """Answers on their way to one stream."""
+    """Responses queued for one stream."""
 
     _answers: asyncio.Queue[Response | BaseException | None] = field(default_factory=asyncio.Queue)
     _is_ended: bool = False
 
     def put(self, answer: Response) -> None:
-        """Sends one; ends the stream if nobody reads it."""
+        """Queues a response; ends the stream if they are not being read."""
         if self._answers.qsize() >= MAX_UNREAD:
-            self.end(Unavailable("The rank does not read its answers."))
+            self.end(Unavailable("The rank is not reading its responses."))
         elif not self._is_ended:
             self._answers.put_nowait(answer)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the stream after what was put, with an error or well."""
+        """Ends the stream after the queued responses, with an error or normally."""
         if not self._is_ended:
             self._is_ended = True
             self._answers.put_nowait(error)
 
     async def next(self) -> Response | None:
-        """Returns the next answer; None at the end.
+        """Returns the next response; None at the end.
 
         Raises:
-            BaseException: what the stream was ended with.
+            BaseException: the error with which the stream was ended.
         """
         answer = await self._answers.get()
         if isinstance(answer, BaseException):
@@ -67,7 +104,7 @@ class ServedShard:
     """One shard of one run."""
 
     def __init__(self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float]) -> None:
-        """Takes its rounds, what adds, and the time in seconds."""
+        """Starts the shard; `clock` returns the time in seconds."""
         self.machine = machine
         self.tally = Tally()
         self.lost_residuals = 0
@@ -82,7 +119,7 @@ class ServedShard:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a sum could not be made: no more are."""
+        """Whether a sum has failed, after which no more are made."""
         return bool(self._error_id)
 
     def join(self, rank: int, incarnation: str, claim: ResumePoint) -> JoinResult:
@@ -96,7 +133,7 @@ class ServedShard:
         self._do(self.machine.leave(rank, incarnation, self._clock()))
 
     def open(self, rank: int, incarnation: str) -> Outbox:
-        """Opens the stream of a rank; an older one of the same process ends."""
+        """Opens the stream of a rank; an older stream of the same process ends."""
         outbox = Outbox()
         if (older := self._streams.get((rank, incarnation))) is not None:
             older.end()
@@ -106,7 +143,7 @@ class ServedShard:
         return outbox
 
     def close(self, rank: int, incarnation: str, outbox: Outbox) -> None:
-        """Forgets a stream."""
+        """Removes a stream."""
         if self._streams.get((rank, incarnation)) is outbox:
             del self._streams[rank, incarnation]
 
@@ -114,14 +151,14 @@ class ServedShard:
         """See `RoundMachine.take`.
 
         Raises:
-            QuotaExceeded: if the server holds as many bytes of payloads as it may.
+            QuotaExceeded: if the server has no memory for another payload.
         """
         try:
             effects = self.machine.take(rank, incarnation, chunk, self._clock())
         except StagingFull:
             raise QuotaExceeded(
-                f"The server has no room for a payload of {chunk.total_bytes} bytes beside those that it holds: see its"
-                " setting FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
+                f"The server has no memory for a payload of {chunk.total_bytes} bytes; raise its setting"
+                " FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
             ) from None
         self._do(effects)
 
@@ -134,12 +171,12 @@ class ServedShard:
             self.empty_since_s = now_s
 
     def drain(self) -> None:
-        """Ends the streams; ranks come back when the server does."""
+        """Ends the streams; ranks reconnect when the server returns."""
         for outbox in list(self._streams.values()):
             outbox.end(Draining("The service is shutting down."))
 
     async def end(self) -> None:
-        """Ends all that goes on."""
+        """Stops the shard."""
         self.drain()
         self._adding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -156,7 +193,7 @@ class ServedShard:
                 outbox.put(effect)
 
     async def _add(self) -> None:
-        from fulmen_exchange.aggregator.shard_sum import PayloadsRefused  # it loads torch
+        from fulmen_exchange.aggregator.shard_sum import PayloadsRefused  # loads torch
 
         loop = asyncio.get_running_loop()
         while True:
@@ -166,7 +203,7 @@ class ServedShard:
                 reply = await loop.run_in_executor(self._thread, reduce)
             except PayloadsRefused as error:
                 self._do(self.machine.refused(due.key, error.reasons, self._clock()))
-            except Exception:  # noqa: BLE001  (handed on to all who wait, now and later)
+            except Exception:  # noqa: BLE001  (reported to all waiting ranks, now and later)
                 self._error_id = uuid.uuid4().hex[:12]
                 _log.exception("exchange_sum_failed", error_id=self._error_id, round=due.key[0], call=due.key[1])
                 for outbox in list(self._streams.values()):
@@ -176,6 +213,6 @@ class ServedShard:
                 self._do(self.machine.summed(due.key, reply, self._clock()))
 
     def _broken(self) -> InternalError:
-        # With an id: one without is what gRPC says of a connection that broke, after which ranks try again.
-        text = f"A sum could not be made; id {self._error_id} in the server's log says why. Start the ranks again."
+        # With an id: without one, ranks take it for a broken connection and retry.
+        text = f"A sum failed; see id {self._error_id} in the server's log. Restart the ranks."
         return InternalError(text, error_id=self._error_id)

@@ -13,7 +13,7 @@ from fulmen_algorithm.training.compute import ComputeSettings
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, OptimizerSettings, StepResult, StepSettings
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_exchange.links.access import LinkAccess
+from fulmen_exchange.links.settings import ServerAccess
 from fulmen_exchange.registry import ExchangeSettings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class TrainerSetup:
         exchange: How the ranks of `compute` exchange gradients; None: as they are.
         training_run: Whose trainer it is, `trainingRuns/{id}`.
         project: Of the run, `projects/{id}`.
-        link_access: To servers of shards; None where the exchange has none.
+        server_access: To servers of shards; None where the exchange has none.
     """
 
     model_dir: Path
@@ -48,7 +48,7 @@ class TrainerSetup:
     exchange: ExchangeSettings | None = None
     training_run: str = ""
     project: str = ""
-    link_access: LinkAccess | None = None
+    server_access: ServerAccess | None = None
 
 
 class Trainer(Protocol):

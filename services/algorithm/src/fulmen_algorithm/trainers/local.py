@@ -128,7 +128,7 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> Gra
 
     assert setup.exchange is not None
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    link = open_link(setup.exchange, parameters=parameters, ranks=ranks, access=setup.link_access)
+    link = open_link(setup.exchange, parameters=parameters, ranks=ranks, access=setup.server_access)
     rule = setup.optimizer.rule.kind
     return CodecReducer.open(setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule)
 

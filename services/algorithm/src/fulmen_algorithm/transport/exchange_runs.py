@@ -1,0 +1,53 @@
+"""Access of ranks to the training runs whose gradients they exchange, by the token of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fulmen.errors import TrainingRunNotFound
+from fulmen.ids import ALL_PROJECTS
+from fulmen_exchange.server.runs import Run
+from fulmen_service_kit.auth import current_caller
+
+MAX_NAME = 128
+
+
+class CallerRuns:
+    """The runs that the token of the current call may access.
+
+    A run that this service does not know belongs to another service and only has shards here: its project is the one that
+    the caller's token is bound to.
+
+    Args:
+        project_of: Returns the project of a run; raises TrainingRunNotFound.
+        is_over: Returns whether a run will never resume.
+    """
+
+    def __init__(self, *, project_of: Callable[[str], str], is_over: Callable[[Run], bool]) -> None:
+        self._project_of = project_of
+        self._is_over = is_over
+
+    def resolve(self, name: str) -> Run:
+        """Returns a run that the caller may access.
+
+        Raises:
+            TrainingRunNotFound: if there is none, also if another project has it.
+        """
+        caller = current_caller()
+        try:
+            project = self._project_of(name)
+        except TrainingRunNotFound:
+            if caller.project == ALL_PROJECTS or len(name) > MAX_NAME:
+                raise
+            project = caller.project
+        if not caller.may_access(project):
+            raise TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_NAME])
+        return project, name
+
+    def may_access(self, project: str) -> bool:
+        """Returns whether the caller's token covers a project."""
+        return current_caller().may_access(project)
+
+    def is_over(self, run: Run) -> bool:
+        """Returns whether a run will never resume."""
+        return self._is_over(run)
