@@ -217,7 +217,7 @@ def test_what_cannot_have_the_hook_is_refused_with_what_to_do_instead(run: Run) 
         "no ddp": "Layers is not wrapped in DistributedDataParallel",
         "link": "kind torch",
         "outer": "DDP sums the gradients of every step",
-        "adamw": "topk needs SGD",
+        "adamw": "topk requires SGD",
         "momentum": "the optimiser's momentum must be 0",
         "sparse": "sparse=True",
     }.items():

@@ -395,7 +395,7 @@ def test_the_rank_whose_payload_cannot_be_summed_is_named() -> None:
     with pytest.raises(PayloadsRefused) as caught:
         summed(ShardSum(TERMS), replace(due, payloads={0: due.payloads[0], 1: StagedPayload.of(damaged)}))
 
-    assert caught.value.reasons == {1: "its checksum is wrong"}
+    assert caught.value.reasons == {1: "wrong checksum"}
 
 
 def test_tensors_of_different_sizes_are_not_summed() -> None:

@@ -167,7 +167,7 @@ class TestRollback:
         candidates, events = self.play(rounds)
         assert candidates[7:] == [MILD] * 10 + [TOPK] * 49
         assert len(events) == 2
-        assert "not at fault" in events[1]
+        assert "not the cause" in events[1]
 
     def test_what_the_policy_tells_and_flushes_meanwhile_is_passed_on(self):
         guard, now = Rollback(self.SETTINGS), None
