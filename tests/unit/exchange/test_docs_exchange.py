@@ -86,7 +86,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "optimizer.momentum: must be 0, dgc has the momentum": {
         **DDP, "exchange": {"codec": "dgc"}, "optimizer": {"kind": "sgd", "momentum": 0.9}
     },
-    "exchange: dgc keeps something back of each step, which lora does not go with": {
+    "exchange: dgc keeps a residual of each step, which does not work with lora": {
         **DDP, **LORA, "exchange": {"codec": "dgc"}, "optimizer": {"kind": "sgd"}
     },
     "policy: 'stages' needs a codec with a ratio": {
@@ -110,7 +110,7 @@ def test_what_goes_wrong_while_a_run_goes_on_is_told_in_these_words(page: str, r
     sources = [path for folder in folders for path in (repository_root / folder).rglob("*.py")]
     said = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     for [text, _] in rows_after(page, "| it says | what to do |"):
-        fixed = re.split(r"HOST:PORT| N$|; id", text.strip("`"))[0]
+        fixed = re.split(r"HOST:PORT| N$|; see id", text.strip("`"))[0]
         assert len(fixed) > 10
         assert fixed in said, text
 
