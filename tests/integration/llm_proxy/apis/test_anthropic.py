@@ -421,7 +421,7 @@ async def test_the_other_client_raises_the_services_refusals_and_errors_in_its_o
             await agent.chat.completions.create(model=CLAUDE, messages=HELLO)
         assert refused.value.response.headers["retry-after"] == "7"
         assert refused.value.code == "rate_limit_error"
-        with pytest.raises(openai.BadRequestError, match=r"n \(there is nothing like it\)"):
+        with pytest.raises(openai.BadRequestError, match=r"n \(no equivalent\)"):
             await agent.chat.completions.create(model=CLAUDE, messages=HELLO, n=2)
         world.vendor.switches.error_after_events = 4
         with pytest.raises(openai.APIError, match="Overloaded"):

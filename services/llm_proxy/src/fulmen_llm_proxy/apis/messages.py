@@ -187,8 +187,8 @@ def _add_delta(block: JSON, delta: JSON) -> None:
 
 def _add_end(message: JSON, event: JSON) -> None:
     message |= event.get("delta") or {}
-    told = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
-    message["usage"] = {**(message.get("usage") or {}), **told}
+    reported = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+    message["usage"] = {**(message.get("usage") or {}), **reported}
     message |= {key: value for key, value in event.items() if key not in ("type", "delta", "usage")}
 
 

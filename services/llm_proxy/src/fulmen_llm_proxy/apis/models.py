@@ -26,6 +26,6 @@ def model_document(name: str, dialect: Dialect) -> bytes:
 
 def _model(name: str, dialect: Dialect) -> dict[str, object]:
     if dialect is Dialect.ANTHROPIC:
-        told = {"display_name": name, "created_at": _UNKNOWN_TIME, "lifecycle": "active"}
-        return {"type": "model", "id": name, **told}
+        fields = {"display_name": name, "created_at": _UNKNOWN_TIME, "lifecycle": "active"}
+        return {"type": "model", "id": name, **fields}
     return {"id": name, "object": "model", "created": 0, "owned_by": _OWNER}

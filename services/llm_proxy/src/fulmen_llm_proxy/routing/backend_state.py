@@ -30,7 +30,7 @@ class BackendState:
         last_failure_s: time of the last failure, seconds since 1970; None if never.
         last_failure_kind: kind of the last failure; empty if never.
         engine_waiting: requests waiting inside the engine; UNKNOWN if not reported.
-        engine_cache_usage: share of its key-value cache in use; UNKNOWN if it does not say.
+        engine_cache_usage: share of its key-value cache in use; 0 to 1; UNKNOWN if not reported.
         is_saturated: whether another call would only wait in the engine, or evict the cache of others.
     """
 

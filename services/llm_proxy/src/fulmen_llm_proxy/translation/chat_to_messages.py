@@ -25,7 +25,7 @@ from fulmen_llm_proxy.translation.chat_turns import Conversation
 from fulmen_llm_proxy.translation.chunk_stream import ChunkStream
 from fulmen_llm_proxy.translation.equivalents import EFFORTS, JSON, chat_id, chat_usage, finish_of
 from fulmen_llm_proxy.translation.message_shapes import Block, Message
-from fulmen_llm_proxy.translation.translator import Unsayable
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 DEFAULT_MAX_TOKENS = 8192
 """What Messages needs and chat completions do not: the longest answer if the caller names none."""
@@ -91,29 +91,29 @@ class ChatToMessages:
         Raises:
             ArgumentInvalid: if the request is malformed, or cannot be expressed in Messages.
         """
-        unsayable = Unsayable(ApiName.MESSAGES)
+        unsupported = UnsupportedFields(ApiName.MESSAGES)
         for name, neutral in _NEUTRAL.items():
             if name in fields and bytes(fields[name]) not in neutral:
-                unsayable.add(name, "there is nothing like it")
+                unsupported.add(name, "no equivalent")
         if "audio" in (read(fields, "modalities", _MODALITIES, None) or ()):
-            unsayable.add("modalities", "`audio`")
-        conversation = Conversation(unsayable)
+            unsupported.add("modalities", "`audio`")
+        conversation = Conversation(unsupported)
         messages: list[ChatMessage] = read(fields, "messages", _MESSAGES, [])
         for index, message in enumerate(messages):
             conversation.add(f"messages[{index}]", message)
-        told: JSON = {"messages": conversation.turns, **_sampling(fields)}
+        translated: JSON = {"messages": conversation.turns, **_sampling(fields)}
         if conversation.system:
-            told["system"] = conversation.system
+            translated["system"] = conversation.system
         user = read(fields, "user", _TEXT, None) or read(fields, "safety_identifier", _TEXT, None)
         if user:
-            told["metadata"] = {"user_id": user}
-        told |= _tools(fields, conversation, unsayable)
-        told |= _output(fields, unsayable)
-        unsayable.check()
+            translated["metadata"] = {"user_id": user}
+        translated |= _tools(fields, conversation, unsupported)
+        translated |= _output(fields, unsupported)
+        unsupported.check()
         options = read(fields, "stream_options", _OPTIONS, None)
         self._stream.includes_usage = bool(options and options.include_usage)
         kept = {name: fields[name] for name in _PASSED if name in fields}
-        return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
+        return kept | {name: msgspec.Raw(encode(value)) for name, value in translated.items()}
 
     def whole(self, body: bytes) -> bytes:
         """Returns the answer as a chat completion.
@@ -155,27 +155,27 @@ class ChatToMessages:
 
 
 def _sampling(fields: Fields) -> JSON:
-    told: JSON = {}
+    translated: JSON = {}
     limit = read(fields, "max_completion_tokens", _COUNT, None)
     limit = read(fields, "max_tokens", _COUNT, None) if limit is None else limit
-    told["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
+    translated["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
     temperature = read(fields, "temperature", _NUMBER, None)
     if temperature is not None:
         # The maximum is 2 in chat completions and 1 in Messages; Anthropic's own OpenAI endpoint caps it likewise.
-        told["temperature"] = min(temperature, _MAX_TEMPERATURE)
+        translated["temperature"] = min(temperature, _MAX_TEMPERATURE)
     stop = read(fields, "stop", _STOP, None)
     if stop:
-        told["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    return told
+        translated["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    return translated
 
 
-def _tools(fields: Fields, conversation: Conversation, unsayable: Unsayable) -> JSON:
+def _tools(fields: Fields, conversation: Conversation, unsupported: UnsupportedFields) -> JSON:
     tools = read(fields, "tools", _TOOLS, None) or []
     if not tools:
         # Messages rejects a conversation with tool calls but no tool definitions.
         named = [{"name": name, "input_schema": {"type": "object"}} for name in conversation.tool_names]
         return {"tools": named, "tool_choice": {"type": "none"}} if named else {}
-    told: JSON = {"tools": [_tool(f"tools[{index}]", tool, unsayable) for index, tool in enumerate(tools)]}
+    translated: JSON = {"tools": [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(tools)]}
     wanted = read(fields, "tool_choice", _TOOL_CHOICE, None)
     parallel = read(fields, "parallel_tool_calls", _FLAG, None)
     choice: JSON | None = None
@@ -189,36 +189,38 @@ def _tools(fields: Fields, conversation: Conversation, unsayable: Unsayable) -> 
         case NamedChoice(type="function", function=function) if function is not None:
             choice = {"type": "tool", "name": function.name}
         case _:
-            unsayable.add("tool_choice", "neither a word that Messages has nor a function")
+            unsupported.add("tool_choice", "neither a word that Messages has nor a function")
     if choice is not None:
         if parallel is False and choice["type"] != "none":
             choice["disable_parallel_tool_use"] = True
-        told["tool_choice"] = choice
-    return told
+        translated["tool_choice"] = choice
+    return translated
 
 
-def _tool(place: str, tool: ChatTool, unsayable: Unsayable) -> JSON:
+def _tool(place: str, tool: ChatTool, unsupported: UnsupportedFields) -> JSON:
     function = tool.function
     if tool.type != "function" or function is None:
-        unsayable.add(place, f"a tool of type `{tool.type}`")
+        unsupported.add(place, f"a tool of type `{tool.type}`")
         return {}
-    told: JSON = {"name": function.name}
+    translated: JSON = {"name": function.name}
     if function.description:
-        told["description"] = function.description
-    told["input_schema"] = function.parameters if given(function.parameters) else {"type": "object", "properties": {}}
+        translated["description"] = function.description
+    translated["input_schema"] = (
+        function.parameters if given(function.parameters) else {"type": "object", "properties": {}}
+    )
     if function.strict is not None:
-        told["strict"] = function.strict
-    return told
+        translated["strict"] = function.strict
+    return translated
 
 
-def _output(fields: Fields, unsayable: Unsayable) -> JSON:
+def _output(fields: Fields, unsupported: UnsupportedFields) -> JSON:
     config: JSON = dict(read(fields, "output_config", _OUTPUT_CONFIG, None) or {})
     effort = read(fields, "reasoning_effort", _TEXT, None)
-    told: JSON = {}
+    translated: JSON = {}
     if effort in EFFORTS:
         config.setdefault("effort", EFFORTS[effort])
     elif effort == "none" and "thinking" not in fields:
-        told["thinking"] = {"type": "disabled"}
+        translated["thinking"] = {"type": "disabled"}
     wanted = read(fields, "response_format", _FORMAT, None)
     match wanted:
         case None | ResponseFormat(type="text"):
@@ -226,25 +228,25 @@ def _output(fields: Fields, unsayable: Unsayable) -> JSON:
         case ResponseFormat(type="json_schema", json_schema=named) if named is not None and given(named.schema):
             config["format"] = {"type": "json_schema", "schema": named.schema}
         case _:
-            unsayable.add("response_format", f"`{wanted.type}`; a `json_schema` can be said")
-    return told | {"output_config": config} if config else told
+            unsupported.add("response_format", f"`{wanted.type}`; a `json_schema` can be said")
+    return translated | {"output_config": config} if config else translated
 
 
 def _message(answer: Message) -> JSON:
-    told: JSON = {"role": "assistant", "content": None, "refusal": None}
+    translated: JSON = {"role": "assistant", "content": None, "refusal": None}
     texts = [block.text or "" for block in answer.content if block.type == "text"]
     if texts:
-        told["content"] = "".join(texts)
+        translated["content"] = "".join(texts)
     calls = [_call(block) for block in answer.content if block.type == "tool_use"]
     if calls:
-        told["tool_calls"] = calls
+        translated["tool_calls"] = calls
     thoughts = [block for block in answer.content if block.type in ("thinking", "redacted_thinking")]
     if thoughts:
-        told["reasoning_content"] = "".join(block.thinking or "" for block in thoughts)
-        told["thinking_blocks"] = [_thought(block) for block in thoughts]
+        translated["reasoning_content"] = "".join(block.thinking or "" for block in thoughts)
+        translated["thinking_blocks"] = [_thought(block) for block in thoughts]
     if answer.stop_reason == "refusal":
-        told["refusal"] = (answer.stop_details and answer.stop_details.explanation) or None
-    return told
+        translated["refusal"] = (answer.stop_details and answer.stop_details.explanation) or None
+    return translated
 
 
 def _call(block: Block) -> JSON:

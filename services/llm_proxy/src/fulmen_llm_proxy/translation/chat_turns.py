@@ -13,7 +13,7 @@ import msgspec
 
 from fulmen_llm_proxy.translation.chat_shapes import ChatMessage, Part, ToolCall
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON, tool_use_id
-from fulmen_llm_proxy.translation.translator import Unsayable
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _PDF = "application/pdf"
@@ -28,12 +28,12 @@ class Conversation:
         tool_names: names of the called tools, in order.
     """
 
-    def __init__(self, unsayable: Unsayable) -> None:
+    def __init__(self, unsupported: UnsupportedFields) -> None:
         """Sets the collector of what Messages cannot express."""
         self.system: list[JSON] = []
         self.turns: list[JSON] = []
         self.tool_names: dict[str, None] = {}
-        self._unsayable = unsayable
+        self._unsayable = unsupported
         self._ids: dict[str, str] = {}
         self._used: set[str] = set()
 

@@ -16,7 +16,7 @@ from fulmen_llm_proxy.translation.equivalents import JSON, MessageUsage, chat_id
 from fulmen_llm_proxy.translation.message_shapes import Block, Message, StopDetails
 
 KEEP_ALIVE = b": ping\n\n"
-"""A comment: chat streams have no event that says nothing."""
+"""A comment, since chat streams have no empty event."""
 
 
 class _Delta(msgspec.Struct):
@@ -182,9 +182,9 @@ class ChunkStream:
 
     def _finished(self, event: _Event) -> list[bytes]:
         if given(event.usage):
-            told = _USAGE.decode(event.usage)
+            usage = _USAGE.decode(event.usage)
             for name in MessageUsage.__struct_fields__:
-                value = getattr(told, name)
+                value = getattr(usage, name)
                 if value is not None:
                     setattr(self._usage, name, value)
         delta = event.delta

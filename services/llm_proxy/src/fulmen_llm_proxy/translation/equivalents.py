@@ -31,7 +31,7 @@ _FINISH_REASONS = {
     "refusal": "content_filter",
 }
 ABORTED = frozenset({"abort", "error"})
-"""Finish reasons by which engines say that the answer was given up, not ended."""
+"""Finish reasons by which engines say that the answer was aborted."""
 
 INVALID_JSON = "INVALID_JSON"
 """The only key of a tool's input that holds text which is no JSON object: the vendor's own advice for such text."""
@@ -118,7 +118,7 @@ def message_usage(usage: ChatUsage | None) -> JSON:
     usage = usage or ChatUsage()
     details = usage.prompt_tokens_details or ChatDetails()
     read, written = details.cached_tokens or 0, details.cache_write_tokens or 0
-    told: JSON = {
+    translated: JSON = {
         "input_tokens": max(0, usage.prompt_tokens - read - written),
         "output_tokens": usage.completion_tokens,
         "cache_read_input_tokens": read,
@@ -126,17 +126,17 @@ def message_usage(usage: ChatUsage | None) -> JSON:
     }
     reasoning = usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens
     if reasoning:
-        told["output_tokens_details"] = {"thinking_tokens": reasoning}
-    return told
+        translated["output_tokens_details"] = {"thinking_tokens": reasoning}
+    return translated
 
 
 def chat_usage(usage: MessageUsage) -> JSON:
     """Returns the usage in the format of chat completions."""
     read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
     prompt, completion = (usage.input_tokens or 0) + read + written, usage.output_tokens or 0
-    told: JSON = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    translated: JSON = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     if read or written:
-        told["prompt_tokens_details"] = {"cached_tokens": read, "cache_write_tokens": written}
+        translated["prompt_tokens_details"] = {"cached_tokens": read, "cache_write_tokens": written}
     if usage.output_tokens_details and usage.output_tokens_details.thinking_tokens:
-        told["completion_tokens_details"] = {"reasoning_tokens": usage.output_tokens_details.thinking_tokens}
-    return told
+        translated["completion_tokens_details"] = {"reasoning_tokens": usage.output_tokens_details.thinking_tokens}
+    return translated

@@ -32,7 +32,7 @@ from fulmen_llm_proxy.translation.message_shapes import (
 )
 from fulmen_llm_proxy.translation.message_stream import MessageStream
 from fulmen_llm_proxy.translation.messages_turns import chat_messages
-from fulmen_llm_proxy.translation.translator import Unsayable
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 _SYSTEM = msgspec.json.Decoder(str | list[Block] | None)
 _TURNS = msgspec.json.Decoder(list[Turn])
@@ -101,30 +101,30 @@ class MessagesToChat:
         """
         if given(fields.get("thread", ABSENT)):
             raise ArgumentInvalid(_NO_THREADS, vendor_code="thread_unsupported_request")
-        unsayable = Unsayable(ApiName.CHAT)
-        told: JSON = {}
+        unsupported = UnsupportedFields(ApiName.CHAT)
+        translated: JSON = {}
         system = read(fields, "system", _SYSTEM, None)
         turns = read(fields, "messages", _TURNS, [])
-        told["messages"] = chat_messages(system, turns, unsayable)
+        translated["messages"] = chat_messages(system, turns, unsupported)
         if turns and turns[-1].role == "assistant":
             # The model continues its own turn: vLLM's and SGLang's fields for it.
-            told |= {"continue_final_message": True, "add_generation_prompt": False}
+            translated |= {"continue_final_message": True, "add_generation_prompt": False}
         max_tokens = read(fields, "max_tokens", _COUNT, None)
         if max_tokens is not None:
-            told["max_completion_tokens"] = max_tokens
+            translated["max_completion_tokens"] = max_tokens
         stops = read(fields, "stop_sequences", _STOPS, None)
         if stops:
-            told["stop"] = stops
+            translated["stop"] = stops
         metadata = read(fields, "metadata", _METADATA, None)
         if metadata is not None and metadata.user_id:
-            told["user"] = metadata.user_id
+            translated["user"] = metadata.user_id
         if read(fields, "mcp_servers", _SERVERS, None):
-            unsayable.add("mcp_servers", "servers that Anthropic's service calls")
-        told |= _tools(fields, unsayable)
-        told |= _output(fields)
-        unsayable.check()
+            unsupported.add("mcp_servers", "servers that Anthropic's service calls")
+        translated |= _tools(fields, unsupported)
+        translated |= _output(fields)
+        unsupported.check()
         kept = {name: raw for name, raw in fields.items() if name not in _TRANSLATED | _DROPPED}
-        return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
+        return kept | {name: msgspec.Raw(encode(value)) for name, value in translated.items()}
 
     def whole(self, body: bytes) -> bytes:
         """Returns the first choice of the answer as a message.
@@ -166,31 +166,31 @@ class MessagesToChat:
         return self._stream.end()
 
 
-def _tools(fields: Fields, unsayable: Unsayable) -> JSON:
-    told: JSON = {}
+def _tools(fields: Fields, unsupported: UnsupportedFields) -> JSON:
+    translated: JSON = {}
     tools = read(fields, "tools", _TOOLS, None)
     if tools:
-        told["tools"] = [_tool(f"tools[{index}]", tool, unsayable) for index, tool in enumerate(tools)]
+        translated["tools"] = [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(tools)]
     choice = read(fields, "tool_choice", _TOOL_CHOICE, None)
     if choice is None:
-        return told
+        return translated
     if choice.disable_parallel_tool_use is not None:
-        told["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        translated["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     match choice.type:
         case "auto" | "none":
-            told["tool_choice"] = choice.type
+            translated["tool_choice"] = choice.type
         case "any":
-            told["tool_choice"] = "required"
+            translated["tool_choice"] = "required"
         case "tool" if choice.name:
-            told["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            translated["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         case _:
-            unsayable.add("tool_choice", f"`{choice.type}`")
-    return told
+            unsupported.add("tool_choice", f"`{choice.type}`")
+    return translated
 
 
-def _tool(place: str, tool: Tool, unsayable: Unsayable) -> JSON:
+def _tool(place: str, tool: Tool, unsupported: UnsupportedFields) -> JSON:
     if tool.type not in (None, "custom"):
-        unsayable.add(place, f"`{tool.type}`, a tool of Anthropic's own")
+        unsupported.add(place, f"`{tool.type}`, a tool of Anthropic's own")
     function: JSON = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -202,15 +202,15 @@ def _tool(place: str, tool: Tool, unsayable: Unsayable) -> JSON:
 
 
 def _output(fields: Fields) -> JSON:
-    told: JSON = {}
+    translated: JSON = {}
     config = read(fields, "output_config", _OUTPUT_CONFIG, None) or OutputConfig()
     if config.effort:
-        told["reasoning_effort"] = config.effort
+        translated["reasoning_effort"] = config.effort
     wanted = config.format or read(fields, "output_format", _OUTPUT_FORMAT, None)
     if wanted is not None and given(wanted.schema):
         schema = {"name": "answer", "schema": wanted.schema, "strict": True}
-        told["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return told
+        translated["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return translated
 
 
 def _content(answer_id: str, choice: Choice) -> list[JSON]:

@@ -13,14 +13,14 @@ from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.api import given
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON
 from fulmen_llm_proxy.translation.message_shapes import Block, Source, Turn
-from fulmen_llm_proxy.translation.translator import Unsayable
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning"})
 """Where OpenAI-compatible servers put the model's reasoning. A thinking block made of it is signed with the field's name,
 by which it finds its way back; the signatures of Anthropic's own models mean nothing to other servers."""
 
 TOOL_FAILED = "Error: "
-"""What a failed tool's result begins with where there is no field for it."""
+"""Prefix of a failed tool's result, for which chat messages have no field."""
 
 _RESULT = msgspec.json.Decoder(str | list[Block])
 
@@ -32,9 +32,9 @@ class _InvalidInput(msgspec.Struct, forbid_unknown_fields=True):
 _INVALID_INPUT = msgspec.json.Decoder(_InvalidInput)
 
 
-def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsayable: Unsayable) -> list[JSON]:
-    """Returns the conversation as chat messages; what they cannot say is noted in `unsayable`."""
-    translation = _Conversation(unsayable)
+def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsupported: UnsupportedFields) -> list[JSON]:
+    """Returns the conversation as chat messages; what cannot be expressed is collected in `unsupported`."""
+    translation = _Conversation(unsupported)
     if system:
         translation.add_system("system", system)
     for index, turn in enumerate(turns):
@@ -45,9 +45,9 @@ def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsayable
 class _Conversation:
     """The chat messages so far."""
 
-    def __init__(self, unsayable: Unsayable) -> None:
+    def __init__(self, unsupported: UnsupportedFields) -> None:
         self.messages: list[JSON] = []
-        self._unsayable = unsayable
+        self._unsayable = unsupported
 
     def add(self, place: str, turn: Turn) -> None:
         match turn.role:

@@ -37,7 +37,7 @@ _ECHOED = {
     "truncation": msgspec.Raw(b'"disabled"'),
     "user": NULL,
 }
-"""Fields of the request that the answer repeats, and what it says where the request is silent."""
+"""Fields of the request that the answer repeats, with their defaults."""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _TEXT_EVENTS = {
     "output_text": "response.output_text",
@@ -195,14 +195,14 @@ class ResponseBuilder:
             return
         kind = str(annotation.get("type"))
         inner = annotation.get(kind)
-        told = {"type": kind, **inner} if isinstance(inner, dict) else annotation
+        fields = {"type": kind, **inner} if isinstance(inner, dict) else annotation
         position = len(growing.part.annotations)
-        growing.part.annotations.append(told)
+        growing.part.annotations.append(fields)
         self._emit(
             "response.output_text.annotation.added",
             **self._at(growing, growing.part),
             annotation_index=position,
-            annotation=told,
+            annotation=fields,
         )
 
     def _add_call(self, piece: ToolPiece, index: int) -> None:
@@ -256,9 +256,9 @@ class ResponseBuilder:
         if part is None:
             return
         value = part.value()
-        told = {"refusal": value["refusal"]} if part.type == "refusal" else {"text": value["text"]}
+        fields = {"refusal": value["refusal"]} if part.type == "refusal" else {"text": value["text"]}
         extra = {"logprobs": part.logprobs} if part.type == "output_text" else {}
-        self._emit(f"{_TEXT_EVENTS[part.type]}.done", **self._at(growing, part), **told, **extra)
+        self._emit(f"{_TEXT_EVENTS[part.type]}.done", **self._at(growing, part), **fields, **extra)
         self._emit("response.content_part.done", **self._at(growing, part), part=value)
         growing.parts.append(value)
 

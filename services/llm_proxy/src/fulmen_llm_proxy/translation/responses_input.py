@@ -44,10 +44,10 @@ class Item(msgspec.Struct):
 class MessageWriter:
     """Writes the messages of a request, and collects what chat completions cannot express."""
 
-    def __init__(self, unsaid: list[str]) -> None:
+    def __init__(self, unsupported: list[str]) -> None:
         """Sets the list of what cannot be expressed, by position in the request."""
         self.messages: list[JSON] = []
-        self._unsaid = unsaid
+        self._unsupported = unsupported
         self._turn: JSON | None = None
         """The assistant's message to which further items may belong."""
 
@@ -64,12 +64,12 @@ class MessageWriter:
             case "function_call_output":
                 self._add_output(item, place)
             case _:
-                self._unsaid.append(f"{place} of type '{kind}'")
+                self._unsupported.append(f"{place} of type '{kind}'")
 
     def _add_message(self, item: Item, place: str) -> None:
         role = item.role or "user"
         if role not in _ROLES:
-            self._unsaid.append(f"{place} of role '{role}'")
+            self._unsupported.append(f"{place} of role '{role}'")
         elif role == "assistant":
             self._add_said(item, place)
         else:
@@ -86,7 +86,7 @@ class MessageWriter:
         parts = item.content or []
         texts = [part.text or "" for part in parts if part.type in ("output_text", "input_text")]
         refusals = [part.refusal or "" for part in parts if part.type == "refusal"]
-        self._unsaid += [
+        self._unsupported += [
             f"{place}.content[{index}] of type '{part.type}'"
             for index, part in enumerate(parts)
             if part.type not in ("output_text", "input_text", "refusal")
@@ -107,7 +107,7 @@ class MessageWriter:
 
     def _add_call(self, item: Item, place: str) -> None:
         if item.call_id is None or item.name is None or item.namespace is not None:
-            self._unsaid.append(f"{place} without `call_id` and `name`, or with a namespace")
+            self._unsupported.append(f"{place} without `call_id` and `name`, or with a namespace")
             return
         calls = self._assistant(fresh_if=()).setdefault("tool_calls", [])
         assert isinstance(calls, list)
@@ -117,7 +117,7 @@ class MessageWriter:
     def _add_output(self, item: Item, place: str) -> None:
         self._turn = None
         if item.call_id is None:
-            self._unsaid.append(f"{place} without `call_id`")
+            self._unsupported.append(f"{place} without `call_id`")
             return
         content = self._content(item.output, f"{place}.output")
         self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
@@ -146,14 +146,14 @@ class MessageWriter:
                 detail = {} if part.detail is None else {"detail": part.detail}
                 return {"type": "image_url", "image_url": {"url": url, **detail}}
             case ContentPart(type="input_file", file_url=None) if part.file_data or part.file_id:
-                told = {"file_data": part.file_data, "file_id": part.file_id, "filename": part.filename}
-                return {"type": "file", "file": {key: value for key, value in told.items() if value is not None}}
+                fields = {"file_data": part.file_data, "file_id": part.file_id, "filename": part.filename}
+                return {"type": "file", "file": {key: value for key, value in fields.items() if value is not None}}
             case ContentPart(type="input_audio", input_audio=dict()):
                 return {"type": "input_audio", "input_audio": part.input_audio}
             case ContentPart(type="input_image"):
-                self._unsaid.append(f"{place}: an image by `file_id`")
+                self._unsupported.append(f"{place}: an image by `file_id`")
             case ContentPart(type="input_file"):
-                self._unsaid.append(f"{place}: a file by `file_url`")
+                self._unsupported.append(f"{place}: a file by `file_url`")
             case _:
-                self._unsaid.append(f"{place} of type '{part.type}'")
+                self._unsupported.append(f"{place} of type '{part.type}'")
         return None

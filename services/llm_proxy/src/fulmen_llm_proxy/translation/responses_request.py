@@ -17,11 +17,11 @@ LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
 _STATEFUL = ("previous_response_id", "conversation", "background", "store", "prompt")
 """Rejected unless null or false: they need a server that stores responses."""
-_UNSAYABLE = ("context_management", "moderation")
+_UNSUPPORTED = ("context_management", "moderation")
 _RESPONSES_ONLY = frozenset(
     {
         *_STATEFUL,
-        *_UNSAYABLE,
+        *_UNSUPPORTED,
         "access_programs",
         "background_options",
         "image",
@@ -111,26 +111,26 @@ def chat_request(fields: Fields) -> Fields:
         ArgumentInvalid: if fields have the wrong type or cannot be expressed; names all of them.
     """
     require(fields, ("input",))
-    unsaid = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
-    if unsaid:
+    unsupported = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
+    if unsupported:
         raise ArgumentInvalid(
-            f"{', '.join(unsaid)}: supported only by backends that store responses; this model is served by chat "
+            f"{', '.join(unsupported)}: supported only by backends that store responses; this model is served by chat "
             "completions. Send the complete input with `store` false.",
         )
-    unsaid += [f"`{name}`" for name in _UNSAYABLE if bytes(fields.get(name, b"null")) != _NULL]
+    unsupported += [f"`{name}`" for name in _UNSUPPORTED if bytes(fields.get(name, b"null")) != _NULL]
     if read(fields, "truncation", _STRING, None) not in (None, "disabled"):
-        unsaid.append("`truncation`: 'auto'")
+        unsupported.append("`truncation`: 'auto'")
     chat = {name: raw for name, raw in fields.items() if name not in _RESPONSES_ONLY and bytes(raw) != _NULL}
-    chat["messages"] = _raw(_messages(fields, unsaid))
-    _add_tools(fields, chat, unsaid)
-    _add_options(fields, chat, unsaid)
-    if unsaid:
-        raise ArgumentInvalid(f"Not supported by chat completions, which serve this model: {'; '.join(unsaid)}.")
+    chat["messages"] = _raw(_messages(fields, unsupported))
+    _add_tools(fields, chat, unsupported)
+    _add_options(fields, chat, unsupported)
+    if unsupported:
+        raise ArgumentInvalid(f"Not supported by chat completions, which serve this model: {'; '.join(unsupported)}.")
     return chat
 
 
-def _messages(fields: Fields, unsaid: list[str]) -> list[JSON]:
-    writer = MessageWriter(unsaid)
+def _messages(fields: Fields, unsupported: list[str]) -> list[JSON]:
+    writer = MessageWriter(unsupported)
     instructions = read(fields, "instructions", _STRING, None)
     if instructions:
         writer.messages.append({"role": "system", "content": instructions})
@@ -142,20 +142,22 @@ def _messages(fields: Fields, unsaid: list[str]) -> list[JSON]:
     return writer.messages
 
 
-def _add_tools(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
+def _add_tools(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
     tools = []
     for tool in read(fields, "tools", _TOOLS, None) or ():
         if tool.type != "function" or tool.name is None:
-            unsaid.append(f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
+            unsupported.append(f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
             continue
-        told = {
+        translated = {
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
             "strict": tool.strict,
         }
-        tools.append({"type": "function", "function": {key: value for key, value in told.items() if value is not None}})
-    choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsaid)
+        tools.append(
+            {"type": "function", "function": {key: value for key, value in translated.items() if value is not None}}
+        )
+    choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsupported)
     if not tools:
         return  # servers reject a tool choice without tools
     chat["tools"] = _raw(tools)
@@ -166,7 +168,7 @@ def _add_tools(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
         chat["parallel_tool_calls"] = parallel
 
 
-def _tool_choice(choice: str | _ToolChoice | None, unsaid: list[str]) -> str | JSON | None:
+def _tool_choice(choice: str | _ToolChoice | None, unsupported: list[str]) -> str | JSON | None:
     match choice:
         case None | str():
             return choice
@@ -176,11 +178,11 @@ def _tool_choice(choice: str | _ToolChoice | None, unsaid: list[str]) -> str | J
             allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}}
         case _:
-            unsaid.append(f"`tool_choice` of type '{choice.type}'")
+            unsupported.append(f"`tool_choice` of type '{choice.type}'")
             return None
 
 
-def _add_options(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
+def _add_options(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
     limit = read(fields, "max_output_tokens", _COUNT, None)
     if limit is not None:
         chat["max_completion_tokens"] = _raw(limit)
@@ -197,16 +199,16 @@ def _add_options(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
         case "json_object":
             chat["response_format"] = _raw({"type": "json_object"})
         case "json_schema":
-            told = {
+            translated = {
                 "name": shape.name,
                 "description": shape.description,
                 "schema": shape.schema,
                 "strict": shape.strict,
             }
-            kept = {key: value for key, value in told.items() if value is not None}
+            kept = {key: value for key, value in translated.items() if value is not None}
             chat["response_format"] = _raw({"type": "json_schema", "json_schema": kept})
         case _:
-            unsaid.append(f"`text.format` of type '{shape.type}'")
+            unsupported.append(f"`text.format` of type '{shape.type}'")
     if wants_logprobs(fields):
         chat["logprobs"] = TRUE
         top = read(fields, "top_logprobs", _COUNT, None)

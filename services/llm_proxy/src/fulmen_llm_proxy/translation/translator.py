@@ -54,7 +54,7 @@ class Translator(Protocol):
         ...
 
 
-class Unsayable:
+class UnsupportedFields:
     """Collects what cannot be translated, to report all of it at once."""
 
     __slots__ = ("_api", "_found")
