@@ -150,7 +150,7 @@ async def test_a_spent_token_budget_ends_an_attempts_calls_at_every_proxy(world:
     await second.chat(mine.attempt_key)
     await world.sync()
     status, document = await second.chat(mine.attempt_key)
-    assert (status, document["error"]["code"]) == (403, "token_budget_spent")
+    assert (status, document["error"]["code"]) == (403, "token_budget_exceeded")
     assert (await second.chat(other.attempt_key))[0] == 200
 
 
