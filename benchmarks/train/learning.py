@@ -34,7 +34,7 @@ from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation import RunDraft, checked_run
+from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.events import Event, EventLog
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
@@ -119,7 +119,9 @@ class Process:
             policy=policy,
             inputs=inputs,
         )
-        run = await checked_run(draft, registry=self._registry, resources=self.resources, now=_now())
+        run = await checked_run(
+            draft, rules=CreationRules(registry=self._registry), resources=self.resources, now=_now()
+        )
         with self._state as state:
             runs = RunRegistry(open_file=state.run_files, clock=_now, max_concurrent=1)
             runs.add(run)

@@ -17,7 +17,7 @@ import pytest
 from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import OpenTrainer
-from fulmen_algorithm.runs.creation import RunDraft, checked_run
+from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.events import Event, EventLog
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.registry import RunRegistry
@@ -171,7 +171,8 @@ def sft_draft(grpo_draft: RunDraft) -> RunDraft:
 
 async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
     """Checks a draft against a world; `allowed` are the addresses that the operator names."""
-    return await checked_run(draft, registry=ALGORITHMS, resources=ModelResources(world), now=now(), **allowed)
+    rules = CreationRules(registry=ALGORITHMS, **allowed)
+    return await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
 
 
 LONGEST_RUN_S = 60

@@ -31,6 +31,7 @@ from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import Registry, RunSettings
+from fulmen_algorithm.runs.creation import CreationRules
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy
@@ -126,13 +127,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     servicer = TrainingRunServicer(
         runs=runs,
         worker=worker,
-        registry=registry,
         resources=connections.resources,
         open_files=state.run_files,
         clock=_now,
-        unavailable=partial(unavailable, _engine_options(settings)),
-        endpoints=frozenset(_by_address(settings.chat_endpoints)),
-        exchange_targets=settings.known_exchange_targets,
+        rules=CreationRules(
+            registry=registry,
+            unavailable=partial(unavailable, _engine_options(settings)),
+            endpoints=frozenset(_by_address(settings.chat_endpoints)),
+            exchange_targets=settings.known_exchange_targets,
+        ),
     )
     exchange = _exchange(settings, runs, stack)
 

@@ -12,7 +12,7 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms import sft
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import Conversation
-from fulmen_algorithm.runs.creation import RunDraft, checked_run
+from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.registry import Entry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.training.rows import Row
@@ -156,7 +156,9 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_a_problem_before_it
     assert violation.field == "inputs.rollouts"
     assert violation.description.startswith("there is no training run trainingRuns/nobody-1 in projects/default")
     resources = ModelResources(world)
-    assert await checked_run(unknown, registry=ALGORITHMS, resources=resources, now=now(), knows_run=lambda *run: True)
+    assert await checked_run(
+        unknown, rules=CreationRules(registry=ALGORITHMS), resources=resources, now=now(), knows_run=lambda *run: True
+    )
 
 
 async def test_epochs_become_steps_when_the_data_are_read(

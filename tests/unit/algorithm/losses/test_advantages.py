@@ -283,7 +283,7 @@ def test_samples_that_make_no_sense_are_refused(samples):
 
 
 def test_maxrl_refuses_rewards_below_zero():
-    with pytest.raises(ValueError, match="from 0 up"):
+    with pytest.raises(ValueError, match="of 0 or more"):
         token_advantages(samples_of([[(-1.0, 1), (1.0, 1)]]), ScoringSettings(advantage=MaxRlAdvantage()))
 
 

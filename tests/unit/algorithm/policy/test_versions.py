@@ -126,7 +126,7 @@ async def test_adapters_are_small_and_a_run_leaves_a_merged_model(
 async def test_deltas_of_adapters_are_refused(world: World, grpo_draft: RunDraft) -> None:
     with pytest.raises(SettingsInvalid) as refused:
         await created(with_settings(grpo_draft, weights=DELTA, lora={}), world)
-    assert "adapters are small" in str(refused.value.violations)
+    assert "adapters have no deltas" in str(refused.value.violations)
 
 
 async def test_a_run_whose_rollouts_are_of_no_role_that_has_an_adapter_fails_and_says_so(

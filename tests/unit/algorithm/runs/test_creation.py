@@ -14,7 +14,7 @@ from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.starter import unavailable
 from fulmen_algorithm.losses.advantage_settings import OverlongSettings
 from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
-from fulmen_algorithm.runs.creation import RunDraft, checked_run, parse_settings
+from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run, parse_settings
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, created, now
@@ -125,7 +125,7 @@ async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None
         (
             "grpo",
             {"exchange": {"codec": "powersgd"}, "parallel": {"kind": "ddp"}, "lora": {}},
-            "powersgd keeps something back of each step, which lora does not go with",
+            "powersgd keeps a residual of each step, which does not work with lora",
         ),
     ],
 )
@@ -254,10 +254,9 @@ async def test_an_engine_that_is_not_to_be_had_is_told_before_anything_is_create
     with pytest.raises(SettingsInvalid) as raised:
         await checked_run(
             draft,
-            registry=ALGORITHMS,
+            rules=CreationRules(registry=ALGORITHMS, unavailable=lambda wanted: unavailable(options, wanted)),
             resources=ModelResources(world),
             now=now(),
-            unavailable=lambda wanted: unavailable(options, wanted),
         )
     (violation,) = raised.value.violations
     assert violation.field == "settings.engine"

@@ -14,7 +14,7 @@ from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.recorder import Recorder
+from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.runs.starting_point import starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
@@ -73,10 +73,7 @@ class Book:
             events=self.events,
             control=RunControl(),
             update_run=lambda changes: None,
-            steps=100,
-            checkpoint_every=1,
-            collapse=NoCollapse(),
-            collapses=0,
+            settings=RecorderSettings(steps=100, checkpoint_every=1, collapse=NoCollapse(), collapses=0),
         )
         await recorder.recover(None, starting_point(self.store, branch_points), branch_points=branch_points)
         return recorder

@@ -8,6 +8,7 @@ import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.creation import CreationRules
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
@@ -38,13 +39,10 @@ async def test_a_watch_that_is_left_leaves_nothing_behind(tmp_path: Path, world:
     servicer = TrainingRunServicer(
         runs=runs,
         worker=cast(RunWorker, None),
-        registry=ALGORITHMS,
         resources=lambda project, notify: ModelResources(world),
         open_files=lambda run_id: RunFiles(tmp_path / run_id),
         clock=now,
-        unavailable=lambda engine: "",
-        endpoints=(),
-        exchange_targets=(),
+        rules=CreationRules(registry=ALGORITHMS),
     )
     set_caller(Caller(role=Role.CLIENT))
     before = asyncio.all_tasks()

@@ -77,6 +77,25 @@ class _Tally:
     """Failures of rollouts in the groups that were lost in a row."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """Sizes of a batch, and what is left out of it.
+
+    Attributes:
+        groups: Groups that a step trains on.
+        max_groups: Maximum number of groups that a step examines.
+        max_staleness: Training steps that a row's policy may lag behind; None for any number.
+        mask_truncated: Whether rollouts with a truncated answer are left out.
+        token_budget: Maximum length of a row, in tokens.
+    """
+
+    groups: int
+    max_groups: int
+    max_staleness: int | None
+    mask_truncated: bool
+    token_budget: int
+
+
 class BatchBuilder:
     """Collects the groups of one step after another."""
 
@@ -85,11 +104,7 @@ class BatchBuilder:
         ctx: RunContext,
         *,
         source: GroupSource,
-        groups: int,
-        max_groups: int,
-        max_staleness: int | None,
-        mask_truncated: bool,
-        token_budget: int,
+        limits: BatchLimits,
         scoring: ScoringSettings,
         policy: str = "",
         penalty: ReferencePenalty | None = None,
@@ -99,22 +114,14 @@ class BatchBuilder:
         Args:
             ctx: The run.
             source: Where groups come from.
-            groups: How many a step trains on.
-            max_groups: Maximum number of groups that a step examines.
-            max_staleness: Steps that a row's policy may lag behind; None for any number.
-            mask_truncated: Whether rollouts that were cut off are left out.
-            token_budget: Longer rows are left out.
+            limits: Sizes of a batch, and what is left out of it.
             scoring: How rewards become advantages.
             policy: Policy whose sequences train; empty for all policies.
             penalty: KL penalty against the reference policy, subtracted from rewards; None for none.
         """
         self._ctx = ctx
         self._source = source
-        self._groups = groups
-        self._max_groups = max_groups
-        self._max_staleness = max_staleness
-        self._mask_truncated = mask_truncated
-        self._token_budget = token_budget
+        self._limits = limits
         self._scorer = Scorer(scoring, policy=policy)
         self._penalty = penalty
         self._consumed: list[Consumed] = []
@@ -134,7 +141,9 @@ class BatchBuilder:
     def settled(self) -> int:
         """Groups of the step that is collected now for which it needs no other; see `groups_settled`."""
         seen = self._tally.counted
-        return groups_settled(kept=self.kept, seen=seen, groups_per_step=self._groups, max_groups=self._max_groups)
+        return groups_settled(
+            kept=self.kept, seen=seen, groups_per_step=self._limits.groups, max_groups=self._limits.max_groups
+        )
 
     async def collect(self, *, refill: Callable[[], Awaitable[None]] | None = None) -> Batch:
         """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
@@ -150,8 +159,8 @@ class BatchBuilder:
         tally = self._tally = _Tally()
         kept: dict[str, list[ScoredRollout]] = {}
         self._consumed = []
-        while len(kept) < self._groups and not self._enough(tally):
-            room = min(self._groups - len(kept), self._max_groups - tally.counted)
+        while len(kept) < self._limits.groups and not self._enough(tally):
+            room = min(self._limits.groups - len(kept), self._limits.max_groups - tally.counted)
             groups = await self._source.poll(limit=room)
             if not groups:
                 break
@@ -185,7 +194,7 @@ class BatchBuilder:
         Raises:
             RunFailed: if it is reached, and all that the agents did was to fail.
         """
-        if tally.counted < self._max_groups:
+        if tally.counted < self._limits.max_groups:
             return False
         counted = [c for c in self._consumed if not _infrastructure_failed(c.group)]
         if all(c.outcome is Outcome.TOO_FEW_USABLE for c in counted):
@@ -212,7 +221,7 @@ class BatchBuilder:
         lost = ", ".join(f"{cause}: {count}" for cause, count in tally.lost_to.most_common())
         what = f"The infrastructure failed {tally.lost_in_a_row} groups in a row ({lost})"
         where = f"Check the runners: `fulmen runners`.{failed_one([group])}"
-        if tally.lost_in_a_row >= max(LOST_STEPS * self._groups, 2 * LOST_TO_TELL):
+        if tally.lost_in_a_row >= max(LOST_STEPS * self._limits.groups, 2 * LOST_TO_TELL):
             raise RunFailed(f"{what}, and none between them worked. {where}")
         if tally.lost_in_a_row == LOST_TO_TELL:
             self._ctx.notify("warning", f"{what}; others are submitted in their place. {where}")
@@ -249,7 +258,7 @@ class BatchBuilder:
         return usable if outcome is Outcome.TRAINED else []
 
     def _check_models(self, scored: Sequence[ScoredRollout]) -> None:
-        if self._max_staleness is not None:  # rollouts of other policies called models of their own
+        if self._limits.max_staleness is not None:  # rollouts of other policies called models of their own
             for sequence in (s for rollout in scored for s in rollout.sequences):
                 self._ctx.policy.check_model(sequence.role, sequence.model)
 
@@ -257,9 +266,9 @@ class BatchBuilder:
         """Returns the reason why a trajectory is left out; empty if it is used."""
         if trajectory.unusable:
             return trajectory.unusable
-        if any(len(s.token_ids) > self._token_budget for s in trajectory.sequences if self._scorer.trains(s)):
-            return f"longer than {self._token_budget} tokens"
-        if self._mask_truncated and trajectory.truncated:
+        if any(len(s.token_ids) > self._limits.token_budget for s in trajectory.sequences if self._scorer.trains(s)):
+            return f"longer than {self._limits.token_budget} tokens"
+        if self._limits.mask_truncated and trajectory.truncated:
             return "an answer ended at its token limit (mask_truncated; max_tokens)"
         return self._scorer.problem(trajectory)
 
@@ -274,7 +283,7 @@ class BatchBuilder:
 
     def _fresh(self, scored: ScoredRollout, tally: _Tally) -> ScoredRollout:
         """Leaves out the sequences of which a token is too old."""
-        limit = self._max_staleness
+        limit = self._limits.max_staleness
         if limit is None:
             return scored
         step = self._ctx.progress.step

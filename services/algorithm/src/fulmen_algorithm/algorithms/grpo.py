@@ -15,7 +15,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
+from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.monitors import MismatchMonitor, SignalMonitor
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
@@ -67,11 +67,13 @@ class Grpo:
         batches = BatchBuilder(
             ctx,
             source=ctx.rollouts,
-            groups=settings.prompts_per_step,
-            max_groups=int(settings.prompts_per_step * (1 + settings.refill_limit)),
-            max_staleness=settings.max_staleness,
-            mask_truncated=settings.mask_truncated,
-            token_budget=settings.token_budget,
+            limits=BatchLimits(
+                groups=settings.prompts_per_step,
+                max_groups=int(settings.prompts_per_step * (1 + settings.refill_limit)),
+                max_staleness=settings.max_staleness,
+                mask_truncated=settings.mask_truncated,
+                token_budget=settings.token_budget,
+            ),
             scoring=settings.scoring,
             policy=ctx.run.policy.name,
             penalty=settings.reference_penalty(ctx),

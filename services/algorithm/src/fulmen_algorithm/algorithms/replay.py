@@ -9,7 +9,7 @@ epoch; their age is no limit, so the policy may be far from the one that sampled
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
+from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
@@ -79,12 +79,14 @@ class Replay:
         batches = BatchBuilder(
             ctx,
             source=source,
-            groups=settings.prompts_per_step,
-            # All of them: groups that are unusable in one epoch are unusable in every epoch.
-            max_groups=len(scored.groups),
-            max_staleness=None,
-            mask_truncated=settings.mask_truncated,
-            token_budget=settings.token_budget,
+            limits=BatchLimits(
+                groups=settings.prompts_per_step,
+                # All of them: groups that are unusable in one epoch are unusable in every epoch.
+                max_groups=len(scored.groups),
+                max_staleness=None,
+                mask_truncated=settings.mask_truncated,
+                token_budget=settings.token_budget,
+            ),
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),
         )

@@ -9,18 +9,16 @@ without the new version mislabels nothing: the engine itself reports which versi
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.rollouts.groups import in_branch
-from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceStore, RunStorage, SavedModel, Serving
-from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
-from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel
+from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (
     BatchSettings,
@@ -40,6 +38,25 @@ BEST = "best"
 FULL_WEIGHTS = FullWeights()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishSettings:
+    """Settings of a policy's versions.
+
+    Attributes:
+        keep_models: Number of newest versions whose weights are kept.
+        weights: Format of published versions.
+        lora: Adapters that are trained instead of all weights.
+        base_model: Model folder that the adapters of `lora` are trained on.
+        optimizer_steps_per_step: Maximum number of optimiser steps in a step of the run.
+    """
+
+    keep_models: int
+    weights: WeightsSettings = FULL_WEIGHTS
+    lora: LoraSettings | None = None
+    base_model: Path | None = None
+    optimizer_steps_per_step: int = 1
+
+
 class Policy:
     """The policy as an algorithm sees it.
 
@@ -49,59 +66,31 @@ class Policy:
             and `delta_changed_share` of the weights if a delta was written.
     """
 
-    def __init__(
-        self,
-        *,
-        run: TrainingRun,
-        trainer: Trainer,
-        recorder: Recorder,
-        control: RunControl,
-        resources: ResourceStore,
-        storage: RunStorage,
-        serving: Serving,
-        notify: Notify,
-        update_run: RunUpdate,
-        keep_models: int,
-        weights: WeightsSettings = FULL_WEIGHTS,
-        lora: LoraSettings | None = None,
-        base_model: Path | None = None,
-        optimizer_steps_per_step: int = 1,
-    ) -> None:
-        """Initializes the policy of a run.
-
-        Args:
-            run: The run.
-            trainer: Holds the weights.
-            recorder: Keeps the run's progress.
-            control: The run's stop requests.
-            resources: Where versions are published.
-            storage: Where the run keeps weights and notes.
-            serving: Where agents reach the policy.
-            notify: Appends a notice to the run's events.
-            update_run: Shows metrics of the run.
-            keep_models: How many of the newest versions' weights are kept.
-            weights: Format of published versions.
-            lora: Adapters that are trained instead of all weights.
-            base_model: The folder that adapters are trained on, for a run with `lora`.
-            optimizer_steps_per_step: How many of them a step of the run takes, at most.
-        """
-        self._run = run
+    def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:
+        """`trainer` holds the weights."""
+        self._run = services.run
         self._trainer = trainer
-        self._recorder = recorder
-        self._control = control
-        self._resources = resources
-        self._storage = storage
-        self._serving = serving
-        self._notify = notify
-        self._update_run = update_run
-        self._keep_models = keep_models
-        self._per_step = optimizer_steps_per_step
+        self._recorder = services.recorder
+        self._control = services.control
+        self._resources = services.resources
+        self._storage = services.storage
+        self._serving = services.serving
+        self._notify = services.notify
+        self._update_run = services.update_run
+        self._keep_models = settings.keep_models
+        self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
         self.publish_metrics: dict[str, float] = {}
-        self._versions = Versions(storage=storage, trainer=trainer, weights=weights, lora=lora, base_model=base_model)
-        self._roles = frozenset(lora.roles if lora is not None else ())
-        best = storage.notes().get("best", {})
+        self._versions = Versions(
+            storage=services.storage,
+            trainer=trainer,
+            weights=settings.weights,
+            lora=settings.lora,
+            base_model=settings.base_model,
+        )
+        self._roles = frozenset(settings.lora.roles if settings.lora is not None else ())
+        best = services.storage.notes().get("best", {})
         self._best, self._best_path = int(str(best.get("version", 0))), str(best.get("path", ""))
 
     @property

@@ -8,9 +8,8 @@ from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceStore, RunStorage, Serving
-from fulmen_algorithm.runs.recorder import Recorder
-from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, Serving
+from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.training.settings import WeightsKind
 
 REMEMBERED = "served_version"
@@ -45,16 +44,7 @@ class ServedVersion:
         return await self._serving.sampled_tokens()
 
 
-async def served_version(
-    run: TrainingRun,
-    *,
-    resources: ResourceStore,
-    storage: RunStorage,
-    serving: Serving,
-    recorder: Recorder,
-    control: RunControl,
-    notify: Notify,
-) -> ServedVersion | None:
+async def served_version(services: RunServices) -> ServedVersion | None:
     """Finds the version that a run names; the newest is the one that was the newest when the run began.
 
     Returns:
@@ -64,16 +54,19 @@ async def served_version(
         RunFailed: if the version does not exist, or its weights are gone.
         Interrupted: if the run was asked to stop.
     """
+    run, control, recorder = services.run, services.control, services.recorder
     if not run.policy.name:
         return None
     name = recorder.progress.memory.get(REMEMBERED) or run.policy.source or f"resources/policy.{run.policy.name}"
     try:
-        content = await control.unless_stopped(resources.get(name))
+        content = await control.unless_stopped(services.resources.get(name))
     except ResourceNotFound as error:
         raise RunFailed(f"{name} does not exist.") from error
     recorder.remember(**{REMEMBERED: content.name})
-    published = await control.unless_stopped(stored_policy(content, resources=resources, storage=storage))
+    published = await control.unless_stopped(
+        stored_policy(content, resources=services.resources, storage=services.storage)
+    )
     if published.kind is WeightsKind.DELTA:
         whole = await control.unless_stopped(published.model_folder())
         published = replace(published, kind=WeightsKind.FULL, path=whole, rebuild=None)
-    return ServedVersion(published=published, serving=serving, control=control, notify=notify)
+    return ServedVersion(published=published, serving=services.serving, control=control, notify=services.notify)

@@ -80,27 +80,38 @@ def _nobody(name: str, project: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreationRules:
+    """What the service allows its runs.
+
+    Attributes:
+        registry: Algorithms.
+        unavailable: Returns the reason why this service cannot start an engine.
+        endpoints: Addresses that a run may call.
+        exchange_targets: Addresses of services through which ranks may exchange gradients.
+    """
+
+    registry: Registry
+    unavailable: Unavailable = _nothing
+    endpoints: Collection[str] = ()
+    exchange_targets: Collection[str] = ()
+
+
 async def checked_run(
     draft: RunDraft,
     *,
-    registry: Registry,
+    rules: CreationRules,
     resources: ResourceStore,
     now: datetime,
-    unavailable: Unavailable = _nothing,
-    endpoints: Collection[str] = (),
-    exchange_targets: Collection[str] = (),
     knows_run: KnowsRun = _nobody,
 ) -> TrainingRun:
     """Checks a draft and everything that it names.
 
     Args:
         draft: The run.
-        registry: The algorithms.
+        rules: Rules of the service.
         resources: Resources of the draft's project.
         now: When the run is created.
-        unavailable: Returns the reason why this service cannot start an engine.
-        endpoints: Addresses that the run itself may ask.
-        exchange_targets: Addresses of services through which its ranks may exchange gradients.
         knows_run: Returns whether a run exists, including runs without rollouts.
 
     Raises:
@@ -108,19 +119,19 @@ async def checked_run(
         ResourceNotFound: if an input is unknown.
     """
     violations = [*_problems(draft)]
-    entry = registry.get(draft.algorithm)
+    entry = rules.registry.get(draft.algorithm)
     settings: RunSettings | None = None
     if entry is None:
-        known = sorted(registry)
+        known = sorted(rules.registry)
         text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
         violations.append(Violation(field="algorithm", description=text))
     else:
         try:
             settings = parse_settings(entry, draft.settings_json)
-            if problem := unavailable(settings.engine):
+            if problem := rules.unavailable(settings.engine):
                 violations.append(Violation(field="settings.engine", description=problem))
-            violations += _endpoint_problems(settings, endpoints)
-            violations += _target_problems(settings, exchange_targets)
+            violations += _endpoint_problems(settings, rules.endpoints)
+            violations += _target_problems(settings, rules.exchange_targets)
         except SettingsInvalid as error:
             violations += error.violations
         violations += _policy_problems(draft, entry)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fulmen.errors import FulmenError, ResourceNotFound
-from fulmen_algorithm.policy.policy import Policy
+from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
@@ -22,9 +22,10 @@ from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
 from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunStorage, Serving
 from fulmen_algorithm.runs.provenance import provenance
-from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
+from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings, RunUpdate
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
+from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
@@ -170,10 +171,12 @@ class RunExecutor:
             events=execution.events,
             control=execution.control,
             update_run=execution.update_run,
-            steps=settings.steps,
-            checkpoint_every=settings.checkpoint_every,
-            collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
-            collapses=execution.run.collapses,
+            settings=RecorderSettings(
+                steps=settings.steps,
+                checkpoint_every=settings.checkpoint_every,
+                collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
+                collapses=execution.run.collapses,
+            ),
         )
 
     async def _model_to_train(
@@ -208,34 +211,28 @@ class RunExecutor:
     ) -> RunContext:
         """Builds the context of the algorithm."""
         run, control, notify = execution.run, execution.control, execution.events.notify
+        services = RunServices(
+            run=run,
+            recorder=recorder,
+            control=control,
+            resources=execution.resources,
+            storage=execution.folder,
+            serving=execution.serving,
+            notify=notify,
+            update_run=execution.update_run,
+        )
         policy, served = None, None
         if trainer is not None:
-            policy = Policy(
-                run=run,
-                trainer=trainer,
-                recorder=recorder,
-                control=control,
-                resources=execution.resources,
-                storage=execution.folder,
-                serving=execution.serving,
-                notify=notify,
-                update_run=execution.update_run,
+            publishing = PublishSettings(
                 keep_models=self.keep_models,
                 weights=execution.settings.weights,
                 lora=execution.settings.lora,
                 base_model=base,
                 optimizer_steps_per_step=execution.settings.optimizer_steps_per_step,
             )
+            policy = Policy(services, trainer, publishing)
         else:
-            served = await served_version(
-                run,
-                resources=execution.resources,
-                storage=execution.folder,
-                serving=execution.serving,
-                recorder=recorder,
-                control=control,
-                notify=notify,
-            )
+            served = await served_version(services)
         return RunContext(
             run=run,
             inputs=inputs,

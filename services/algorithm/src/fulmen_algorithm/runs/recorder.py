@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,6 +41,23 @@ Discard = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderSettings:
+    """Steps, checkpoints and reaction to a collapse.
+
+    Attributes:
+        steps: Steps of the run; 0 if its algorithm will `plan` them.
+        checkpoint_every: Steps between checkpoints.
+        collapse: Reaction to a collapsing reward.
+        collapses: Number of earlier collapses.
+    """
+
+    steps: int
+    checkpoint_every: int
+    collapse: CollapseSettings
+    collapses: int
+
+
 class Recorder:
     """Keeps the book of one run while it runs.
 
@@ -57,10 +74,7 @@ class Recorder:
         events: EventLog,
         control: RunControl,
         update_run: RunUpdate,
-        steps: int,
-        checkpoint_every: int,
-        collapse: CollapseSettings,
-        collapses: int,
+        settings: RecorderSettings,
     ) -> None:
         """Initializes the recorder.
 
@@ -70,10 +84,7 @@ class Recorder:
             events: Its history.
             control: The run's stop requests.
             update_run: Shows metrics of the run.
-            steps: Steps of the run; 0 if its algorithm will `plan` them.
-            checkpoint_every: Steps between checkpoints.
-            collapse: Reaction to a collapsing reward.
-            collapses: How often that has happened.
+            settings: Steps, checkpoints and reaction to a collapse.
         """
         self.progress = Progress()
         self._storage = storage
@@ -81,10 +92,10 @@ class Recorder:
         self._events = events
         self._control = control
         self._update_run = update_run
-        self.steps = steps
-        self._every = checkpoint_every
-        self._collapse = collapse
-        self._collapses = collapses
+        self.steps = settings.steps
+        self._every = settings.checkpoint_every
+        self._collapse = settings.collapse
+        self._collapses = settings.collapses
         self._saved: Progress | None = None
         self._trainer: Trainer | None = None
         self._branch_points: tuple[int, ...] = ()

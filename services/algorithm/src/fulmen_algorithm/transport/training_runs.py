@@ -1,7 +1,7 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 import grpc.aio
@@ -18,8 +18,7 @@ from fulmen.errors import (
     Violation,
 )
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation import Unavailable, checked_run
+from fulmen_algorithm.runs.creation import CreationRules, checked_run
 from fulmen_algorithm.runs.events import Clock, Event, EventLog
 from fulmen_algorithm.runs.ports import Notify, ResourceStore
 from fulmen_algorithm.runs.registry import Entry, RunRegistry
@@ -43,23 +42,17 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         *,
         runs: RunRegistry,
         worker: RunWorker,
-        registry: Registry,
         resources: Callable[[str, Notify], ResourceStore],
         open_files: Callable[[str], RunFiles],
         clock: Clock,
-        unavailable: Unavailable,
-        endpoints: Collection[str],
-        exchange_targets: Collection[str],
+        rules: CreationRules,
     ) -> None:
         self._runs = runs
         self._worker = worker
-        self._registry = registry
         self._resources = resources
         self._open_files = open_files
         self._clock = clock
-        self._unavailable = unavailable
-        self._endpoints = endpoints
-        self._exchange_targets = exchange_targets
+        self._rules = rules
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
@@ -81,12 +74,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                 resources = self._resources(draft.project, _nobody)
                 run = await checked_run(
                     draft,
-                    registry=self._registry,
+                    rules=self._rules,
                     resources=resources,
                     now=self._clock(),
-                    unavailable=self._unavailable,
-                    endpoints=self._endpoints,
-                    exchange_targets=self._exchange_targets,
                     knows_run=self._runs.has,
                 )
                 if not request.validate_only:
@@ -159,7 +149,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     ) -> pb.ListAlgorithmsResponse:
         """Lists the algorithms."""
         return pb.ListAlgorithmsResponse(
-            algorithms=[encode.algorithm(entry) for _, entry in sorted(self._registry.items())]
+            algorithms=[encode.algorithm(entry) for _, entry in sorted(self._rules.registry.items())]
         )
 
     async def ListCheckpoints(
