@@ -27,7 +27,9 @@ def migrate_command(*, post: Post = False) -> None:
     settings = load_settings(StoreSettings)
     assert isinstance(settings, StoreSettings)
     try:
-        migrated = asyncio.run(migrate(settings.database_url.get_secret_value(), with_post=post, told=_caught_up))
+        migrated = asyncio.run(
+            migrate(settings.database_url.get_secret_value(), with_post=post, on_progress=_caught_up)
+        )
     except FulmenError as error:
         fail(str(error))
     for name in migrated.applied:

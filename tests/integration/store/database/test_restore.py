@@ -139,7 +139,7 @@ async def test_catching_up_tells_how_far_it_is(database_url: str) -> None:
             "select id, 1, '', '', sha256(''), '', '', $1::bigint::text::xid8 from resource where name = 'from-a-dump'",
             ahead,
         )
-        taken = await catch_up(connection, told=lambda done, all_of_them: told.append((done, all_of_them)))
+        taken = await catch_up(connection, on_progress=lambda done, all_of_them: told.append((done, all_of_them)))
         assert await counter_of(database_url) > ahead
         assert told == [(500_000, taken), (taken, taken)]
     finally:

@@ -372,7 +372,7 @@ async def hand_out_one_backlog(database_url: str, count: int, sizes: tuple[int, 
     database = await connect(database_url, connections=6, start_limit_s=10)
     bare = [BareReplica(database) for _ in range(count)]
     for each in bare:
-        each.known.learn(
+        each.known.update(
             [
                 Replica(replica_id=other.known.own_id, address="none:1", runner_count=1)
                 for other in bare

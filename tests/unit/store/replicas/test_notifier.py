@@ -46,12 +46,12 @@ def peers(*addresses: str) -> list[Replica]:
 
 
 @asynccontextmanager
-async def telling(
+async def sending(
     *addresses: str, enabled: bool = True
 ) -> AsyncIterator[tuple[NotificationSender, HeldClient, LiveReplicas]]:
     """Runs a sender with peers at these addresses."""
     known, client = LiveReplicas(uuid7()), HeldClient()
-    known.learn(peers(*addresses))
+    known.update(peers(*addresses))
     sender = NotificationSender(replicas=known, client=client, streams=RunnerStreams(), enabled=enabled)
     task = asyncio.create_task(sender.run())
     try:
@@ -62,7 +62,7 @@ async def telling(
 
 
 async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
-    async with telling("a:1") as (sender, client, _):
+    async with sending("a:1") as (sender, client, _):
         sender.work_unmatched([1])
         _, first, end = await client.next()
         assert first.ready == {1}
@@ -78,7 +78,7 @@ async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
 
 
 async def test_a_slow_peer_keeps_no_other_waiting() -> None:
-    async with telling("a:1", "b:1") as (sender, client, _):
+    async with sending("a:1", "b:1") as (sender, client, _):
         sender.work_unmatched([1])
         calls = {address: end for address, _, end in (await client.next(), await client.next())}
         assert calls.keys() == {"a:1", "b:1"}
@@ -89,7 +89,7 @@ async def test_a_slow_peer_keeps_no_other_waiting() -> None:
 
 
 async def test_a_peer_that_did_not_hear_is_left_alone_until_the_next_look() -> None:
-    async with telling("a:1") as (sender, client, known):
+    async with sending("a:1") as (sender, client, known):
         sender.work_unmatched([1])
         _, _, end = await client.next()
         sender.work_unmatched([2])
@@ -100,18 +100,18 @@ async def test_a_peer_that_did_not_hear_is_left_alone_until_the_next_look() -> N
         for _ in range(5):
             await asyncio.sleep(0)
         assert client.calls.empty()
-        known.learn(known.others)
+        known.update(known.others)
         sender.work_unmatched([4])
         _, notification, _ = await client.next()
         assert notification.ready == {4}
 
 
 async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -> None:
-    async with telling("a:1", "b:1") as (sender, client, known):
+    async with sending("a:1", "b:1") as (sender, client, known):
         sender.work_unmatched([1])
         for _ in range(2):
             (await client.next())[2].set_result(None)
-        known.learn(known.others[:1])
+        known.update(known.others[:1])
         sender.work_unmatched([2])
         address, _, _ = await client.next()
         assert address == known.others[0].address
@@ -120,7 +120,7 @@ async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -
 
 async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
     streams, known, client = RunnerStreams(), LiveReplicas(uuid7()), HeldClient()
-    known.learn(peers("a:1"))
+    known.update(peers("a:1"))
     sender = NotificationSender(replicas=known, client=client, streams=streams)
     here = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
     streams.attach(here)
@@ -136,7 +136,7 @@ async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
 
 
 async def test_a_sender_that_is_switched_off_says_nothing() -> None:
-    async with telling("a:1", enabled=False) as (sender, client, _):
+    async with sending("a:1", enabled=False) as (sender, client, _):
         sender.work_unmatched([1])
         for _ in range(5):
             await asyncio.sleep(0)

@@ -59,9 +59,9 @@ def test_shares_are_about_even() -> None:
 def test_a_replica_without_runners_has_no_share_in_the_eyes_of_others() -> None:
     own, idle = uuid7(), uuid7()
     known = LiveReplicas(own)
-    known.learn([replica(idle, runner_count=0)])
+    known.update([replica(idle, runner_count=0)])
     assert {known.place(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0}
-    known.learn([replica(idle)])
+    known.update([replica(idle)])
     assert {known.place(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0, 1}
 
 

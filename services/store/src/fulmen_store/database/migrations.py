@@ -96,7 +96,7 @@ async def migrate(
     *,
     with_post: bool = False,
     migrations: Sequence[Migration] | None = None,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Migrated:
     """Applies the missing migrations, and advances the transaction counter after a restore.
 
@@ -104,7 +104,7 @@ async def migrate(
         dsn: Database.
         with_post: Whether no older store runs any more.
         migrations: All files in order; those of this version unless given.
-        told: Called with the transaction numbers consumed so far, and their total.
+        on_progress: Called with the transaction numbers consumed so far, and their total.
 
     Raises:
         DatabaseUnavailable: If the database cannot be reached.
@@ -121,7 +121,7 @@ async def migrate(
             return Migrated(
                 applied=[each.name for each in due],
                 waiting=[each.name for each in missing if each not in due],
-                caught_up=await catch_up(connection, told=told) if migrations is None else 0,
+                caught_up=await catch_up(connection, on_progress=on_progress) if migrations is None else 0,
             )
         finally:
             await connection.close()
@@ -152,12 +152,12 @@ BATCH: Final = 500_000
 """Subtransactions of one transaction: their numbers are written to the log when it commits, 4 bytes each."""
 
 
-async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int], None] | None = None) -> int:
+async def catch_up(connection: asyncpg.Connection, *, on_progress: Callable[[int, int], None] | None = None) -> int:
     """Consumes transaction numbers until the next one is newer than all stored ones; about 200,000 per second.
 
     Args:
         connection: Connection to a database with the complete schema that is not otherwise in use.
-        told: Called after every batch with the numbers consumed so far, and their total.
+        on_progress: Called after every batch with the numbers consumed so far, and their total.
 
     Returns:
         How many were taken: 0 unless the database was restored from a dump into a younger server.
@@ -171,8 +171,8 @@ async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int],
         count = min(BATCH, missing - taken)
         await connection.execute(SQL["take_xids"].format(count=count))
         taken += count
-        if told is not None:
-            told(taken, missing)
+        if on_progress is not None:
+            on_progress(taken, missing)
     if missing:
         await connection.execute(SQL["drop_taken"])
     return taken

@@ -156,9 +156,9 @@ def _problems(draft: ProjectDraft) -> Iterator[Violation]:
         text = f"is {draft.ageing_interval_s:g} s, allowed are 0 s and 1 s to 24 h"
         yield _violation("rules.ageing_interval", text)
     for path, limit in draft.limits.items():
-        most = MAX_LIMITS[path.rpartition(".")[2]]
-        if not 0 <= limit <= most:
-            yield _violation(f"model_limits.{path}", f"is {limit}, allowed are 1 to {most}")
+        maximum = MAX_LIMITS[path.rpartition(".")[2]]
+        if not 0 <= limit <= maximum:
+            yield _violation(f"model_limits.{path}", f"is {limit}, allowed are 1 to {maximum}")
 
 
 def _violation(path: str, description: str) -> Violation:

@@ -65,15 +65,15 @@ class LiveReplicas:
         self.own_id = own_id
         self.others: tuple[Replica, ...] = ()
         self.shares = Shares(own_id)
-        self.looks = 0
+        self.polls = 0
 
     def place(self, key: UUID) -> int:
         """Returns how many replicas are preferred to this one for a rollout or group: 0 if it is its own work."""
         return self.shares.place(key)
 
-    def learn(self, others: Sequence[Replica]) -> None:
+    def update(self, others: Sequence[Replica]) -> None:
         """Replaces the known replicas."""
-        self.looks += 1
+        self.polls += 1
         if tuple(others) == self.others:
             return
         known, listed = ({one.replica_id for one in each} for each in (self.others, others))

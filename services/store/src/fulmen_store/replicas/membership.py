@@ -63,7 +63,7 @@ class MembershipRenewer:
             if self._left:
                 return
             own = Replica(replica_id=self._replicas.own_id, address=self._address, runner_count=len(self._streams))
-            self._replicas.learn(await self._table.renew(own, ttl_s=MEMBERSHIP_TTL_S))
+            self._replicas.update(await self._table.renew(own, ttl_s=MEMBERSHIP_TTL_S))
 
     async def leave(self) -> None:
         """Removes this replica; the others take over its share at their next poll."""

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Under load, events of this many seconds share a notification, which costs as much CPU as about twenty rollouts.
-TELLING_PACE_S: Final = 0.01
+SEND_INTERVAL_S: Final = 0.01
 
 # The wake-up key of whoever keeps projects and tokens in memory.
 
@@ -38,11 +38,11 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Line:
+class _PeerState:
     """The pending notification of one peer."""
 
-    news: Notification = field(default_factory=Notification)
-    teller: asyncio.Task[None] | None = None
+    notification: Notification = field(default_factory=Notification)
+    sender: asyncio.Task[None] | None = None
     skipped_at_poll: int = -1
 
 
@@ -57,13 +57,13 @@ class NotificationSender:
         self._client = client
         self._streams = streams
         self._enabled = enabled
-        self._news = Notification()
+        self._pending = Notification()
         self._arrived = asyncio.Event()
-        self._lines: dict[UUID, _Line] = {}
+        self._peers: dict[UUID, _PeerState] = {}
 
     def work_unmatched(self, projects: Iterable[int]) -> None:
         """Records that rollouts wait in projects that no runner here has credit for."""
-        self._news.ready.update(projects)
+        self._pending.ready.update(projects)
         self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
@@ -71,11 +71,11 @@ class NotificationSender:
         for key in keys:
             match key:
                 case ("finished", int(project_id)):
-                    self._news.finished.add(project_id)
+                    self._pending.finished.add(project_id)
                 case ("resources", int(project_id)):
-                    self._news.resources.add(project_id)
+                    self._pending.resources.add(project_id)
                 case ("projects",):
-                    self._news.projects_changed = True
+                    self._pending.projects_changed = True
                 case _:
                     continue
             self._arrived.set()
@@ -86,8 +86,8 @@ class NotificationSender:
             stream = self._streams.find(session_id)
             if stream is not None:
                 stream.send(notice)
-            elif isinstance(notice, CancelRequested) and len(self._news.cancels) < MAX_CANCELS:
-                self._news.cancels += [
+            elif isinstance(notice, CancelRequested) and len(self._pending.cancels) < MAX_CANCELS:
+                self._pending.cancels += [
                     CancelHint(session_id=session_id, rollout_id=rollout_id, epoch=epoch)
                     for rollout_id, epoch in notice.attempts
                 ]
@@ -95,37 +95,37 @@ class NotificationSender:
 
     async def run(self) -> None:
         """Sends until cancelled."""
-        async with asyncio.TaskGroup() as tellers:
+        async with asyncio.TaskGroup() as senders:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                news, self._news = self._news, Notification()
+                notification, self._pending = self._pending, Notification()
                 if self._enabled:
-                    await self._hand_over(news, tellers)
+                    await self._distribute(notification, senders)
 
-    async def _hand_over(self, news: Notification, tellers: asyncio.TaskGroup) -> None:
+    async def _distribute(self, notification: Notification, senders: asyncio.TaskGroup) -> None:
         peers = {peer.replica_id: peer for peer in self._replicas.others}
-        if self._lines.keys() - peers.keys():
-            self._lines = {replica_id: line for replica_id, line in self._lines.items() if replica_id in peers}
+        if self._peers.keys() - peers.keys():
+            self._peers = {replica_id: state for replica_id, state in self._peers.items() if replica_id in peers}
             await self._client.keep_only([peer.address for peer in peers.values()])
         for peer in peers.values():
-            line = self._lines.setdefault(peer.replica_id, _Line())
-            if line.skipped_at_poll == self._replicas.looks:
+            state = self._peers.setdefault(peer.replica_id, _PeerState())
+            if state.skipped_at_poll == self._replicas.polls:
                 continue
-            line.news.add(news)
-            if line.teller is None or line.teller.done():
-                line.teller = tellers.create_task(self._tell(peer, line), name=f"tell-{peer.address}")
+            state.notification.add(notification)
+            if state.sender is None or state.sender.done():
+                state.sender = senders.create_task(self._send(peer, state), name=f"notify-{peer.address}")
 
-    async def _tell(self, peer: Replica, line: _Line) -> None:
-        while line.news:
-            news, line.news = line.news, Notification()
+    async def _send(self, peer: Replica, state: _PeerState) -> None:
+        while state.notification:
+            notification, state.notification = state.notification, Notification()
             try:
-                await self._client.notify(peer.address, news)
+                await self._client.notify(peer.address, notification)
             except PeerUnreachableError as error:
                 _log.info("peer_unreachable", address=peer.address, reason=str(error))
-                line.news, line.skipped_at_poll = Notification(), self._replicas.looks
+                state.notification, state.skipped_at_poll = Notification(), self._replicas.polls
                 return
-            await asyncio.sleep(TELLING_PACE_S)
+            await asyncio.sleep(SEND_INTERVAL_S)
 
 
 class NotificationReceiver:
@@ -152,26 +152,28 @@ class NotificationReceiver:
         self._leases = leases
         self._streams = streams
 
-    async def receive(self, news: Notification) -> None:
+    async def receive(self, notification: Notification) -> None:
         """Handles a notification.
 
         Raises:
             DatabaseUnavailable: If a cancel could not be checked.
         """
-        if news.ready:
-            self._dispatcher.hint(frozenset(news.ready))
+        if notification.ready:
+            self._dispatcher.hint(frozenset(notification.ready))
         self._wakeups.wake(
             [
-                *(("finished", project) for project in news.finished),
-                *(("resources", project) for project in news.resources),
-                *([PROJECTS_CHANGED] if news.projects_changed else []),
+                *(("finished", project) for project in notification.finished),
+                *(("resources", project) for project in notification.resources),
+                *([PROJECTS_CHANGED] if notification.projects_changed else []),
             ]
         )
-        seated = {(hint.session_id, hint.rollout_id) for hint in news.cancels if self._streams.find(hint.session_id)}
-        if not seated:
+        connected = {
+            (hint.session_id, hint.rollout_id) for hint in notification.cancels if self._streams.find(hint.session_id)
+        }
+        if not connected:
             return
-        for lease in await self._leases.held(sorted({rollout_id for _, rollout_id in seated})):
-            if lease.cancel_requested and (lease.session_id, lease.rollout_id) in seated:
+        for lease in await self._leases.held(sorted({rollout_id for _, rollout_id in connected})):
+            if lease.cancel_requested and (lease.session_id, lease.rollout_id) in connected:
                 self._streams.send_each(
                     [(lease.session_id, CancelRequested(attempts=[(lease.rollout_id, lease.epoch)]))]
                 )

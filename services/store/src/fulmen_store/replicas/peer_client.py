@@ -44,7 +44,7 @@ class PeerClient:
         self._watch = None if tls is None else TlsWatch(tls)
         self._channels: dict[str, tuple[grpc.aio.Channel, TlsMaterial | None]] = {}
 
-    async def notify(self, address: str, news: Notification) -> None:
+    async def notify(self, address: str, notification: Notification) -> None:
         """Notifies the replica at an address, without a retry.
 
         Raises:
@@ -53,7 +53,7 @@ class PeerClient:
         stub = peer_service_pb2_grpc.PeerServiceStub(await self._channel(address))
         metadata = (("authorization", f"Bearer {self._token()}"),)
         try:
-            await stub.Notify(_request(news), timeout=NOTIFY_LIMIT_S, metadata=metadata)
+            await stub.Notify(_request(notification), timeout=NOTIFY_LIMIT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise PeerUnreachableError(error.code().name) from None
 
@@ -83,15 +83,15 @@ class PeerClient:
         return channel
 
 
-def _request(news: Notification) -> pb.NotifyRequest:
+def _request(notification: Notification) -> pb.NotifyRequest:
     return pb.NotifyRequest(
-        ready_projects=sorted(news.ready),
-        finished_projects=sorted(news.finished),
-        resource_projects=sorted(news.resources),
-        projects_changed=news.projects_changed,
+        ready_projects=sorted(notification.ready),
+        finished_projects=sorted(notification.finished),
+        resource_projects=sorted(notification.resources),
+        projects_changed=notification.projects_changed,
         cancels=[
             pb.CancelHint(runner=runner_name(hint.session_id), attempt=attempt_name(hint.rollout_id, hint.epoch))
-            for hint in news.cancels
+            for hint in notification.cancels
         ],
     )
 

@@ -52,7 +52,7 @@ class _Follower:
     selection: WatchSelection
     floor: int = 0
     # Changes of the snapshot that the following changes will repeat.
-    told: set[tuple[int, int, int, str]] = field(default_factory=set)
+    sent: set[tuple[int, int, int, str]] = field(default_factory=set)
 
     def cursor(self) -> str:
         packed = _LAYOUT.pack(CURSOR_VERSION, self.selection.digest(), self.floor)
@@ -62,18 +62,18 @@ class _Follower:
         after = 0
         while True:
             latest, aliases = await self.table.snapshot(self.selection, after=after, limit=PAGE_ROWS)
-            self.told.update(one.place for one in (*latest, *aliases) if one.transaction >= self.floor)
+            self.sent.update(one.place for one in (*latest, *aliases) if one.transaction >= self.floor)
             for part in _messages([*latest, *aliases]):
                 yield await self._message(part)
             if len(latest) < PAGE_ROWS:
                 return
             after = latest[-1].resource_id
 
-    async def news(self, *, below: int) -> AsyncIterator[Changes]:
+    async def changes_since(self, *, below: int) -> AsyncIterator[Changes]:
         place = (self.floor, 0, 0, "")
         while True:
             page = await self.table.changes(self.selection, after=place, below=below, limit=PAGE_ROWS)
-            parts = list(_messages([change for change in page if change.place not in self.told]))
+            parts = list(_messages([change for change in page if change.place not in self.sent]))
             for index, part in enumerate(parts):
                 # The message's last transaction may have further changes: a resumed watch starts with all of it.
                 is_last = index == len(parts) - 1 and len(page) < PAGE_ROWS
@@ -83,7 +83,7 @@ class _Follower:
                 break
             place = page[-1].place
         self.floor = max(self.floor, below)
-        self.told.clear()
+        self.sent.clear()
 
     async def _message(self, part: Sequence[WatchedChange], *, cursor: str = "") -> Changes:
         keys = [(change.resource_id, change.version) for change in part if change.alias is None]
@@ -128,7 +128,7 @@ class ResourceWatcher:
         while not stopping():
             seen = self._wakeups.count(key)
             below, _ = await self._table.watch_bounds()
-            async for message in follower.news(below=below):
+            async for message in follower.changes_since(below=below):
                 yield message
                 quiet_s = 0.0
             if quiet_s >= KEEP_ALIVE_S:

@@ -40,10 +40,10 @@ class _Fleet:
     """The sessions visible to the watchers of one project, as of the last poll."""
 
     watchers: int = 0
-    looks: int = 0
+    polls: int = 0
     views: Mapping[UUID, RunnerView] = field(default_factory=dict)
     error: DatabaseUnavailable | None = None
-    looked: asyncio.Event = field(default_factory=asyncio.Event)
+    polled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FleetWatcher:
@@ -68,7 +68,7 @@ class FleetWatcher:
         while True:
             await self._watched.wait()
             for project, fleet in list(self._fleets.items()):
-                await self._look(project, fleet)
+                await self._poll(project, fleet)
             await asyncio.sleep(self._interval_s)
 
     async def follow(
@@ -85,23 +85,23 @@ class FleetWatcher:
         fleet.watchers += 1
         self._watched.set()
         try:
-            told: dict[UUID, RunnerView] = {}
-            looks, told_at = 0, self._clock()
+            sent: dict[UUID, RunnerView] = {}
+            polls, sent_at = 0, self._clock()
             while not stopping():
-                await self._next_look(fleet, looks)
+                await self._next_poll(fleet, polls)
                 if fleet.error is not None:
                     raise fleet.error
-                changes = _changes(told, fleet.views, wanted)
+                changes = _changes(sent, fleet.views, wanted)
                 if changes.runners or changes.removed:
                     yield changes
-                    told_at = self._clock()
-                if not looks:
+                    sent_at = self._clock()
+                if not polls:
                     yield FleetChanges(snapshot_complete=True)
-                    told_at = self._clock()
-                elif self._clock() - told_at >= KEEP_ALIVE_S:
+                    sent_at = self._clock()
+                elif self._clock() - sent_at >= KEEP_ALIVE_S:
                     yield FleetChanges()
-                    told_at = self._clock()
-                looks = fleet.looks
+                    sent_at = self._clock()
+                polls = fleet.polls
         finally:
             fleet.watchers -= 1
             if not fleet.watchers:
@@ -109,15 +109,15 @@ class FleetWatcher:
                 if not self._fleets:
                     self._watched.clear()
 
-    async def _next_look(self, fleet: _Fleet, seen: int) -> None:
+    async def _next_poll(self, fleet: _Fleet, seen: int) -> None:
         try:
             async with asyncio.timeout(POLL_LIMIT_S):
-                while fleet.looks == seen:
-                    await fleet.looked.wait()
+                while fleet.polls == seen:
+                    await fleet.polled.wait()
         except TimeoutError:
             raise DatabaseUnavailable("The runners could not be read in time.") from None
 
-    async def _look(self, project: str | None, fleet: _Fleet) -> None:
+    async def _poll(self, project: str | None, fleet: _Fleet) -> None:
         views: dict[UUID, RunnerView] = {}
         after = UUID(int=0)
         fleet.error = None
@@ -131,18 +131,18 @@ class FleetWatcher:
             fleet.error = error
         else:
             fleet.views = views
-        fleet.looks += 1
-        looked, fleet.looked = fleet.looked, asyncio.Event()
-        looked.set()
+        fleet.polls += 1
+        polled, fleet.polled = fleet.polled, asyncio.Event()
+        polled.set()
 
 
 def _changes(
-    told: dict[UUID, RunnerView], views: Mapping[UUID, RunnerView], wanted: Callable[[RunnerView], bool]
+    sent: dict[UUID, RunnerView], views: Mapping[UUID, RunnerView], wanted: Callable[[RunnerView], bool]
 ) -> FleetChanges:
     """Returns the changes since the last message, and records them as sent."""
-    removed = [session_id for session_id in told if session_id not in views]
+    removed = [session_id for session_id in sent if session_id not in views]
     for session_id in removed:
-        del told[session_id]
-    changed = [view for view in views.values() if told.get(view.session_id) != view and wanted(view)]
-    told.update((view.session_id, view) for view in changed)
+        del sent[session_id]
+    changed = [view for view in views.values() if sent.get(view.session_id) != view and wanted(view)]
+    sent.update((view.session_id, view) for view in changed)
     return FleetChanges(runners=changed, removed=removed)

@@ -258,7 +258,7 @@ class FairQueue:
         return True
 
     def allow_at_least(self, count: int) -> None:
-        """Raises the limits of all limited projects to at least `count`."""
+        """Raises the limits of all limited projects to at lowest `count`."""
         for project_id, allowed in self._allowed.items():
             self._allowed[project_id] = max(allowed, count)
 
@@ -318,12 +318,12 @@ class FairQueue:
                 self._enter(level, passes, [one for one, _ in at_level if one.level != level])
                 break
         chosen = at_level[0]
-        least = passes[chosen[0].project_id]
+        lowest = passes[chosen[0].project_id]
         for candidate in at_level:
             own = passes[candidate[0].project_id]
-            if own < least:
-                chosen, least = candidate, own
-        passes[chosen[0].project_id] = least + chosen[0].turn
+            if own < lowest:
+                chosen, lowest = candidate, own
+        passes[chosen[0].project_id] = lowest + chosen[0].turn
         return chosen
 
     def _at_best_level(

@@ -62,21 +62,21 @@ def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:
     return own is not None and own.rollout_id == rollout_id and number in (None, own.number)
 
 
-def require_count(items: Sequence[object], *, field: str, most: int) -> None:
+def require_count(items: Sequence[object], *, field: str, maximum: int) -> None:
     """Checks how many entries a repeated field has.
 
     Raises:
-        ArgumentInvalid: If there are none, or more than `most`.
+        ArgumentInvalid: If there are none, or more than `maximum`.
     """
-    if not 1 <= len(items) <= most:
-        raise malformed(field, f"has {len(items)} entries, allowed are 1 to {most}")
+    if not 1 <= len(items) <= maximum:
+        raise malformed(field, f"has {len(items)} entries, allowed are 1 to {maximum}")
 
 
-def require_range(field: str, value: float, least: float, most: float) -> None:
+def require_range(field: str, value: float, minimum: float, maximum: float) -> None:
     """Checks a number of a request.
 
     Raises:
         ArgumentInvalid: If it is outside its range, limits included.
     """
-    if not least <= value <= most:
-        raise malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")
+    if not minimum <= value <= maximum:
+        raise malformed(field, f"is {value:g}, allowed are {minimum:g} to {maximum:g}")

@@ -193,7 +193,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: pb.CheckAttemptsRequest, context: grpc.aio.ServicerContext
     ) -> pb.CheckAttemptsResponse:
         """Tells how attempts stand."""
-        require_count(request.attempts, field="attempts", most=MAX_REPORTS)
+        require_count(request.attempts, field="attempts", maximum=MAX_REPORTS)
         names = [parse_attempt_name(one.attempt, field="attempts[].attempt") for one in request.attempts]
         found = await self._checks.look([(name.rollout_id, name.number) for name in names])
         may_know = current_caller().may_access
@@ -308,7 +308,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def _complete(
         self, results: Sequence[lease_pb2.AttemptResult], *, own: UUID | None = None
     ) -> list[Acknowledgement]:
-        require_count(results, field="results", most=MAX_REPORTS)
+        require_count(results, field="results", maximum=MAX_REPORTS)
         reports = [report_of(result) for result in results]
         good = [report for report in reports if not isinstance(report, str)]
         foreign = await self._foreign({report.session_id for report in good} - {own})
@@ -329,7 +329,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         return frozenset() if limit is None else await self._sessions.foreign(session_ids, project=limit)
 
     async def _release(self, session_id: UUID, names: Sequence[str]) -> list[Acknowledgement]:
-        require_count(names, field="release.attempts", most=MAX_REPORTS)
+        require_count(names, field="release.attempts", maximum=MAX_REPORTS)
         attempts = [parse_attempt_name(name, field="release.attempts") for name in names]
         statuses = await self._ends.report([released(name.rollout_id, session_id, name.number) for name in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]

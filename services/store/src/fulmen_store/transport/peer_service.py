@@ -50,6 +50,6 @@ def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
         yield CancelHint(session_id=session_id, rollout_id=attempt.rollout_id, epoch=attempt.number)
 
 
-def _check_length(field: str, entries: Sequence[object], most: int) -> None:
-    if len(entries) > most:
-        raise malformed(field, f"has {len(entries)} entries, allowed are at most {most}")
+def _check_length(field: str, entries: Sequence[object], maximum: int) -> None:
+    if len(entries) > maximum:
+        raise malformed(field, f"has {len(entries)} entries, allowed are at maximum {maximum}")

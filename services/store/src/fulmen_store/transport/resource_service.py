@@ -74,7 +74,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         self, request: pb.GetResourcesRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetResourcesResponse:
         """Returns versions with their content."""
-        require_count(request.names, field="names", most=MAX_NAMES)
+        require_count(request.names, field="names", maximum=MAX_NAMES)
         project = require_project(request.project)
         refs = [(name, parse_ref(name, field="names")) for name in request.names]
         project_id = await self._rollouts.project_id(project)

@@ -119,7 +119,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             project = require_project(request.project)
             outcome = await self._rollouts.cancel_run(await self._table.project_id(project), request.training_run)
         else:
-            require_count(request.names, field="names", most=MAX_NAMES)
+            require_count(request.names, field="names", maximum=MAX_NAMES)
             ids = [parse_rollout_name(name, field="names") for name in request.names]
             await self._views(ids)
             outcome = await self._rollouts.cancel(ids)
@@ -130,7 +130,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.RetryRolloutsResponse:
         """Runs final rollouts again, as new ones: by name, or dead ones by filter."""
         if not request.filter:
-            require_count(request.names, field="names", most=MAX_NAMES)
+            require_count(request.names, field="names", maximum=MAX_NAMES)
             ids = [parse_rollout_name(name, field="names") for name in request.names]
             await self._views(ids)
             new_ids = await self._dead_letters.retry(ids, request_id=request.request_id)

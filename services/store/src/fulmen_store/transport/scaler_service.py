@@ -67,15 +67,15 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.IsActiveResponse]:
         """Streams whether any runner is wanted: immediately, at every change and periodically."""
-        told: bool | None = None
-        told_at = -math.inf
+        sent: bool | None = None
+        sent_at = -math.inf
         while not self._stopping.is_set():
             # Checked every time: a token may be revoked or expire.
             query = self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)
             is_active, now = demand.slots > 0, time.monotonic()
-            if is_active is not told or now >= told_at + REPEAT_S:
-                told, told_at = is_active, now
+            if is_active is not sent or now >= sent_at + REPEAT_S:
+                sent, sent_at = is_active, now
                 yield pb.IsActiveResponse(result=is_active)
             await asyncio.sleep(POLL_INTERVAL_S)
         raise Draining("The store is shutting down: open the stream again.")

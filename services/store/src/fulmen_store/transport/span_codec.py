@@ -61,7 +61,7 @@ class ListedSpan:
 class Listing:
     """The first spans of one rollout after a position, by start time, without duplicates.
 
-    Holds `limit` spans of about `max_bytes` at most, one span at least, and the ids of the others, however many chunks
+    Holds `limit` spans of about `max_bytes` at maximum, one span at minimum, and the ids of the others, however many chunks
     go through it.
 
     Attributes:
@@ -172,13 +172,13 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
         ArgumentInvalid: If it has too many conditions, or times out of range.
     """
     violations = []
-    for name, count, most in (
+    for name, count, maximum in (
         ("names", len(message.names), MAX_NAMES),
         ("attributes", len(message.attributes), MAX_ATTRIBUTES),
     ):
-        if count > most:
+        if count > maximum:
             violations.append(
-                Violation(field=f"filter.{name}", description=f"has {count} entries, allowed are 0 to {most}")
+                Violation(field=f"filter.{name}", description=f"has {count} entries, allowed are 0 to {maximum}")
             )
     times: dict[str, int | None] = {}
     for name in ("min_end_time", "max_start_time", "min_duration"):

@@ -82,7 +82,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
         """Lists the spans of rollouts and attempts, one parent after the other."""
         names = [*([request.parent] if request.parent else []), *request.parents]
-        require_count(names, field="parents", most=MAX_LISTED)
+        require_count(names, field="parents", maximum=MAX_LISTED)
         parents = [_parent(name) for name in names]
         project_id = await self._require_parents(parents)
         wanted = read_filter(request.filter)
@@ -126,7 +126,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     ) -> AsyncIterator[tuple[list[tuple[UUID, int]], int | None]]:
         """Yields parents in small batches, each with the only project that they may belong to."""
         if not request.training_run:
-            require_count(request.parents, field="parents", most=MAX_PARENTS)
+            require_count(request.parents, field="parents", maximum=MAX_PARENTS)
             parents = [_parent(name) for name in request.parents]
             for rollout_id, number in parents:
                 _require_own(rollout_id, number)
@@ -190,7 +190,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         return project_id
 
     async def _append(self, request: pb.AppendSpansRequest, *, project_id: int | None) -> pb.AppendSpansResponse:
-        require_count(request.chunks, field="chunks", most=MAX_CHUNKS)
+        require_count(request.chunks, field="chunks", maximum=MAX_CHUNKS)
         response = pb.AppendSpansResponse()
         good: list[Chunk] = []
         for message in request.chunks:

@@ -52,8 +52,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
         """Stores the counts of a proxy process, and returns those of the others."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
-        told = _exchange(request, windows)
-        rejected = await self._sync.sync(told, may_access=current_caller().may_access)
+        report = _exchange(request, windows)
+        rejected = await self._sync.sync(report, may_access=current_caller().may_access)
         project = project_limit()
         now = await self._table.clock()
         asked = {(each.project, each.backend, each.attempt) for each in windows if each.attempt}
@@ -70,7 +70,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             others=[_window(each) for each in others],
             attempts=[
                 pb.AttemptTokens(attempt=attempt_name(rollout_id, number), token_count=tokens)
-                for rollout_id, number, tokens in await self._table.attempt_tokens(told.attempts, project=project)
+                for rollout_id, number, tokens in await self._table.attempt_tokens(report.attempts, project=project)
             ],
             rejected_count=rejected,
         )
