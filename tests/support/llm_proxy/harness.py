@@ -107,7 +107,7 @@ class RunningProxy:
         answer = await self.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
         return next(one for one in answer.backends if one.name == f"backends/{backend_id}")
 
-    def figure(self, name: str, **labels: str) -> float | None:
+    def metric(self, name: str, **labels: str) -> float | None:
         """Returns one of its figures, by the name without `fulmen_llm_proxy_`; None if it was never counted."""
         return self.registry.get_sample_value(f"fulmen_llm_proxy_{name}", labels)
 

@@ -35,7 +35,7 @@ async def test_after_many_forged_keys_an_address_waits_and_good_keys_go_on(store
         assert (await refused(proxy, ""))[0] == 401
         assert (await proxy.chat(good))[0] == 200
     for problem, count in (("forged", ALLOWED + 1), ("expired", 1), ("missing", 1)):
-        assert proxy.figure("keys_refused_total", problem=problem) == count
+        assert proxy.metric("keys_refused_total", problem=problem) == count
 
 
 async def test_every_path_that_takes_a_key_counts(store: FakeStore) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,33 +12,9 @@ from fulmen.errors import ArgumentInvalid
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2, route_service_pb2
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.llm_proxy.scripted_backend import Act, ScriptedBackend
-
-DEADLINE_S = 30
-QUIET = {"health_interval_s": 300}
-"""No probes beyond the first round, which finds no backend."""
-
-
-@asynccontextmanager
-async def a_pair(
-    store: FakeStore, first: Act, *, route: dict[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[tuple[RunningProxy, ScriptedBackend, Backend]]:
-    """Runs a proxy with a route to a scripted backend, `odd`, and one that is well, `well`."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(asyncio.timeout(DEADLINE_S))
-        odd = await stack.enter_async_context(ScriptedBackend(first))
-        well = await stack.enter_async_context(Backend())
-        proxy = await stack.enter_async_context(running_proxy(store.target, **(QUIET | settings)))
-        await proxy.register("odd", odd.url)
-        await proxy.register("well", well.url)
-        await put(proxy, target("odd"), target("well"), **(route or {}))
-        yield proxy, odd, well
-
-
-async def put(proxy: RunningProxy, *targets: route_pb2.RouteTarget, model: str = MODEL, **fields: Any) -> None:
-    route = route_pb2.Route(name=f"routes/{model}", targets=targets, **fields)
-    await proxy.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.pair import DEADLINE_S, a_pair, put, stream
+from tests.support.llm_proxy.scripted_backend import ScriptedBackend
 
 
 async def a_key_of(proxy: RunningProxy, at: ScriptedBackend, **fields: Any) -> str:
@@ -54,13 +28,6 @@ async def a_key_of(proxy: RunningProxy, at: ScriptedBackend, **fields: Any) -> s
             return key
 
 
-async def stream(proxy: RunningProxy, key: str) -> tuple[int, bytes]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
-    headers = {"Authorization": f"Bearer {key}"}
-    async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
-        return answer.status, await answer.content.read()
-
-
 async def test_a_backend_that_cannot_be_reached_costs_no_call_and_is_soon_left_alone(store: FakeStore) -> None:
     async with a_pair(store, "answer") as (proxy, _, well):
         await proxy.register("gone", "http://127.0.0.1:9/v1")
@@ -71,8 +38,8 @@ async def test_a_backend_that_cannot_be_reached_costs_no_call_and_is_soon_left_a
         assert len(well.received) == 64
         seen = await proxy.health("gone")
     assert (seen.breaker, seen.last_failure_kind, seen.failure_count) == (backend_pb2.BREAKER_STATE_OPEN, "connect", 3)
-    assert proxy.figure("retries_total", cause="connect") == 3
-    assert proxy.figure("backend_breaker", backend="gone", state="open") == 1
+    assert proxy.metric("retries_total", cause="connect") == 3
+    assert proxy.metric("backend_breaker", backend="gone", state="open") == 1
 
 
 async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again_elsewhere(store: FakeStore) -> None:
@@ -173,7 +140,7 @@ async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) ->
         assert [one.body["model"] for one in well.received] == ["byte-model"] * 5
         # Once the breaker is open, the dead backend is not even asked.
         assert (await proxy.health("gone")).request_count == 3
-    assert proxy.figure("fallbacks_total", cause="breaker") >= 2
+    assert proxy.metric("fallbacks_total", cause="breaker") >= 2
 
 
 async def test_a_cached_route_falls_back_as_others_do(store: FakeStore) -> None:
@@ -215,7 +182,7 @@ async def test_a_hedge_asks_a_second_replica_and_cancels_the_slower(store: FakeS
         assert (status, events.count(b"[DONE]")) == (200, 1)
         assert len(well.received) == before + 2
         assert ((await proxy.health("odd")).in_flight_count, (await proxy.health("well")).in_flight_count) == (0, 0)
-    assert proxy.figure("hedges_total", outcome="won") == 2
+    assert proxy.metric("hedges_total", outcome="won") == 2
 
 
 async def test_past_the_queue_of_a_backend_calls_are_refused_with_retry_after(
@@ -235,7 +202,7 @@ async def test_past_the_queue_of_a_backend_calls_are_refused_with_retry_after(
         assert (await proxy.chat(key))[0] == 200
     assert [(status, answer["error"]["code"]) for status, answer in refused] == [(429, "model_limit_exceeded")] * 2
     assert len(backend.received) == 2
-    assert proxy.figure("backend_queue_refusals_total") == 2
+    assert proxy.metric("backend_queue_refusals_total") == 2
 
 
 async def test_probes_open_and_half_open_the_breaker_and_calls_close_it(store: FakeStore) -> None:

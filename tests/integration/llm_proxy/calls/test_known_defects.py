@@ -113,10 +113,10 @@ import aiohttp
 import pytest
 
 from fulmen.llm_proxy.v1 import route_pb2
-from tests.integration.llm_proxy.backends.test_reliability import QUIET, a_pair, put, stream
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.pair import QUIET, a_pair, put, stream
 from tests.support.llm_proxy.scripted_backend import ScriptedBackend
 
 DEADLINE_S = 40

@@ -217,7 +217,7 @@ async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
         await store.stop()
         for number in range(CALLS):
             assert (await proxy.chat(key, f"call {number}"))[0] == 200
-        while proxy.figure("spool_errors_total") == 0:  # noqa: ASYNC110  # a counter tells nobody
+        while proxy.metric("spool_errors_total") == 0:  # noqa: ASYNC110  # a counter tells nobody
             await asyncio.sleep(0.02)
         await store.start()
         summary = await proxy.flush(attempt)
@@ -228,7 +228,7 @@ async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
 
 
 async def until_spooled(proxy: RunningProxy, calls: int) -> None:
-    while (proxy.figure("captures_spooled_total") or 0) < calls:  # noqa: ASYNC110  # a counter tells nobody
+    while (proxy.metric("captures_spooled_total") or 0) < calls:  # noqa: ASYNC110  # a counter tells nobody
         await asyncio.sleep(0.02)
 
 
@@ -248,7 +248,7 @@ async def test_a_proxy_starts_on_a_full_disk_and_keeps_captures_in_memory(
             assert (await proxy.chat(key))[0] == 200
             await store.start()
             summary = await proxy.flush(attempt)
-            assert proxy.figure("spool_errors_total") == 1
+            assert proxy.metric("spool_errors_total") == 1
     finally:
         await (await asyncio.create_subprocess_exec("umount", str(tmp_path))).wait()
     assert (summary.flushed, summary.call_count, summary.unusable_count) == (True, 1, 0)

@@ -121,7 +121,7 @@ async def test_a_refusal_tells_the_limit_and_when_to_come_back(world: World) -> 
     assert error["code"] == "model_limit_exceeded"
     assert error["type"] == "rate_limit_error"
     assert "requests_per_minute of projects/default exceeded (1)" in error["message"]
-    assert proxy.figure("limit_refusals_total", limit="requests_per_minute", of="project") == 1
+    assert proxy.metric("limit_refusals_total", limit="requests_per_minute", of="project") == 1
 
 
 async def test_calls_at_once_are_counted_across_proxies(world: World) -> None:
@@ -219,8 +219,8 @@ async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: Worl
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND) == {"backends/one": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_MODEL) == {MODEL: counted}
     first = world.proxies[0]
-    assert first.figure("tokens_total", backend="one", kind="prompt", model=MODEL) == 2 * PROMPT_TOKENS
-    assert first.figure("cost_dollars_total") == 2 * CALL_MICROS / 1e6
+    assert first.metric("tokens_total", backend="one", kind="prompt", model=MODEL) == 2 * PROMPT_TOKENS
+    assert first.metric("cost_dollars_total") == 2 * CALL_MICROS / 1e6
     for proxy in world.proxies:
         await proxy.flush(attempt.attempt)
     listed = await world.stubs.spans.ListSpans(span_service_pb2.ListSpansRequest(parent=attempt.attempt))
@@ -302,6 +302,6 @@ async def test_numbers_beyond_all_counts_stop_no_proxy(tokens: int) -> None:
         body = request_of(CHAT, NATIVE[CHAT]) | {"max_tokens": tokens}
         assert (await world.post(CHAT, body, key)).status == 200
         await world.proxy.parts.drain()
-        counted = world.proxy.figure("tokens_total", model=NATIVE[CHAT], backend="openai", kind="prompt")
+        counted = world.proxy.metric("tokens_total", model=NATIVE[CHAT], backend="openai", kind="prompt")
     assert counted is not None
     assert 0 < counted < 1000

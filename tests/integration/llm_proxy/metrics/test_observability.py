@@ -29,14 +29,14 @@ async def test_calls_are_counted_by_model_and_backend(proxy: RunningProxy) -> No
     await proxy.chat(key, "hello")
     await stream(proxy, key)
     tokens = len(token_ids_of(reply_to(MESSAGES)))
-    assert proxy.figure("calls_total", api="chat_completions", status="200", **HERE) == 2
-    assert proxy.figure("tokens_total", kind="prompt", **HERE) == 2 * len(prompt_ids_of(MESSAGES))
-    assert proxy.figure("tokens_total", kind="completion", **HERE) == 2 * tokens
-    assert proxy.figure("call_seconds_count", **HERE) == 2
-    assert proxy.figure("first_token_seconds_count", **HERE) == 2
-    assert proxy.figure("inter_token_seconds_count", **HERE) == 1  # of the stream, once
-    assert proxy.figure("inter_token_seconds_bucket", le="+Inf", **HERE) == 1
-    assert proxy.figure("calls_in_flight") == 0
+    assert proxy.metric("calls_total", api="chat_completions", status="200", **HERE) == 2
+    assert proxy.metric("tokens_total", kind="prompt", **HERE) == 2 * len(prompt_ids_of(MESSAGES))
+    assert proxy.metric("tokens_total", kind="completion", **HERE) == 2 * tokens
+    assert proxy.metric("call_seconds_count", **HERE) == 2
+    assert proxy.metric("first_token_seconds_count", **HERE) == 2
+    assert proxy.metric("inter_token_seconds_count", **HERE) == 1  # of the stream, once
+    assert proxy.metric("inter_token_seconds_bucket", le="+Inf", **HERE) == 1
+    assert proxy.metric("calls_in_flight") == 0
 
 
 async def test_errors_are_counted_by_cause_and_by_whose_they_are(proxy: RunningProxy, backend: Backend) -> None:
@@ -52,11 +52,11 @@ async def test_errors_are_counted_by_cause_and_by_whose_they_are(proxy: RunningP
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await backend.aborted.acquire()
-        while proxy.figure("calls_in_flight") != 0:  # noqa: ASYNC110  # a gauge tells nobody
+        while proxy.metric("calls_in_flight") != 0:  # noqa: ASYNC110  # a gauge tells nobody
             await asyncio.sleep(0.01)
-    assert proxy.figure("errors_total", cause="backend_400", side="backend") == 1
-    assert proxy.figure("errors_total", cause="route_not_found", side="caller") == 1
-    assert proxy.figure("errors_total", cause="caller_gone", side="caller") == 1
+    assert proxy.metric("errors_total", cause="backend_400", side="backend") == 1
+    assert proxy.metric("errors_total", cause="route_not_found", side="caller") == 1
+    assert proxy.metric("errors_total", cause="caller_gone", side="caller") == 1
 
 
 async def test_no_label_comes_from_what_a_caller_wrote_and_figures_leave_with_their_route(proxy: RunningProxy) -> None:
@@ -72,15 +72,15 @@ async def test_no_label_comes_from_what_a_caller_wrote_and_figures_leave_with_th
         if "model" in sample.labels
     }
     assert models == {"", "other", MODEL}  # nowhere, a call, a policy's version
-    assert proxy.figure("call_seconds_count", model="other", backend="one") == 1
+    assert proxy.metric("call_seconds_count", model="other", backend="one") == 1
     await proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name="routes/other"))
-    assert proxy.figure("call_seconds_count", model="other", backend="one") is None
+    assert proxy.metric("call_seconds_count", model="other", backend="one") is None
 
 
 async def test_the_version_of_each_policy_is_shown(proxy: RunningProxy) -> None:
-    assert proxy.figure("policy_version", policy=POLICY, model=MODEL) == 1
+    assert proxy.metric("policy_version", policy=POLICY, model=MODEL) == 1
     await proxy.put_route(target("one", version=7))
-    assert proxy.figure("policy_version", policy=POLICY, model=MODEL) == 7
+    assert proxy.metric("policy_version", policy=POLICY, model=MODEL) == 7
 
 
 async def test_the_span_of_a_call_is_between_the_agents_and_the_backends(

@@ -12,21 +12,11 @@ from fulmen.errors import AttemptOver
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptState, AttemptStatus, AttemptTie, _key
+from tests.support.llm_proxy.places import Clock
 
 LIVE = AttemptStatus(state=AttemptState.LIVE, project=DEFAULT_PROJECT, mode="train")
 ENDED = AttemptStatus(state=AttemptState.ENDED, project=DEFAULT_PROJECT, mode="train")
 STEPS = st.lists(st.tuples(st.sampled_from(["call", "leave", "ask", "end"]), st.integers(1, 4)), max_size=60)
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        """Returns the time."""
-        return self.now_s
 
 
 class Call:
@@ -51,7 +41,7 @@ def of(number: int, *, expires_s: float = 100.0) -> Attribution:
 
 
 def test_a_call_is_let_through_before_the_store_has_spoken_and_refused_after() -> None:
-    guard, call = AttemptGuard(clock=Clock()), Call()
+    guard, call = AttemptGuard(clock=Clock(0.0)), Call()
     guard.enter(of(1), call)
     guard.require(of(1))
     assert guard.pending_checks() == [of(1)]
@@ -65,7 +55,7 @@ def test_a_call_is_let_through_before_the_store_has_spoken_and_refused_after() -
 
 
 def test_what_calls_no_more_is_asked_about_once_and_then_forgotten() -> None:
-    guard, call = AttemptGuard(clock=Clock()), Call()
+    guard, call = AttemptGuard(clock=Clock(0.0)), Call()
     use = guard.enter(of(1), call)
     use.calls.discard(call)
     assert guard.pending_checks() == [of(1)]
@@ -76,14 +66,14 @@ def test_what_calls_no_more_is_asked_about_once_and_then_forgotten() -> None:
 
 
 def test_what_could_not_be_asked_is_asked_again() -> None:
-    guard, call = AttemptGuard(clock=Clock()), Call()
+    guard, call = AttemptGuard(clock=Clock(0.0)), Call()
     guard.enter(of(1), call).calls.discard(call)
     guard.recheck(guard.pending_checks())
     assert guard.pending_checks() == [of(1)]
 
 
 def test_a_refused_attempt_is_remembered_until_its_key_expires() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     guard = AttemptGuard(clock=clock)
     guard.enter(of(1, expires_s=50), Call())
     guard.pending_checks()
@@ -98,7 +88,7 @@ def test_a_refused_attempt_is_remembered_until_its_key_expires() -> None:
 
 
 def test_no_more_refused_attempts_are_remembered_than_allowed() -> None:
-    guard = AttemptGuard(clock=Clock(), max_refused=3)
+    guard = AttemptGuard(clock=Clock(0.0), max_refused=3)
     for number in range(1, 10):
         guard.enter(of(number, expires_s=100 + number), Call())
         guard.pending_checks()
@@ -108,7 +98,7 @@ def test_no_more_refused_attempts_are_remembered_than_allowed() -> None:
 
 
 def test_a_key_of_another_project_than_its_rollouts_counts_for_nothing() -> None:
-    guard = AttemptGuard(clock=Clock())
+    guard = AttemptGuard(clock=Clock(0.0))
     guard.enter(of(1), Call())
     guard.pending_checks()
     guard.update(of(1), AttemptStatus(state=AttemptState.LIVE, project="projects/b", mode="train"))
@@ -119,7 +109,7 @@ def test_a_key_of_another_project_than_its_rollouts_counts_for_nothing() -> None
 
 @given(steps=STEPS)
 def test_whatever_happens_the_ended_are_refused_and_only_callers_are_asked_about(steps: list[tuple[str, int]]) -> None:
-    guard = AttemptGuard(clock=Clock())
+    guard = AttemptGuard(clock=Clock(0.0))
     running: dict[int, list[Call]] = {}
     called: set[int] = set()
     ended: set[int] = set()
@@ -151,7 +141,7 @@ def test_whatever_happens_the_ended_are_refused_and_only_callers_are_asked_about
 
 
 async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_is_changed() -> None:
-    guard = AttemptGuard(clock=Clock())
+    guard = AttemptGuard(clock=Clock(0.0))
     waiting = asyncio.Event()
 
     async def call() -> None:
@@ -169,7 +159,7 @@ async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_i
 
 
 async def test_a_held_call_that_somebody_else_cancels_is_cancelled() -> None:
-    guard = AttemptGuard(clock=Clock())
+    guard = AttemptGuard(clock=Clock(0.0))
     waiting = asyncio.Event()
 
     async def call() -> None:

@@ -14,17 +14,10 @@ from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
 from fulmen_llm_proxy.routing.retry import RetryPolicy
+from tests.support.llm_proxy.places import Clock
 
 DEADLINE_S = 10
 ATTEMPT = "rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def call(size_bytes: int) -> FinishedCall:

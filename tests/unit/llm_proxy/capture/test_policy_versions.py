@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, PolicyChange
-from fulmen_llm_proxy.capture.decode import Captured, Flaw, decode_capture
-from fulmen_llm_proxy.capture.policy_versions import observed_versions
+from fulmen_llm_proxy.capture.decode import Captured, Flaw, decode_capture, observed_versions
 
 
 def ranges(captured: Captured, index: int = 0) -> list[tuple[int, int, int]]:

@@ -20,23 +20,16 @@ from fulmen_llm_proxy.limits.limiter import (
     Window,
 )
 from fulmen_llm_proxy.limits.sliding_count import SLOT_S, SLOTS, SlidingCount
+from tests.support.llm_proxy.places import Clock
 
 P = "projects/p"
 BEGIN_S = 1_000_000 * SLOT_S
 
 
-@dataclass
-class Clock:
-    now_s: float = BEGIN_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def limiter_of(
     clock: Clock | None = None, *, budget: int = 0, attempt: CallLimits | None = None, **project: int
 ) -> Any:
-    made = CallLimiter(clock=clock or Clock())
+    made = CallLimiter(clock=clock or Clock(BEGIN_S))
     limits = ProjectLimits(project=CallLimits(**project), attempt=attempt or CallLimits(), attempt_token_budget=budget)
     made.set_projects({P: limits})
     return made
@@ -60,7 +53,7 @@ def test_a_project_without_limits_is_not_limited() -> None:
 
 
 def test_a_refusal_names_the_limit_its_owner_its_size_and_when_there_is_room() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, requests_per_minute=2)
     admit(limiter)
     clock.now_s += 10
@@ -87,7 +80,7 @@ def test_tokens_are_reserved_at_the_begin_and_settled_at_the_end() -> None:
 
 
 def test_a_call_that_reserves_more_than_the_limit_runs_alone() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, tokens_per_minute=100)
     limiter.settle(admit(limiter, tokens=5), 5)
     refused = refusal(limiter, tokens=10_000)
@@ -130,7 +123,7 @@ def test_the_budget_of_the_key_goes_before_that_of_the_project() -> None:
     limiter = limiter_of(budget=10)
     limiter.settle(admit(limiter, budget=1000), 500)
     admit(limiter, budget=1000)
-    unlimited = CallLimiter(clock=Clock())
+    unlimited = CallLimiter(clock=Clock(BEGIN_S))
     unlimited.settle(admit(unlimited, budget=10), 10)
     with pytest.raises(TokenBudgetExceeded):
         admit(unlimited, budget=10)
@@ -156,7 +149,7 @@ def test_what_the_store_knows_of_an_attempt_counts_with_what_it_was_not_told_yet
 
 
 def test_what_others_use_counts_until_it_is_a_minute_old() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, requests_per_minute=10, concurrent_calls=5)
     slot = int(clock() // SLOT_S)
     limiter.apply_remote(slot, [Window(key=(P, "", ""), requests=[4, 0, 5], tokens=[], in_flight=4, reserved=0)])
@@ -173,7 +166,7 @@ def test_what_others_use_counts_until_it_is_a_minute_old() -> None:
 
 
 def test_processes_that_tell_one_another_share_a_limit() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     both = [limiter_of(clock, requests_per_minute=20), limiter_of(clock, requests_per_minute=20)]
 
     def exchange() -> None:
@@ -195,7 +188,7 @@ def test_processes_that_tell_one_another_share_a_limit() -> None:
 
 
 def test_idle_accounts_are_forgotten_and_those_with_calls_are_not() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, budget=100)
     hold = admit(limiter, attempt="long", tokens=5)
     for number in range(50):
@@ -211,7 +204,7 @@ def test_idle_accounts_are_forgotten_and_those_with_calls_are_not() -> None:
 
 
 def test_a_clock_that_is_set_back_shuts_nobody_out() -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, requests_per_minute=1)
     hold = admit(limiter)
     clock.now_s -= 7200
@@ -242,7 +235,7 @@ class Reference:
 def test_no_minute_ever_holds_more_calls_than_the_limit_and_none_is_refused_without_need(
     limit: int, waits: list[float]
 ) -> None:
-    clock, reference = Clock(), Reference()
+    clock, reference = Clock(BEGIN_S), Reference()
     limiter = limiter_of(clock, requests_per_minute=limit)
     for wait_s in waits:
         clock.now_s += wait_s
@@ -265,7 +258,7 @@ def test_no_minute_ever_holds_more_calls_than_the_limit_and_none_is_refused_with
 def test_tokens_of_a_minute_pass_the_limit_by_no_more_than_was_used_beyond_reservations(
     limit: int, calls: list[tuple[float, int, int, int]]
 ) -> None:
-    clock = Clock()
+    clock = Clock(BEGIN_S)
     limiter = limiter_of(clock, tokens_per_minute=limit)
     running: list[tuple[Reservation, int, int, float]] = []
     ended: list[tuple[float, int]] = []

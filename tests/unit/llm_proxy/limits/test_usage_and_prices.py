@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from fulmen_llm_proxy.apis.usage import MAX_TOKENS, TokenCounts
-from fulmen_llm_proxy.limits.estimates import BYTES_PER_TOKEN, tokens_to_reserve
+from fulmen_llm_proxy.apis.usage import BYTES_PER_TOKEN, MAX_TOKENS, TokenCounts, tokens_to_reserve
 from fulmen_llm_proxy.limits.prices import Price, PriceTable
 from fulmen_llm_proxy.limits.usage_book import BATCH_KEYS, UsageBook, UsageCounts
 from fulmen_llm_proxy.limits.usage_sync import StoreClock

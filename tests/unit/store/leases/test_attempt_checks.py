@@ -33,6 +33,6 @@ def test_an_attempt_is_found_if_it_runs_or_has_ended(known: RolloutLeases, numbe
     assert (standing.status is not AttemptStatus.NOT_FOUND) == exists == bool(standing.project)
 
 
-def test_nothing_is_told_of_what_is_not_known() -> None:
+def test_no_leaks_of_what_is_not_known() -> None:
     standing = standing_of(None, number=1, epoch=1)
     assert (standing.status, standing.project, standing.current_epoch) == (AttemptStatus.NOT_FOUND, "", 0)

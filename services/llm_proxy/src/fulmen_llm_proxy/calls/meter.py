@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.apis.api import CallRequest
 from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.apis.usage import TokenCounts
+from fulmen_llm_proxy.apis.usage import TokenCounts, tokens_to_reserve, used
 from fulmen_llm_proxy.attempts.caller import Caller
-from fulmen_llm_proxy.limits.estimates import tokens_to_reserve, used
 from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, Reservation
 from fulmen_llm_proxy.limits.prices import PriceTable
 from fulmen_llm_proxy.limits.usage_book import UsageBook, UsageCounts
