@@ -97,7 +97,7 @@ async def test_a_run_in_one_cluster_is_shown_by_what_its_stream_says(tmp_path: P
     assert "loss" not in text
     assert "checkpoint" not in text
     assert "shard" not in text
-    assert told["figures"]["exchange_ratio"] == {"step": 4, "value": 97.25}
+    assert told["metrics"]["exchange_ratio"] == {"step": 4, "value": 97.25}
     assert [event["message"] for event in told["events"]] == ["compression off from round 4 on: gradients explode"]
     assert told["services"] == [{"service": target, "shards": [], "rounds": []}]
 

@@ -123,10 +123,10 @@ async def stack(short_tmp_path: Path) -> AsyncIterator[Stack]:
     place.mkdir()
     (place / "agent.py").write_text(AGENT.format(place=str(place)), encoding="utf-8")
     settings = StackSettings(
-        state_dir=state, runners=1, most_runners=2, slots=2, use_default_ports=False,
+        state_dir=state, runners=1, max_runners=2, slots=2, use_default_ports=False,
         environment={"FULMEN_RUNNER_AGENT": f"{place / 'agent.py'}:solve"},
     )  # fmt: skip
-    pace = FleetPace(FleetRange(least=1, most=2), start_pause_s=1, shrink_after_s=1, shrink_pause_s=1)
+    pace = FleetPace(FleetRange(minimum=1, maximum=2), start_pause_s=1, shrink_after_s=1, shrink_pause_s=1)
     folder = StackFolder(state.resolve())
     folder.create()
     with folder.hold():

@@ -28,11 +28,11 @@ __all__ = [
     "postgres", "python", "stack", "stack_version", "versions",
 ]  # fmt: skip
 
-LEAST_PYTHON: Final = (3, 11)
+MIN_PYTHON: Final = (3, 11)
 GIB: Final = 1024**3
-LEAST_DISK_BYTES: Final = GIB
+MIN_DISK_BYTES: Final = GIB
 # What the four services and their database take, with room for one small agent.
-LEAST_MEMORY_BYTES: Final = GIB
+MIN_MEMORY_BYTES: Final = GIB
 PROGRAM_LIMIT_S: Final = 10.0
 ENGINE_LIMIT_S: Final = 3.0
 # No release is older: a clock before it makes tokens and leases expire at random.
@@ -46,8 +46,8 @@ _MEMINFO: Final = Path("/proc/meminfo")
 def python() -> Finding:
     """Is the interpreter new enough?"""
     version = ".".join(map(str, sys.version_info[:3]))
-    ok = sys.version_info[:2] >= LEAST_PYTHON
-    least = ".".join(map(str, LEAST_PYTHON))
+    ok = sys.version_info[:2] >= MIN_PYTHON
+    least = ".".join(map(str, MIN_PYTHON))
     return Finding(
         what="python", ok=ok, text=f"{version}, {sys.executable}", advice="" if ok else f"Use {least} or newer."
     )
@@ -88,7 +88,7 @@ def disk(path: Path) -> Finding:
     """Is there room for what a stack keeps?"""
     existing = next(each for each in (path, *path.parents) if each.exists())
     free = shutil.disk_usage(existing).free
-    ok = free >= LEAST_DISK_BYTES
+    ok = free >= MIN_DISK_BYTES
     advice = "" if ok else "Make room, or choose another folder with --state-dir."
     return Finding(what="disk", ok=ok, text=f"{free / GIB:.1f} GiB free at {existing}", advice=advice)
 
@@ -100,7 +100,7 @@ def memory(meminfo: Path = _MEMINFO) -> Finding:
     except OSError:
         return Finding(what="memory", ok=None, text="cannot be told on this system")
     kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-    ok = kib * 1024 >= LEAST_MEMORY_BYTES
+    ok = kib * 1024 >= MIN_MEMORY_BYTES
     text = f"{kib * 1024 / GIB:.1f} GiB available"
     return Finding(what="memory", ok=ok, text=text, advice="" if ok else "A stack needs 1 GiB: end other programs.")
 

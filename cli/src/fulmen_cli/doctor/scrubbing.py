@@ -18,7 +18,7 @@ __all__ = ["MASK", "Scrubber", "secrets_in"]
 MASK: Final = "**********"
 LEFT_OUT: Final = "(left out)"
 # Shorter ones would mask words.
-LEAST_SECRET: Final = 8
+MIN_SECRET: Final = 8
 _SECRET_NAME: Final = re.compile(
     r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|COOKIE|HEADERS|ENGINES|ENDPOINTS|ALERTS_URL", re.I
 )
@@ -55,7 +55,7 @@ class Scrubber:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """Takes the secrets of the deployment, as far as they are known here."""
-        self._known = sorted({each for each in secrets if len(each) >= LEAST_SECRET}, key=len, reverse=True)
+        self._known = sorted({each for each in secrets if len(each) >= MIN_SECRET}, key=len, reverse=True)
 
     def text(self, text: str) -> str:
         """Returns a text with every secret masked."""
@@ -84,7 +84,7 @@ class Scrubber:
                 event = None
             if isinstance(event, dict) and "service" in event and _EVENT.fullmatch(str(event.get("event"))):
                 yield self.text(
-                    json.dumps({key: _told(key, value) for key, value in event.items()}, ensure_ascii=False)
+                    json.dumps({key: _scrubbed(key, value) for key, value in event.items()}, ensure_ascii=False)
                 )
             else:
                 left_out += 1
@@ -92,7 +92,7 @@ class Scrubber:
             yield json.dumps({"event": "lines_left_out", "count": left_out})
 
 
-def _told(key: str, value: Any) -> Any:
+def _scrubbed(key: str, value: Any) -> Any:
     if key == "exception" and isinstance(value, str):
         return [f"{file}:{number} in {name}" for file, number, name in _FRAME.findall(value)]
     plain = isinstance(value, int | float | None) or (isinstance(value, str) and _WORD.fullmatch(value))

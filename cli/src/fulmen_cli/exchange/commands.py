@@ -21,8 +21,8 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client, Targets, connect
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
-from fulmen_cli.exchange.events import PREFIX, Story, told_story
-from fulmen_cli.exchange.shards import Held, LastRound, ask_all, last_round
+from fulmen_cli.exchange.events import PREFIX, ExchangeEvents, follow_events
+from fulmen_cli.exchange.shards import LastRound, ServiceShards, ask_all, last_round
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import console, enum_word, print_json
 from fulmen_cli.proxy.health import IntervalOption, WatchOption
@@ -56,9 +56,9 @@ async def status(
     interval: IntervalOption = 1.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how an exchange of gradients stands: members, rounds, bytes, stragglers, figures and decisions.
+    """Shows how an exchange of gradients stands: members, rounds, bytes, stragglers, metrics and decisions.
 
-    Figures and decisions are those of the run's stream; members and rounds those of the shards, where services hold any
+    Metrics and decisions are those of the run's stream; members and rounds those of the shards, where services hold any
     (`link.kind = "grpc"`). Exits with 1 if one of them does not answer. docs/exchange.md explains each column.
 
     Examples:
@@ -76,29 +76,31 @@ async def status(
         named = target or _targets(settings)
         clients = await _holders(stack, connection, client, named)
         ask = partial(ask_all, clients, found.name, are_named=bool(named))
-        story = await stack.enter_async_context(told_story(client, found))
-        held = await ask()
-        if not (settings.get("exchange") or story.tells_any or any(each.shards or each.problem for each in held)):
+        events = await stack.enter_async_context(follow_events(client, found))
+        services = await ask()
+        if not (
+            settings.get("exchange") or events.any_exchange or any(each.shards or each.problem for each in services)
+        ):
             raise CommandFailed(
                 f"The run {found.name} exchanges no gradients by a codec: there is no `exchange` among its settings. "
                 'Such as `exchange = {codec = "qsgd"}`, with `parallel = {kind = "ddp", ranks = 4}`: docs/exchange.md.',
                 exit_code=Exit.NOT_FOUND,
             )
         if not watch:
-            _print(settings, story, held, output)
-            _fail_if_away(held)
+            _print(settings, events, services, output)
+            _fail_if_unreachable(services)
             return
         screen = console()
         drawn = output is Output.TABLE and screen.is_terminal
         with Live(console=screen, auto_refresh=False) if drawn else nullcontext() as live:
             while True:
                 if live is not None:
-                    live.update(picture(settings, story, held), refresh=True)
+                    live.update(picture(settings, events, services), refresh=True)
                 else:
-                    _print(settings, story, held, output, lines=True)
+                    _print(settings, events, services, output, lines=True)
                 await asyncio.sleep(interval)
-                story.check()
-                held = await ask()
+                events.check()
+                services = await ask()
 
 
 async def _run(client: Client, given: str) -> training_run_pb2.TrainingRun:
@@ -143,19 +145,24 @@ async def _holders(
     return found
 
 
-def _fail_if_away(held: Sequence[Held]) -> None:
-    if any(each.problem is not None for each in held):
+def _fail_if_unreachable(services: Sequence[ServiceShards]) -> None:
+    if any(each.problem is not None for each in services):
         raise typer.Exit(Exit.FAILED)
 
 
 def _print(
-    settings: Mapping[str, Any], story: Story, held: Sequence[Held], output: Output, *, lines: bool = False
+    settings: Mapping[str, Any],
+    events: ExchangeEvents,
+    services: Sequence[ServiceShards],
+    output: Output,
+    *,
+    lines: bool = False,
 ) -> None:
     if output is Output.TABLE:
-        console().print(picture(settings, story, held))
+        console().print(picture(settings, events, services))
         sys.stdout.flush()
         return
-    value = _as_json(settings, story, held)
+    value = _as_json(settings, events, services)
     if lines:
         sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
         sys.stdout.flush()
@@ -163,17 +170,17 @@ def _print(
         print_json(value)
 
 
-def _as_json(settings: Mapping[str, Any], story: Story, held: Sequence[Held]) -> dict[str, Any]:
+def _as_json(settings: Mapping[str, Any], events: ExchangeEvents, services: Sequence[ServiceShards]) -> dict[str, Any]:
     return {
-        "run": story.run.name,
-        "state": enum_word(story.run, "state"),
-        "step": story.step,
+        "run": events.run.name,
+        "state": enum_word(events.run, "state"),
+        "step": events.step,
         "exchange": settings.get("exchange"),
-        "figures": {name: {"step": one.step, "value": one.value} for name, one in sorted(story.figures.items())},
+        "metrics": {name: {"step": one.step, "value": one.value} for name, one in sorted(events.metrics.items())},
         "events": [
-            {"time": one.time.isoformat(), "severity": one.severity, "message": one.message} for one in story.notices
+            {"time": one.time.isoformat(), "severity": one.severity, "message": one.message} for one in events.notices
         ],
-        "services": [each.as_dict() for each in held],
+        "services": [each.as_dict() for each in services],
     }
 
 
@@ -186,39 +193,39 @@ NOTICE_STYLES: Final = {"warning": "yellow", "error": "bold red"}
 UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def picture(settings: Mapping[str, Any], story: Story, held: Sequence[Held]) -> RenderableType:
+def picture(settings: Mapping[str, Any], events: ExchangeEvents, services: Sequence[ServiceShards]) -> RenderableType:
     """Returns all that is known of an exchange.
 
     Args:
         settings: Of the run.
-        story: What the run's stream says.
-        held: What services say of their shards.
+        events: What the run's stream says.
+        services: What services say of their shards.
     """
-    parts: list[RenderableType] = list(_head(settings, story))
-    if story.problem:
-        parts.append(Text(story.problem, style="yellow"))
-    parts += _absences(held)
-    shards = [(each.target, shard) for each in held for shard in each.shards]
+    parts: list[RenderableType] = list(_head(settings, events))
+    if events.problem:
+        parts.append(Text(events.problem, style="yellow"))
+    parts += _unreachable(services)
+    shards = [(each.target, shard) for each in services for shard in each.shards]
     if shards:
         parts += [Text(), _shard_table(shards)]
         if members := _rank_table([shard for _, shard in shards]):
             parts += [Text(), members]
-    if (went := last_round(held)) is not None:
+    if (went := last_round(services)) is not None:
         parts += [Text(), _round_text(went)]
-    if story.tells_any:
-        parts += [Text(), _figure_table(story)]
-    if story.notices:
+    if events.any_exchange:
+        parts += [Text(), _metric_table(events)]
+    if events.notices:
         parts.append(Text())
         parts += [
             Text(f"{each.time:%H:%M:%S}  {each.message}", style=NOTICE_STYLES.get(each.severity, ""))
-            for each in story.notices
+            for each in events.notices
         ]
     return Group(*parts)
 
 
-def _head(settings: Mapping[str, Any], story: Story) -> Iterator[Text]:
-    run = story.run
-    yield Text(f"run       {run.name}: {enum_word(run, 'state')}, step {story.step}/{run.step_count or '?'}")
+def _head(settings: Mapping[str, Any], events: ExchangeEvents) -> Iterator[Text]:
+    run = events.run
+    yield Text(f"run       {run.name}: {enum_word(run, 'state')}, step {events.step}/{run.step_count or '?'}")
     exchange = settings.get("exchange")
     if not exchange:
         yield Text("exchange  none among the run's settings")
@@ -232,15 +239,15 @@ def _head(settings: Mapping[str, Any], story: Story) -> Iterator[Text]:
     yield Text("exchange  " + ", ".join(words))
 
 
-def _absences(held: Sequence[Held]) -> Iterator[Text]:
+def _unreachable(services: Sequence[ServiceShards]) -> Iterator[Text]:
     """Tells which services did not answer, or hold nothing although they were named, and which shards nobody shows."""
-    for each in held:
+    for each in services:
         if each.problem is not None:
             yield Text(f"{each.target} does not answer: {each.problem}", style="bold red")
         elif each.nothing:
             yield Text(f"{each.target} holds no shard of it: {each.nothing}", style="yellow")
-    shown = {shard.terms.shard for each in held for shard in each.shards}
-    count = max((shard.terms.shard_count for each in held for shard in each.shards), default=0)
+    shown = {shard.terms.shard for each in services for shard in each.shards}
+    count = max((shard.terms.shard_count for each in services for shard in each.shards), default=0)
     if missing := [str(number) for number in range(count) if number not in shown]:
         others = f"{', '.join(missing[:8])}{' ...' if len(missing) > 8 else ''} of {count}"
         yield Text(f"Not shown: shards {others}; name the services that hold them with --target.", style="yellow")
@@ -300,13 +307,13 @@ def _round_text(went: LastRound) -> Text:
     )
 
 
-def _figure_table(story: Story) -> Table:
-    table = _table(("figure", "newest", "step"))
-    figures = {name.removeprefix(PREFIX): one for name, one in story.figures.items() if name.startswith(PREFIX)}
-    if story.share is not None:
-        figures["share"] = story.share
-    for name in [*(name for name in FIRST if name in figures), *sorted(figures.keys() - set(FIRST))]:
-        table.add_row(Text(name.replace("_", " ")), amount(name, figures[name].value), str(figures[name].step))
+def _metric_table(events: ExchangeEvents) -> Table:
+    table = _table(("metric", "latest", "step"))
+    metrics = {name.removeprefix(PREFIX): one for name, one in events.metrics.items() if name.startswith(PREFIX)}
+    if events.share is not None:
+        metrics["share"] = events.share
+    for name in [*(name for name in FIRST if name in metrics), *sorted(metrics.keys() - set(FIRST))]:
+        table.add_row(Text(name.replace("_", " ")), amount(name, metrics[name].value), str(metrics[name].step))
     return table
 
 

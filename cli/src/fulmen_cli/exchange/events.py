@@ -1,4 +1,4 @@
-"""What the stream of a training run says of its exchange of gradients: the newest figures, and what was decided."""
+"""What the stream of a training run says of its exchange of gradients: the newest metrics, and what was decided."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fulmen.errors import FulmenError
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.run.watch import follow_run
 
-__all__ = ["PREFIX", "Figure", "Notice", "Story", "told_story"]
+__all__ = ["PREFIX", "Metric", "Notice", "ExchangeEvents", "follow_events"]
 
 PREFIX: Final = "exchange_"
 TIMES: Final = ("spent_exchange_seconds", "spent_train_seconds")
@@ -25,11 +25,11 @@ NOTICES_KEPT: Final = 10
 FIRST_LIMIT_S: Final = 10.0
 SILENT_S: Final = 2.0
 QUIET_S: Final = 0.3
-LOOK_EVERY_S: Final = 0.02
+POLL_INTERVAL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Metric:
     """The newest value of a figure, and the step that measured it."""
 
     step: int
@@ -46,20 +46,20 @@ class Notice:
 
 
 @dataclass(slots=True, kw_only=True)
-class Story:
+class ExchangeEvents:
     """A run's exchange as its stream tells it, up to the newest event.
 
     Attributes:
         run: As it is now.
         step: The newest that was measured.
-        figures: By name, `exchange_*`, and what the run has spent on exchanges and on training besides.
+        metrics: By name, `exchange_*`, and what the run has spent on exchanges and on training besides.
         notices: The newest, oldest first.
         problem: What is told while the service cannot be reached; empty while it can.
     """
 
     run: training_run_pb2.TrainingRun
     step: int = 0
-    figures: dict[str, Figure] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
     problem: str = ""
     _asked: training_run_pb2.TrainingRun = field(init=False)
@@ -71,18 +71,18 @@ class Story:
         self._asked = self.run
 
     @property
-    def tells_any(self) -> bool:
+    def any_exchange(self) -> bool:
         """Whether any figure is one of an exchange."""
-        return any(name.startswith(PREFIX) for name in self.figures)
+        return any(name.startswith(PREFIX) for name in self.metrics)
 
     @property
-    def share(self) -> Figure | None:
+    def share(self) -> Metric | None:
         """How much of the time that training took went into exchanges, from the beginning on."""
-        times = [self.figures[name] for name in TIMES if name in self.figures]
+        times = [self.metrics[name] for name in TIMES if name in self.metrics]
         total = sum(time.value for time in times)
         if len(times) < len(TIMES) or total <= 0:
             return None
-        return Figure(step=times[0].step, value=times[0].value / total)
+        return Metric(step=times[0].step, value=times[0].value / total)
 
     @property
     def is_current(self) -> bool:
@@ -90,7 +90,7 @@ class Story:
         return self._branch >= self._asked.rollback_count and self.step >= self._asked.step
 
     def check(self) -> None:
-        """Sees to it that the story goes on.
+        """Sees to it that the events goes on.
 
         Raises:
             CommandFailed: if the service could not be reached for 3 minutes.
@@ -103,19 +103,19 @@ class Story:
         """Is told that no more events come."""
         self._failure = error
 
-    def take(self, event: training_run_pb2.TrainingRunEvent) -> None:
+    def add(self, event: training_run_pb2.TrainingRunEvent) -> None:
         """Takes in the next event."""
         self.problem = ""
         match event.WhichOneof("event"):
             case "run":
                 if event.run.rollback_count > self._branch:
                     self._branch, self.step = event.run.rollback_count, event.run.step
-                    self.figures = {name: one for name, one in self.figures.items() if one.step <= self.step}
+                    self.metrics = {name: one for name, one in self.metrics.items() if one.step <= self.step}
                 self.run = event.run
             case "step":
                 self.step = event.step.step
-                self.figures |= {
-                    name: Figure(step=event.step.step, value=value)
+                self.metrics |= {
+                    name: Metric(step=event.step.step, value=value)
                     for name, value in event.step.values.items()
                     if name.startswith(PREFIX) or name in TIMES
                 }
@@ -126,32 +126,32 @@ class Story:
 
 
 @asynccontextmanager
-async def told_story(client: Client, run: training_run_pb2.TrainingRun) -> AsyncIterator[Story]:
-    """Yields the story of a run as far as it is; it goes on while the context is open. See `Story.check`."""
-    story = Story(run=run)
+async def follow_events(client: Client, run: training_run_pb2.TrainingRun) -> AsyncIterator[ExchangeEvents]:
+    """Yields the events of a run as far as it is; it goes on while the context is open. See `ExchangeEvents.check`."""
+    events = ExchangeEvents(run=run)
     left_s = FIRST_LIMIT_S
 
     def interrupted(message: str) -> None:
-        story.problem = message
+        events.problem = message
 
     async def follow() -> None:
         nonlocal left_s
         try:
             async for event in follow_run(client, run.name, on_interruption=interrupted):
-                story.take(event)
-                left_s = QUIET_S if story.is_current else SILENT_S
+                events.add(event)
+                left_s = QUIET_S if events.is_current else SILENT_S
         except (CommandFailed, FulmenError) as error:
-            story.fail(error)
+            events.fail(error)
 
-    following = asyncio.create_task(follow(), name="exchange-story")
+    following = asyncio.create_task(follow(), name="exchange-events")
     try:
         # A run that has ended has a last event; of one that goes on nothing says which event is the newest. What counts
-        # are looks, not the clock: while this process itself was held up, nothing could be heard.
+        # are looks, not the clock: while this process itself was services up, nothing could be heard.
         while not following.done() and left_s > 0:
-            await asyncio.wait({following}, timeout=LOOK_EVERY_S)
-            left_s -= LOOK_EVERY_S
-        story.check()
-        yield story
+            await asyncio.wait({following}, timeout=POLL_INTERVAL_S)
+            left_s -= POLL_INTERVAL_S
+        events.check()
+        yield events
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

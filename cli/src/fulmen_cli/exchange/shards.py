@@ -12,13 +12,13 @@ from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, FulmenError, TrainingRunNotFound
 from fulmen_cli.output import as_dict
 
-__all__ = ["Held", "LastRound", "ask_all", "last_round"]
+__all__ = ["ServiceShards", "LastRound", "ask_all", "last_round"]
 
 ASK_LIMIT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ServiceShards:
     """What one service said.
 
     Attributes:
@@ -61,15 +61,15 @@ class LastRound:
     duration_s: float
 
 
-async def ask_all(clients: Mapping[str, Client], training_run: str, *, are_named: bool) -> list[Held]:
+async def ask_all(clients: Mapping[str, Client], training_run: str, *, are_named: bool) -> list[ServiceShards]:
     """Asks services, by address, for the shards of a run; `are_named` if somebody said that they hold some."""
     answers = (_ask(target, client, training_run, is_named=are_named) for target, client in clients.items())
     return list(await asyncio.gather(*answers))
 
 
-def last_round(held: Sequence[Held]) -> LastRound | None:
+def last_round(services: Sequence[ServiceShards]) -> LastRound | None:
     """Puts together how the newest round went that is over in every shard; None if nobody remembers one."""
-    rounds = [one for each in held for one in each.rounds.values()]
+    rounds = [one for each in services for one in each.rounds.values()]
     number = min((number for number, _ in rounds), default=0)
     went = [response for its_number, response in rounds if its_number == number and response.ranks]
     if not went:
@@ -86,16 +86,16 @@ def last_round(held: Sequence[Held]) -> LastRound | None:
     )
 
 
-async def _ask(target: str, client: Client, training_run: str, *, is_named: bool) -> Held:
+async def _ask(target: str, client: Client, training_run: str, *, is_named: bool) -> ServiceShards:
     try:
         shards = await _shards(client, training_run)
         found = await asyncio.gather(*(_round(client, training_run, shard) for shard in shards))
     except TrainingRunNotFound as error:
-        return Held(target=target, nothing=error.message if is_named else "")
+        return ServiceShards(target=target, nothing=error.message if is_named else "")
     except FulmenError as error:
-        return Held(target=target, problem=error)
+        return ServiceShards(target=target, problem=error)
     rounds = {shard.terms.shard: one for shard, one in zip(shards, found, strict=True) if one is not None}
-    return Held(target=target, shards=shards, rounds=rounds)
+    return ServiceShards(target=target, shards=shards, rounds=rounds)
 
 
 async def _shards(client: Client, training_run: str) -> list[pb.ShardStatus]:

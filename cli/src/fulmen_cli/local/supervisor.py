@@ -26,10 +26,10 @@ from fulmen_cli.local.stack import LocalStack, StackSettings
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
 
-MOST_DEATHS: Final = 5
+MAX_DEATHS: Final = 5
 DEATH_WINDOW_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.5
-LONGEST_BACKOFF_S: Final = 8.0
+MAX_BACKOFF_S: Final = 8.0
 DATABASE_CHECK_INTERVAL_S: Final = 5.0
 EXIT_FAILED: Final = 1
 SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
@@ -45,16 +45,16 @@ class RestartPolicy:
             clock: seconds that only grow.
         """
         self._clock = clock
-        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
     def note_death(self) -> float | None:
         """Notes a death; returns the wait in seconds, or None after 5 deaths within a minute."""
         now = self._clock()
         self._deaths.append(now)
         recent = [each for each in self._deaths if now - each <= DEATH_WINDOW_S]
-        if len(recent) >= MOST_DEATHS:
+        if len(recent) >= MAX_DEATHS:
             return None
-        return min(FIRST_BACKOFF_S * 2 ** (len(recent) - 1), LONGEST_BACKOFF_S)
+        return min(FIRST_BACKOFF_S * 2 ** (len(recent) - 1), MAX_BACKOFF_S)
 
 
 class Supervisor:
@@ -108,8 +108,8 @@ class Supervisor:
         for name in self._stack.service_names:
             self._keep(name, self._keep_service(name))
         self._keep("database", self._keep_database())
-        if self._settings.most_runners is not None:
-            limits = FleetRange(least=self._settings.runners, most=self._settings.most_runners)
+        if self._settings.max_runners is not None:
+            limits = FleetRange(minimum=self._settings.runners, maximum=self._settings.max_runners)
             fleet = FleetKeeper(
                 runners=self,
                 pace=self._pace or FleetPace(limits),
@@ -196,7 +196,7 @@ class Supervisor:
             wait_s = policy.note_death()
             if wait_s is None:
                 raise ServiceFailedError(
-                    f"{name} died {MOST_DEATHS} times within {DEATH_WINDOW_S:.0f} s (last: {what}); the stack was "
+                    f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (last: {what}); the stack was "
                     f"stopped. Its log, {self._folder.log_file(name)}, ends:\n{self._stack.log_tail(name)}"
                 )
             self._stack.note_restart(name, what)

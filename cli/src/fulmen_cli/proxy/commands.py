@@ -124,7 +124,7 @@ async def watch(connection: Connection, output: OutputOption = Output.TABLE) -> 
 
         fulmen proxy watch
     """
-    told: dict[str, route_pb2.Route] = {}
+    known: dict[str, route_pb2.Route] = {}
     lost: float | None = None
     async with connection.open() as client:
         while True:
@@ -133,7 +133,7 @@ async def watch(connection: Connection, output: OutputOption = Output.TABLE) -> 
                 # No deadline of our own: nothing may change for days, and the channel's keepalive finds a dead connection.
                 async for answer in stream:
                     lost = None
-                    _print(_news(answer, told), as_json=output is Output.JSON)
+                    _print(_changes(answer, known), as_json=output is Output.JSON)
             except Unavailable:
                 lost = time.monotonic() if lost is None else lost
                 if time.monotonic() - lost > PATIENCE_S:
@@ -143,18 +143,18 @@ async def watch(connection: Connection, output: OutputOption = Output.TABLE) -> 
             await asyncio.sleep(REOPEN_WAIT_S)
 
 
-def _news(
-    answer: route_service_pb2.WatchRoutesResponse, told: dict[str, route_pb2.Route]
+def _changes(
+    answer: route_service_pb2.WatchRoutesResponse, known: dict[str, route_pb2.Route]
 ) -> route_service_pb2.WatchRoutesResponse:
-    """Returns what has not been told yet: a stream that is opened again begins with everything."""
-    changed = [route for route in answer.routes if told.get(route.name) != route]
+    """Returns what has not been known yet: a stream that is opened again begins with everything."""
+    changed = [route for route in answer.routes if known.get(route.name) != route]
     removed = set(answer.removed)
     if answer.snapshot_complete:
-        removed |= told.keys() - {route.name for route in answer.routes}
+        removed |= known.keys() - {route.name for route in answer.routes}
     for route in changed:
-        told[route.name] = route
+        known[route.name] = route
     for name in removed:
-        told.pop(name, None)
+        known.pop(name, None)
     return route_service_pb2.WatchRoutesResponse(routes=changed, removed=sorted(removed))
 
 

@@ -224,7 +224,7 @@ def _engine(health: backend_pb2.BackendHealth) -> str:
     return ", ".join(each for each in (waits, used) if each)
 
 
-def _in_flight(count: int, most: int) -> Text:
+def _in_flight(count: int, limit: int) -> Text:
     """Writes a bar of how full the backend is, of what one proxy process may send it, and the number."""
-    full = min(BAR_WIDTH, -(-count * BAR_WIDTH // most))
+    full = min(BAR_WIDTH, -(-count * BAR_WIDTH // limit))
     return Text.assemble(("█" * full, "cyan"), ("░" * (BAR_WIDTH - full), "bright_black"), f" {count:,}")

@@ -32,7 +32,7 @@ __all__ = [
     "rollback",
     "route_facts",
     "route_name",
-    "settled",
+    "raise_problems",
     "show",
     "split",
     "target_text",
@@ -120,7 +120,7 @@ async def put(
             route.balancing = route_pb2.Balancing.Value(f"BALANCING_{options.balancing.name}")
         if not options.target:
             problems.append("Give at least one --target, or --file.")
-    settled(problems)
+    raise_problems(problems)
     async with connection.open() as client:
         answer = await client.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
     _show(answer.route, output)
@@ -197,7 +197,7 @@ async def split(
                 problems.append(f"{share}: is said twice.")
     if weights and version_weights:
         problems.append("Give either backends or versions.")
-    settled(problems)
+    raise_problems(problems)
     request = route_service_pb2.SplitTrafficRequest(
         name=route_name(model), weights=weights, version_weights=version_weights
     )
@@ -332,7 +332,7 @@ def parse_share(text: str, problems: list[str]) -> tuple[str | int, int] | None:
     return of, _number(weight, MAX_INT32, text, problems)
 
 
-def settled(problems: Sequence[str]) -> None:
+def raise_problems(problems: Sequence[str]) -> None:
     """Tells everything that is wrong with what was typed, at once.
 
     Raises:
@@ -367,10 +367,10 @@ def route_facts(route: route_pb2.Route) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _number(text: str, most: int, where: str, problems: list[str]) -> int:
+def _number(text: str, maximum: int, where: str, problems: list[str]) -> int:
     # As long a number as this Python may read is not asked for: more digits than these are out of any range.
-    value = int(text) if len(text) <= len(str(most)) else most + 1
-    if value > most:
+    value = int(text) if len(text) <= len(str(maximum)) else maximum + 1
+    if value > maximum:
         problems.append(f"{where}: the number is too large.")
         return 0
     return value

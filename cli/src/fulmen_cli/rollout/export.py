@@ -122,25 +122,25 @@ async def export(
         ],
         filter=selection.where,
     )
-    copied = _Copy(view=view, settings=settings, agent=selection.agent)
+    exporter = _Exporter(view=view, settings=settings, agent=selection.agent)
     try:
         async with connection.open() as client:
             if rewards.scores:
-                copied.rewards = await _scored(client, rewards.scores)
+                exporter.rewards = await _scored(client, rewards.scores)
             with writing(file_format, file, COLUMNS[view]) as writer:
-                await copied.run(client, request, writer, selection.limit)
+                await exporter.run(client, request, writer, selection.limit)
     except ExtraMissing as error:
         raise CommandFailed(str(error)) from None
     except OSError as error:
         raise CommandFailed(f"{file} cannot be written: {error.strerror or error}.") from None
     if output is Output.JSON:
-        print_json(copied.summary())
+        print_json(exporter.summary())
     else:
-        copied.tell(file)
+        exporter.print_summary(file)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Copy:
+class _Exporter:
     """Copies attempts into a file, and counts what it met."""
 
     view: View
@@ -187,7 +187,7 @@ class _Copy:
             "missing_dimensions": dict(self.missing),
         }
 
-    def tell(self, file: Path) -> None:
+    def print_summary(self, file: Path) -> None:
         """Says the counts to a person; those of what is not in the file only if there are any."""
         screen = Console(stderr=True, highlight=False)
         noun = self.view.value

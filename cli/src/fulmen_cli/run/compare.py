@@ -23,7 +23,7 @@ from fulmen_cli.output import console, enum_word, print_json, working
 from fulmen_cli.run.states import RunArgument, run_name
 from fulmen_cli.run.watch import FINAL_STATES
 
-__all__ = ["Told", "compare", "differing", "told_run"]
+__all__ = ["RunHistory", "compare", "differing", "read_history"]
 
 CURVE_WIDTH: Final = 60
 IDLE_LIMIT_S: Final = 10.0
@@ -32,8 +32,8 @@ _CURVES: Final = ("reward_mean", "validation_accuracy", "loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A run and the figures of its steps."""
+class RunHistory:
+    """A run and the metrics of its steps."""
 
     run: training_run_pb2.TrainingRun
     steps: Sequence[training_run_pb2.StepMetrics]
@@ -49,8 +49,8 @@ class Told:
         }
 
     @property
-    def figures(self) -> dict[str, float]:
-        """What came of it: the figures of the last step that has each, and the results."""
+    def metrics(self) -> dict[str, float]:
+        """What came of it: the metrics of the last step that has each, and the results."""
         last = {name: value for step in self.steps for name, value in sorted(step.values.items())}
         return {**last, **dict(sorted(self.run.results.items()))}
 
@@ -68,7 +68,7 @@ async def compare(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compares two training runs: settings that differ, figures side by side, and the curves on one scale.
+    """Compares two training runs: settings that differ, metrics side by side, and the curves on one scale.
 
     A run that goes on is compared as far as it is.
 
@@ -80,41 +80,41 @@ async def compare(
     """
     async with connection.open() as client:
         with working("Reading both runs…"):
-            told = [await told_run(client, name) for name in (first, second)]
+            histories = [await read_history(client, name) for name in (first, second)]
     if picture is not None:
-        _save_picture(picture, told)
-    unlike = differing(told[0].facts, told[1].facts)
+        _save_picture(picture, histories)
+    unlike = differing(histories[0].facts, histories[1].facts)
     if output is Output.JSON:
-        print_json(_as_json(told, unlike))
+        print_json(_as_json(histories, unlike))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in told)):
+    for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in histories)):
         table.add_column(column, overflow="fold")
-    table.add_row("state", *(enum_word(each.run, "state") for each in told))
-    table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in told))
+    table.add_row("state", *(enum_word(each.run, "state") for each in histories))
+    table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in histories))
     for name, pair in unlike.items():
         table.add_row(Text(name), *(Text(value) for value in pair))
     table.add_section()
-    for name in sorted(told[0].figures.keys() | told[1].figures.keys()):
-        table.add_row(Text(name), *(_number(each.figures.get(name)) for each in told))
+    for name in sorted(histories[0].metrics.keys() | histories[1].metrics.keys()):
+        table.add_row(Text(name), *(_number(each.metrics.get(name)) for each in histories))
     console().print(table)
     if not unlike:
         console().print("Both have the same algorithm, settings and inputs.")
     for name in _CURVES:
-        _print_curves(name, told)
+        _print_curves(name, histories)
 
 
-async def told_run(client: Client, name: str) -> Told:
-    """Reads a run and the figures of its steps, as far as it is."""
+async def read_history(client: Client, name: str) -> RunHistory:
+    """Reads a run and the metrics of its steps, as far as it is."""
     request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(name))
     run = (await client.training_runs.GetTrainingRun(request)).training_run
-    return Told(run=run, steps=await _steps(client, run))
+    return RunHistory(run=run, steps=await _steps(client, run))
 
 
 async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
     """Reads the run's events up to where it was, and waits for no more.
 
-    Of a step that was done again the last figures count; what a roll back took back does not until it is done again.
+    Of a step that was done again the last metrics count; what a roll back took back does not until it is done again.
     """
     steps: dict[int, training_run_pb2.StepMetrics] = {}
     branch = 0
@@ -126,7 +126,7 @@ async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[trai
                 event = answer.event
                 if event.HasField("run") and event.run.rollback_count > branch:
                     branch = event.run.rollback_count
-                    steps = {step: figures for step, figures in steps.items() if step <= event.run.step}
+                    steps = {step: metrics for step, metrics in steps.items() if step <= event.run.step}
                 if event.HasField("step"):
                     number = event.step.step
                     steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
@@ -136,7 +136,7 @@ async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[trai
         pass  # It has not come to its first step.
     finally:
         stream.cancel()
-    return [figures for _, figures in sorted(steps.items())]
+    return [metrics for _, metrics in sorted(steps.items())]
 
 
 def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
@@ -155,8 +155,8 @@ def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _print_curves(name: str, told: Sequence[Told]) -> None:
-    curves = [each.curve(name) for each in told]
+def _print_curves(name: str, histories: Sequence[RunHistory]) -> None:
+    curves = [each.curve(name) for each in histories]
     values = [value for curve in curves for _, value in curve if math.isfinite(value)]
     if not values:
         return
@@ -164,20 +164,20 @@ def _print_curves(name: str, told: Sequence[Told]) -> None:
     last_step = max(step for curve in curves for step, _ in curve)
     console().print(Text(f"\n{name}: {low:g} to {high:g} over {last_step} steps", style="bold"))
     for curve in curves:
-        console().print(Text(_drawn(curve, low=low, high=high, last_step=last_step)), soft_wrap=True)
+        console().print(Text(_sparkline(curve, low=low, high=high, last_step=last_step)), soft_wrap=True)
 
 
-def _save_picture(file: Path, told: Sequence[Told]) -> None:
+def _save_picture(file: Path, histories: Sequence[RunHistory]) -> None:
     try:
         from matplotlib.figure import Figure  # optional, and slow to import
     except ImportError:
         raise CommandFailed("--picture needs matplotlib: pip install 'fulmen[pictures]'") from None
-    names = [name for name in _CURVES if any(each.curve(name) for each in told)]
+    names = [name for name in _CURVES if any(each.curve(name) for each in histories)]
     if not names:
         raise CommandFailed("Neither run has measured anything that could be drawn.")
     figure = Figure(figsize=(7, 2.6 * len(names)), dpi=120, layout="constrained")
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
-        for each in told:
+        for each in histories:
             points = each.curve(name)
             label = each.run.name.removeprefix("trainingRuns/")
             axes.plot([step for step, _ in points], [value for _, value in points], marker=".", label=label)
@@ -191,7 +191,7 @@ def _save_picture(file: Path, told: Sequence[Told]) -> None:
         raise CommandFailed(f"Cannot write {file}: {error}") from None
 
 
-def _drawn(curve: Sequence[tuple[int, float]], *, low: float, high: float, last_step: int) -> str:
+def _sparkline(curve: Sequence[tuple[int, float]], *, low: float, high: float, last_step: int) -> str:
     """Draws a curve as a row of bars: the mean of what each column holds, a dot where it holds nothing."""
     width = min(CURVE_WIDTH, last_step + 1)
     columns: list[list[float]] = [[] for _ in range(width)]
@@ -206,11 +206,11 @@ def _number(value: float | None) -> Text:
     return Text("–" if value is None else f"{value:g}")
 
 
-def _as_json(told: Sequence[Told], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def _as_json(histories: Sequence[RunHistory], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     return {
-        "runs": [each.run.name for each in told],
-        "states": [enum_word(each.run, "state") for each in told],
+        "runs": [each.run.name for each in histories],
+        "states": [enum_word(each.run, "state") for each in histories],
         "differing": {name: list(pair) for name, pair in differing.items()},
-        "figures": [each.figures for each in told],
-        "curves": [{name: each.curve(name) for name in _CURVES if each.curve(name)} for each in told],
+        "metrics": [each.metrics for each in histories],
+        "curves": [{name: each.curve(name) for name in _CURVES if each.curve(name)} for each in histories],
     }

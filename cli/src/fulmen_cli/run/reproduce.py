@@ -17,7 +17,7 @@ from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.output import as_dict, console, enum_word, print_json
-from fulmen_cli.run.compare import Told, differing, told_run
+from fulmen_cli.run.compare import RunHistory, differing, read_history
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.states import RunArgument
 from fulmen_cli.run.watch import follow_run
@@ -36,7 +36,7 @@ class Deviation:
     """The first step of which a figure is not the same, and both values."""
 
     step: int
-    figure: str
+    metric: str
     before: float | None
     after: float | None
 
@@ -45,7 +45,7 @@ async def reproduce(
     connection: Connection,
     run: RunArgument,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Ends with an error if a compared figure of any step differs.")
+        bool, typer.Option("--exact", help="Ends with an error if a compared metric of any step differs.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -64,7 +64,7 @@ async def reproduce(
     """
     quiet = output is Output.JSON
     async with connection.open() as client:
-        first = await told_run(client, run)
+        first = await read_history(client, run)
         if not first.run.provenance:
             raise CommandFailed(f"{first.run.name} has never run: there is nothing to do again.")
         created = await _created(client, first.run)
@@ -74,7 +74,7 @@ async def reproduce(
         with RunProgress(console(), name, step_count=created.step_count, quiet=quiet) as shown:
             async for event in follow_run(client, created.name, on_interruption=shown.interrupted):
                 shown.show(event)
-        second = await told_run(client, created.name)
+        second = await read_history(client, created.name)
     if second.run.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
         raise CommandFailed(
             f"{second.run.name} ended {enum_word(second.run, 'state')}: {second.run.failure_message or 'see its report'}"
@@ -86,7 +86,7 @@ async def reproduce(
     else:
         _print(first, second, environment, deviation)
     if exact and deviation is not None:
-        raise CommandFailed(f"{deviation.figure} differs from step {deviation.step} on.")
+        raise CommandFailed(f"{deviation.metric} differs from step {deviation.step} on.")
 
 
 async def _created(client: Client, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
@@ -110,13 +110,13 @@ async def _created(client: Client, run: training_run_pb2.TrainingRun) -> trainin
     return (await client.training_runs.CreateTrainingRun(request)).training_run
 
 
-def first_deviation(first: Told, second: Told) -> Deviation | None:
+def first_deviation(first: RunHistory, second: RunHistory) -> Deviation | None:
     """Finds the first step, and of it the first figure, that is not the same; None if all are."""
-    for figure_steps in _by_step(first, second):
-        step, before, after = figure_steps
-        for figure in COMPARED:
-            if not _same(before.get(figure), after.get(figure)):
-                return Deviation(step=step, figure=figure, before=before.get(figure), after=after.get(figure))
+    for pair in _by_step(first, second):
+        step, before, after = pair
+        for metric in COMPARED:
+            if not _same(before.get(metric), after.get(metric)):
+                return Deviation(step=step, metric=metric, before=before.get(metric), after=after.get(metric))
     return None
 
 
@@ -125,13 +125,15 @@ def _same(before: float | None, after: float | None) -> bool:
     return before == after or (before != before and after != after)
 
 
-def _by_step(first: Told, second: Told) -> Sequence[tuple[int, Mapping[str, float], Mapping[str, float]]]:
+def _by_step(first: RunHistory, second: RunHistory) -> Sequence[tuple[int, Mapping[str, float], Mapping[str, float]]]:
     one = {step.step: step.values for step in first.steps}
     other = {step.step: step.values for step in second.steps}
     return [(step, one.get(step, {}), other.get(step, {})) for step in sorted(one.keys() | other.keys())]
 
 
-def _print(first: Told, second: Told, environment: Mapping[str, tuple[str, str]], deviation: Deviation | None) -> None:
+def _print(
+    first: RunHistory, second: RunHistory, environment: Mapping[str, tuple[str, str]], deviation: Deviation | None
+) -> None:
     screen = console()
     if environment:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -143,10 +145,10 @@ def _print(first: Told, second: Told, environment: Mapping[str, tuple[str, str]]
     else:
         screen.print("Made with the same packages, machine and inputs.")
     if deviation is None:
-        screen.print(f"All {len(second.steps)} reported steps have the same figures.")
+        screen.print(f"All {len(second.steps)} reported steps have the same metrics.")
         return
     screen.print(
-        f"The same up to step {deviation.step}, where {deviation.figure} is {_number(deviation.after)} "
+        f"The same up to step {deviation.step}, where {deviation.metric} is {_number(deviation.after)} "
         f"and was {_number(deviation.before)}."
     )
     for name in sorted(first.run.results.keys() & second.run.results.keys()):
@@ -158,13 +160,13 @@ def _number(value: float | None) -> str:
 
 
 def _as_json(
-    first: Told, second: Told, environment: Mapping[str, tuple[str, str]], deviation: Deviation | None
+    first: RunHistory, second: RunHistory, environment: Mapping[str, tuple[str, str]], deviation: Deviation | None
 ) -> dict[str, Any]:
     found = None
     if deviation is not None:
         found = {
             "step": deviation.step,
-            "figure": deviation.figure,
+            "metric": deviation.metric,
             "before": deviation.before,
             "after": deviation.after,
         }

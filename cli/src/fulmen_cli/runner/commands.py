@@ -97,9 +97,9 @@ def _failed(runner: runner_registry_service_pb2.Runner) -> str:
 
 
 CALL_LIMIT_S: Final = 10.0
-LOOK_INTERVAL_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 # The longest grace that a runner's settings allow, and what it takes to end after it.
-LONGEST_GRACE_S: Final = 3600.0
+MAX_GRACE_S: Final = 3600.0
 END_S: Final = 60.0
 AUTOMATIC: Final = "auto"
 
@@ -185,7 +185,7 @@ async def drain(
     target: Target,
     grace: Annotated[
         float | None,
-        typer.Option(min=0, max=LONGEST_GRACE_S, help="How long attempts may go on, seconds. Default: its setting."),
+        typer.Option(min=0, max=MAX_GRACE_S, help="How long attempts may go on, seconds. Default: its setting."),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when the runner has ended, or at once.")
@@ -208,7 +208,7 @@ async def drain(
     async with connection.channel(await _address(connection, target)) as channel:
         stub = RunnerServiceStub(channel)
         running = (await stub.Drain(request, timeout=CALL_LIMIT_S)).running_count
-        ended = wait and await _ended(stub, running, LONGEST_GRACE_S if grace is None else grace)
+        ended = wait and await _ended(stub, running, MAX_GRACE_S if grace is None else grace)
     if output is Output.JSON:
         print_json({"running_count": running, "ended": ended})
     elif ended:
@@ -231,7 +231,7 @@ async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
             if not found.draining:
                 return True  # A supervisor has started another one in its place.
             say(f"{len(found.running)} attempts run, {found.unacknowledged_count} reports are on their way…")
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
     return False
 
 

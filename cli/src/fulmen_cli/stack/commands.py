@@ -94,10 +94,10 @@ def up(
     require_installed()
     settings = {
         "state_dir": str(folder.path),
-        "runners": wanted.least,
-        "most_runners": wanted.most if runners.startswith("auto") else None,
+        "runners": wanted.minimum,
+        "max_runners": wanted.maximum if runners.startswith("auto") else None,
         "slots": slots,
-        "ports": _ports(port or [], port_names(wanted.most)),
+        "ports": _ports(port or [], port_names(wanted.maximum)),
     }
     folder.create()
     supervisor = _start_supervisor(folder, settings, tied=not detach)

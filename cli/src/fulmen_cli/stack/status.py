@@ -75,10 +75,10 @@ class StackStatus:
 
 def status_of(record: StackRecord) -> StackStatus:
     """Asks every service of a stack how it does; takes a few seconds at most."""
-    return asyncio.run(_gather(record))
+    return asyncio.run(_collect(record))
 
 
-async def _gather(record: StackRecord) -> StackStatus:
+async def _collect(record: StackRecord) -> StackStatus:
     with_ports = [service for service in record.services if service.ports]
     answers = await asyncio.gather(*(is_serving(_grpc_target(service)) for service in with_ports))
     health = {

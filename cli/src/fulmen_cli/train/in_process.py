@@ -23,7 +23,7 @@ FOLDER: Final = "in-process"
 SLOTS: Final = 4
 ROLLOUT_TIMEOUT: Final = "rollout_timeout_s"
 # The longest that algorithms allow.
-LONGEST_ROLLOUT_S: Final = 86_400
+MAX_ROLLOUT_S: Final = 86_400
 _WITH_ROLLOUTS: Final = frozenset({"grpo", "replay"})
 
 
@@ -67,7 +67,7 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
 def unhurried(config: TrainConfig) -> TrainConfig:
     """Returns a configuration whose agents run in the runner, where a debugger reaches them, for as long as they like."""
     stages = tuple(
-        replace(stage, settings={ROLLOUT_TIMEOUT: LONGEST_ROLLOUT_S, **stage.settings})
+        replace(stage, settings={ROLLOUT_TIMEOUT: MAX_ROLLOUT_S, **stage.settings})
         if stage.algorithm in _WITH_ROLLOUTS
         else stage
         for stage in config.stages

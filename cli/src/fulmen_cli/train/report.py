@@ -143,8 +143,8 @@ def _outcome(sample: Sample) -> str:
 
 
 PAGE_SIZE: Final = 1000
-MOST_PAGES: Final = 50
-MOST_COMPARED: Final = 24
+MAX_PAGES: Final = 50
+MAX_COMPARED: Final = 24
 MAX_TEXT: Final = 600
 
 
@@ -177,14 +177,14 @@ async def sample_before_and_after(client: Client, training_run: str) -> SamplePa
         # A validation group is `validation/{policy version}/{task}`: the last part is the task.
         by_task.setdefault(rollout.group_id.rpartition("/")[2], []).append(rollout)
     twice = [rollouts for rollouts in by_task.values() if len(rollouts) > 1]
-    pairs = await asyncio.gather(*(_pair(client, rollouts) for rollouts in twice[:MOST_COMPARED]))
+    pairs = await asyncio.gather(*(_pair(client, rollouts) for rollouts in twice[:MAX_COMPARED]))
     return max(pairs, key=_growth, default=None)
 
 
 async def _validation_rollouts(client: Client, training_run: str) -> list[rollout_pb2.Rollout]:
     found: list[rollout_pb2.Rollout] = []
     request = rollout_service_pb2.ListRolloutsRequest(training_run=training_run, page_size=PAGE_SIZE)
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         page = await client.rollouts.ListRollouts(request)
         found += [each for each in page.rollouts if each.mode == rollout_pb2.ROLLOUT_MODE_VALIDATION]
         if not page.next_page_token:

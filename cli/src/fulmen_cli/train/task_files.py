@@ -17,7 +17,7 @@ __all__ = ["Dataset", "read_datasets"]
 # The limits of the contract: Rollout.input and ResourceVersion.content.
 MAX_TASK_BYTES: Final = 256 * 1024
 MAX_DATASET_BYTES: Final = 16 * 1024 * 1024
-MOST_PROBLEMS_SHOWN: Final = 200
+MAX_PROBLEMS_SHOWN: Final = 200
 _MESSAGE_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -59,7 +59,7 @@ def read_datasets(data: DataConfig) -> dict[str, Dataset]:
     )
     found = {use: _read(use, path, rule, problems) for use, path, rule in files if path is not None}
     if problems:
-        shown = problems[:MOST_PROBLEMS_SHOWN]
+        shown = problems[:MAX_PROBLEMS_SHOWN]
         if len(problems) > len(shown):
             shown.append(f"… and {len(problems) - len(shown)} more")
         plural = "s" if len(problems) > 1 else ""

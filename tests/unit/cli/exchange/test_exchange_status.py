@@ -13,8 +13,8 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
 from fulmen_cli.exchange.commands import amount, size
-from fulmen_cli.exchange.events import NOTICES_KEPT, Figure, Story, told_story
-from fulmen_cli.exchange.shards import Held, ask_all, last_round
+from fulmen_cli.exchange.events import NOTICES_KEPT, ExchangeEvents, Metric, follow_events
+from fulmen_cli.exchange.shards import ServiceShards, ask_all, last_round
 
 RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
 SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
@@ -38,56 +38,56 @@ def notice(message: str, severity: str = "info") -> Event:
     return Event(notice=training_run_pb2.RunNotice(severity=severity, message=message))
 
 
-def story(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -> Story:
-    told = Story(run=asked or run())
+def events(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -> ExchangeEvents:
+    told = ExchangeEvents(run=asked or run())
     for event in events:
-        told.take(event)
+        told.add(event)
     return told
 
 
 def test_the_newest_value_of_each_figure_of_the_exchange_counts_with_its_step() -> None:
-    told = story(
+    told = events(
         step(1, loss=2.0, exchange_ratio=4.0, exchange_cosine=0.9),
         step(2, loss=1.0, exchange_ratio=16.0),
     )
 
     assert told.step == 2
-    assert told.figures == {
-        "exchange_ratio": Figure(step=2, value=16.0),
-        "exchange_cosine": Figure(step=1, value=0.9),
+    assert told.metrics == {
+        "exchange_ratio": Metric(step=2, value=16.0),
+        "exchange_cosine": Metric(step=1, value=0.9),
     }
 
 
 def test_the_share_of_an_exchange_is_that_of_the_time_that_training_took_so_far() -> None:
-    told = story(
+    told = events(
         step(1, spent_train_seconds=1.0, spent_start_seconds=7.0),
         step(2, exchange_ratio=4.0, spent_train_seconds=3.0, spent_exchange_seconds=1.0),
     )
 
-    assert told.share == Figure(step=2, value=0.25)
+    assert told.share == Metric(step=2, value=0.25)
 
 
 def test_a_run_without_an_exchange_has_no_share_of_it() -> None:
-    told = story(step(1, spent_train_seconds=1.0))
+    told = events(step(1, spent_train_seconds=1.0))
 
     assert told.share is None
-    assert not told.tells_any
+    assert not told.any_exchange
 
 
 def test_what_a_rollback_has_taken_back_is_not_shown() -> None:
-    told = story(
+    told = events(
         step(1, exchange_ratio=4.0),
         step(5, exchange_cosine=0.9),
         Event(run=run(1, rollbacks=1)),
         step(2, exchange_ratio=16.0),
     )
 
-    assert told.figures == {"exchange_ratio": Figure(step=2, value=16.0)}
+    assert told.metrics == {"exchange_ratio": Metric(step=2, value=16.0)}
 
 
 def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() -> None:
     texts = [f"round {number}" for number in range(NOTICES_KEPT + 3)]
-    told = story(notice("Goes on."), *(notice(f"exchange: {text}", "warning") for text in texts))
+    told = events(notice("Goes on."), *(notice(f"exchange: {text}", "warning") for text in texts))
 
     assert [each.message for each in told.notices] == texts[-NOTICES_KEPT:]
     assert {each.severity for each in told.notices} == {"warning"}
@@ -104,7 +104,7 @@ def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() 
     ],
 )
 def test_a_story_has_come_to_where_the_run_was_in_its_last_branch(events: Sequence[Event], is_current: bool) -> None:
-    assert story(*events, asked=run(3, rollbacks=1)).is_current is is_current
+    assert events(*events, asked=run(3, rollbacks=1)).is_current is is_current
 
 
 class Service:
@@ -144,22 +144,22 @@ class Service:
 
 async def test_the_story_of_a_run_that_goes_on_is_told_as_far_as_it_is() -> None:
     service = Service([Event(run=run()), step(1, exchange_ratio=4.0)])
-    async with told_story(cast(Client, service), run(1)) as told:
+    async with follow_events(cast(Client, service), run(1)) as told:
         told.check()
-        assert told.figures == {"exchange_ratio": Figure(step=1, value=4.0)}
+        assert told.metrics == {"exchange_ratio": Metric(step=1, value=4.0)}
 
     assert service.cancelled
 
 
 async def test_the_story_of_a_run_that_has_ended_is_told_to_its_end() -> None:
     service = Service([step(1), Event(run=run(1, state=SUCCEEDED))])
-    async with told_story(cast(Client, service), run(1, state=SUCCEEDED)) as told:
+    async with follow_events(cast(Client, service), run(1, state=SUCCEEDED)) as told:
         assert told.run.state == SUCCEEDED
 
 
 async def test_a_service_that_refuses_is_heard() -> None:
     with pytest.raises(TrainingRunNotFound):
-        async with told_story(cast(Client, Service([], refuses=True)), run()):
+        async with follow_events(cast(Client, Service([], refuses=True)), run()):
             pass
 
 
@@ -182,10 +182,10 @@ class Holder:
 
 
 async def test_all_shards_of_a_service_are_asked_for_and_their_last_whole_rounds() -> None:
-    [held] = await ask_all({"a": cast(Client, Holder())}, "trainingRuns/a", are_named=True)
+    [services] = await ask_all({"a": cast(Client, Holder())}, "trainingRuns/a", are_named=True)
 
-    assert [shard.terms.shard for shard in held.shards] == [0, 1, 2]
-    assert {shard: (number, list(one.ranks)) for shard, (number, one) in held.rounds.items()} == {
+    assert [shard.terms.shard for shard in services.shards] == [0, 1, 2]
+    assert {shard: (number, list(one.ranks)) for shard, (number, one) in services.rounds.items()} == {
         shard: (2, [shard]) for shard in range(3)
     }
 
@@ -195,17 +195,17 @@ def went(*ranks: int, **more: Any) -> pb.GetRoundResponse:
 
 
 def test_how_a_round_went_is_put_together_of_all_shards_that_are_as_far() -> None:
-    held = [
-        Held(target="a", rounds={0: (7, went(0, 1, 2, duration_s=0.5)), 1: (8, went(0))}),
-        Held(target="b", rounds={2: (7, went(0, 2, duration_s=0.75, late_ranks=[1]))}),
-        Held(target="c"),
+    services = [
+        ServiceShards(target="a", rounds={0: (7, went(0, 1, 2, duration_s=0.5)), 1: (8, went(0))}),
+        ServiceShards(target="b", rounds={2: (7, went(0, 2, duration_s=0.75, late_ranks=[1]))}),
+        ServiceShards(target="c"),
     ]
-    last = last_round(held)
+    last = last_round(services)
 
     assert last is not None
     assert (last.number, last.shard_count, last.ranks, last.late_ranks) == (7, 2, [0, 2], [1])
     assert (last.raw_bytes, last.sent_bytes, last.reply_bytes, last.duration_s) == (800, 8, 10, 0.75)
-    assert last_round(held[2:]) is None
+    assert last_round(services[2:]) is None
 
 
 @pytest.mark.parametrize(

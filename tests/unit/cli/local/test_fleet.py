@@ -13,18 +13,18 @@ from fulmen_cli.local.fleet import (
     FleetPace,
     FleetRange,
     fleet_range,
-    most_runners_here,
+    max_runners_here,
 )
 
-LIMITS = FleetRange(least=1, most=8)
+LIMITS = FleetRange(minimum=1, maximum=8)
 
 
 def test_a_range_is_a_number_auto_or_auto_with_limits() -> None:
-    assert fleet_range("3") == FleetRange(least=3, most=3)
-    assert fleet_range("0") == FleetRange(least=0, most=0)
-    assert fleet_range("auto:2-8") == FleetRange(least=2, most=8)
-    assert fleet_range("auto") == FleetRange(least=1, most=most_runners_here())
-    assert 1 <= most_runners_here() <= 64
+    assert fleet_range("3") == FleetRange(minimum=3, maximum=3)
+    assert fleet_range("0") == FleetRange(minimum=0, maximum=0)
+    assert fleet_range("auto:2-8") == FleetRange(minimum=2, maximum=8)
+    assert fleet_range("auto") == FleetRange(minimum=1, maximum=max_runners_here())
+    assert 1 <= max_runners_here() <= 64
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_it_stays_in_its_range_doubles_at_most_and_drains_only_what_was_not_want
             assert not starts or now_s - starts[-1] >= SHRINK_AFTER_S, "it drains what it has just started"
             drains.append(now_s)
         count += change
-        assert LIMITS.least <= count <= LIMITS.most
+        assert LIMITS.minimum <= count <= LIMITS.maximum
 
 
 def test_it_follows_the_work_up_and_down() -> None:

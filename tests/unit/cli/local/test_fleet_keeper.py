@@ -20,7 +20,7 @@ from fulmen.store.v1.runner_registry_service_pb2_grpc import (
 from fulmen_cli.local.fleet import FleetKeeper, FleetPace, FleetRange
 
 LIMIT_S = 30
-LIMITS = FleetRange(least=1, most=2)
+LIMITS = FleetRange(minimum=1, maximum=2)
 REFUSED = 3
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MAX_CONCURRENCY: Final = 256
-MOST_PROBLEMS_SHOWN: Final = 200
+MAX_PROBLEMS_SHOWN: Final = 200
 _MODEL: Final = "Model of the judge or grader"
 
 
@@ -212,7 +212,7 @@ def _check_failures(results: Sequence[Compared], max_failed: int) -> None:
     ]
     if len(problems) <= max_failed:
         return
-    shown = problems[:MOST_PROBLEMS_SHOWN]
+    shown = problems[:MAX_PROBLEMS_SHOWN]
     if len(problems) > len(shown):
         shown.append(f"  … and {len(problems) - len(shown)} more")
     raise CommandFailed(
