@@ -101,7 +101,7 @@ class Connection:
             if files is not None:
                 TlsWatch(files)
         except OSError as error:
-            text = f"A file for TLS cannot be read: {error.filename}: {error.strerror}. See {CA_VARIABLE} and those beside it."
+            text = f"Cannot read TLS file {error.filename}: {error.strerror}. See {CA_VARIABLE} and related variables."
             raise CommandFailed(text, exit_code=Exit.USAGE) from None
         return files
 
@@ -115,7 +115,7 @@ class Connection:
         given = {"store": self.store_target, "algorithm": self.algorithm_target, "llm_proxy": self.llm_proxy_target}
         if not known and not any(given.values()):
             raise CommandFailed(
-                f"No stack runs on {self.state_dir}: start one with `fulmen up`, or name the services with "
+                f"No stack is running on {self.state_dir}: start one with `fulmen up`, or name the services with "
                 "--store-target, --algorithm-target and --llm-proxy-target."
             )
         usual = {"store": "127.0.0.1:7101", "algorithm": "127.0.0.1:7301", "llm_proxy": "127.0.0.1:7201"}
@@ -141,7 +141,7 @@ class Connection:
             return None
         path = Path(record.client_token_file)
         if not os.access(path, os.R_OK):
-            raise CommandFailed(f"The token file {path} of the stack cannot be read: give a token with --token.")
+            raise CommandFailed(f"Cannot read the stack's token file {path}: give a token with --token.")
         return path.read_text(encoding="utf-8").strip()
 
     def _recorded_targets(self) -> dict[str, str]:
@@ -153,5 +153,5 @@ class Connection:
 def _split(targets: str) -> list[str]:
     found = [each.strip() for each in targets.split(",") if each.strip()]
     if not found:
-        raise CommandFailed("--llm-proxy-target names no proxy: give HOST:PORT.", exit_code=Exit.USAGE)
+        raise CommandFailed("--llm-proxy-target is empty: give HOST:PORT.", exit_code=Exit.USAGE)
     return found

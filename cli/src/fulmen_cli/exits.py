@@ -49,12 +49,12 @@ _BY_CODE = {
     Code.FAILED_PRECONDITION: Exit.CONFLICT,
 }
 _ADVICE = {
-    Code.UNAUTHENTICATED: "Give a token with --token or FULMEN_TOKEN; `fulmen token` makes one.",
+    Code.UNAUTHENTICATED: "Give a token with --token or FULMEN_TOKEN; create one with `fulmen token`.",
     Code.PERMISSION_DENIED: "Use a token of another role or project: `fulmen token issue`, or `fulmen token --role admin`.",
-    Code.INTERNAL: "This is a fault of the service: see its log, `fulmen logs SERVICE`.",
+    Code.INTERNAL: "This is a bug in the service: see `fulmen logs SERVICE`.",
     Code.DEADLINE_EXCEEDED: "See `fulmen status`, then try again.",
 }
-_UNREACHABLE = "Is the stack running? See `fulmen status`; start it with `fulmen up`."
+_UNREACHABLE = "Check `fulmen status`; start the stack with `fulmen up`."
 
 
 @contextmanager

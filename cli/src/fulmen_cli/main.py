@@ -1,4 +1,4 @@
-"""The command `fulmen`: puts the groups of commands together; each module registers its own."""
+"""The command `fulmen`, assembled from the modules of each noun."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version.")
     ] = False,
 ) -> None:
-    """Holds the options of the program itself."""
+    """The options of the program itself."""
 
 
 for module in (

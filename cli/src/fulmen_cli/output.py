@@ -33,12 +33,12 @@ WIDTH_WITHOUT_TERMINAL: Final = 400
 
 
 def console() -> Console:
-    """Makes a console on standard output as it is now; where it is no terminal, lines are as long as they must be."""
+    """Returns a console on the current standard output; without a terminal, lines are not wrapped."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """Returns a message as JSON-ready values under the names of the contract."""
+    """Returns a message as JSON-ready values, with proto field names."""
     values: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return values
 
@@ -56,7 +56,7 @@ def print_rows(
     messages: Sequence[Message],
     empty: str,
 ) -> None:
-    """Prints a list: as JSON the messages themselves, otherwise a table, or the sentence for an empty one."""
+    """Prints a list: the messages as JSON, or a table, or `empty`."""
     if output is Output.JSON:
         print_json([as_dict(message) for message in messages])
         return
@@ -72,7 +72,7 @@ def print_rows(
 
 
 def enum_word(message: Message, field: str) -> str:
-    """Returns the value of an enum field as people write it: `RolloutState` 4 is `succeeded`."""
+    """Returns the short lower-case name of an enum value: `RolloutState` 4 is `succeeded`."""
     descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
     number = getattr(message, field)
     value = descriptor.values_by_number.get(number)
@@ -85,19 +85,19 @@ def enum_word(message: Message, field: str) -> str:
 
 
 def when(time: Timestamp) -> str:
-    """Returns a time as people read it, in UTC; empty if it is unset."""
+    """Formats a time in UTC; empty if unset."""
     return "" if not time.seconds else time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S")
 
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Shows on standard error, where that is a terminal, what a command is busy with; yields how to say it anew."""
+    """Shows progress on standard error, if that is a terminal; yields a function that updates the text."""
     with Console(stderr=True, highlight=False).status(text) as status:
         yield status.update
 
 
 def quieten_runner() -> None:
-    """Sends what the runner's parts log to standard error, from warnings on; its news concern who runs runners."""
+    """Sends the runner's logs to standard error, warnings and above only."""
     import structlog
 
     structlog.configure(
@@ -107,5 +107,5 @@ def quieten_runner() -> None:
 
 
 def prints_beside(output: Output) -> AbstractContextManager[Any]:
-    """Sends to standard error what is printed meanwhile, where standard output is to be a document and no more."""
+    """Redirects prints to standard error while standard output is a JSON document."""
     return redirect_stdout(sys.stderr) if output is Output.JSON else nullcontext()

@@ -155,7 +155,7 @@ def test_the_end_of_standard_error_says_why_a_command_failed(folder: Path) -> No
     ("arguments", "code", "message"),
     [
         (["agent.py:silent"], 2, "Give the agent something to do"),
-        ([], 2, "Name what to check"),
+        ([], 2, "Name the agent to check"),
         (["train.toml", "--task", "3"], 3, "has no task 3: there are 0 to 2"),
         (["none.py:f", "--input", "1"], 3, "There is no file none.py"),
         (["none.toml"], 2, "There is no file none.toml"),

@@ -1,1 +1,1 @@
-"""`fulmen agent check`: one agent, run once, with all that it did: models, recording and what is shown of it."""
+"""`fulmen agent check`: one agent, run in this process."""

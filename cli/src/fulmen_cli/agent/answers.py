@@ -1,4 +1,4 @@
-"""Reads what model APIs answer: tokens, text and errors of OpenAI's and Anthropic's shapes, whole and streamed."""
+"""Parses answers of model APIs: tokens, text and errors of OpenAI's and Anthropic's shapes, whole and streamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a call; None where the answer does not say."""
+    """Tokens of a call; None if the answer lacks them."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -73,7 +73,7 @@ def tool_names_of(answer: Json) -> list[str]:
 
 
 def error_of(answer: Json, content: bytes) -> str:
-    """Returns what an error answer says."""
+    """Returns the message of an error answer."""
     match answer:
         case {"error": {"message": str(message)}} | {"error": str(message)} | {"message": str(message)}:
             return message[:MAX_ERROR]

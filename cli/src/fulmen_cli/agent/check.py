@@ -1,4 +1,4 @@
-"""`fulmen agent check`: runs one agent once, in this process, and shows all that it did."""
+"""`fulmen agent check`: runs an agent in this process and shows its spans, model calls and rewards."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ __all__ = ["register"]
 
 _PANEL: Final = "Model"
 
-TimeoutOption = Annotated[
-    float | None, typer.Option(min=0.1, help="Ends an attempt after so many seconds; by default none is ended.")
-]
+TimeoutOption = Annotated[float | None, typer.Option(min=0.1, help="Timeout of an attempt, seconds; by default none.")]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
-    group = new_group("Tries agents before they are trained.")
+    group = new_group("Try agents before training them.")
     local_command(group, "check")(check)
     app.add_typer(group, name="agent")
 
@@ -55,10 +53,10 @@ class ModelOptions:
     ] = field(default=None, repr=False)
     model: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_PANEL, help="The model to ask for instead of the one that the agent names."),
+        typer.Option(rich_help_panel=_PANEL, help="Model name to send instead of the agent's."),
     ] = None
     fake_model: Annotated[
-        bool, typer.Option("--fake-model", rich_help_panel=_PANEL, help="A built-in model that only repeats.")
+        bool, typer.Option("--fake-model", rich_help_panel=_PANEL, help="Use a built-in model that repeats its input.")
     ] = False
 
 
@@ -72,11 +70,11 @@ def check(
 ) -> None:
     """Runs an agent once and shows its spans, model calls, tokens and rewards.
 
-    A Python agent runs in the main thread of this very process, from its own folder, and without a time limit: a
-    `breakpoint()` in it stops there. Models are those of the running stack, of --model-url, or --fake-model. Nothing is
-    stored, also in a running stack: `fulmen trace` will not find it. Nothing is trained.
+    A Python agent runs in the main thread of this process, in its own directory and without a timeout: a
+    `breakpoint()` in it works. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
+    stored or trained.
 
-    Exits with 0 if every attempt ended with a reward, with 1 if one did not.
+    Exit status 1 if an attempt ended without a reward.
 
     Examples:
 
@@ -173,7 +171,7 @@ def _models(options: ModelOptions, state_dir: Path) -> Models:
 
 
 def _watch_hosts(recording: Recording) -> None:
-    """Notes which hosts this process looks up; a hook cannot be taken away again, and the process ends soon."""
+    """Records the host names that this process resolves. An audit hook cannot be removed, but the process ends soon."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "socket.getaddrinfo" and isinstance(arguments[0], str):

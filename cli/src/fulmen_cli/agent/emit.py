@@ -1,4 +1,4 @@
-"""`fulmen emit`: what `fulmen.emit_*` does, for agents in a shell or any language.
+"""`fulmen emit`: `fulmen.emit_*` for shell scripts and other languages.
 
 Invariant: it imports little, since an agent may call it often; only what sends a span needs OpenTelemetry.
 """
@@ -21,7 +21,9 @@ NOT_DELIVERED = 1
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    emit = typer.Typer(help="Rewards and notes of the attempt that runs here, from any program.", no_args_is_help=True)
+    emit = typer.Typer(
+        help="Report rewards and annotations of the current attempt, from any program.", no_args_is_help=True
+    )
     app.add_typer(emit, name="emit")
     emit.command("reward", context_settings={"ignore_unknown_options": True})(reward)
     emit.command("annotation")(annotation)
@@ -33,13 +35,13 @@ def reward(
     dimension: Annotated[
         str, typer.Option("--dimension", "-d", help="1 to 64 lower-case letters, digits, dots, - and _.")
     ] = FINAL_DIMENSION,
-    step: Annotated[int | None, typer.Option("--step", "-s", help="The agent's step that it scores, from 0.")] = None,
-    span: Annotated[str | None, typer.Option("--span", help="The span that it scores, 16 hexadecimal digits.")] = None,
-    trace: Annotated[bool, typer.Option(help="Also make a span of it.")] = True,
+    step: Annotated[int | None, typer.Option("--step", "-s", help="Step of the agent, from 0.")] = None,
+    span: Annotated[str | None, typer.Option("--span", help="Span to score, 16 hexadecimal digits.")] = None,
+    trace: Annotated[bool, typer.Option(help="Also emit a span.")] = True,
 ) -> None:
-    """Gives the attempt a reward.
+    """Reports a reward of the current attempt.
 
-    The same dimension, step and span again replaces the earlier value. Exit status 2 if it is malformed, or no attempt
+    A reward with the same dimension, step and span replaces the earlier one. Exit status 2 if it is malformed, or no attempt
     runs here.
 
     Example:
@@ -56,9 +58,9 @@ def reward(
 
 
 def annotation(
-    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Values are JSON, or else text.")],
+    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Values are JSON; anything else is text.")],
 ) -> None:
-    """Notes something about the attempt.
+    """Adds an annotation to the attempt.
 
     Example:
 
@@ -72,10 +74,10 @@ def annotation(
 
 
 def message(
-    content: Annotated[str, typer.Argument(help="What is said.")],
-    role: Annotated[str, typer.Option("--role", "-r", help="Who says it.")] = "assistant",
+    content: Annotated[str, typer.Argument(help="Text of the message.")],
+    role: Annotated[str, typer.Option("--role", "-r", help="Role of the author.")] = "assistant",
 ) -> None:
-    """Notes something that was said.
+    """Records a message.
 
     Example:
 

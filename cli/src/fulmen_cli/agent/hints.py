@@ -1,4 +1,4 @@
-"""What usually is wrong when an agent does not do what was hoped, told from what it did."""
+"""Hints on common mistakes, derived from what an agent did."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attempt:
     """What hints are made from.
 
     Attributes:
-        ended: What became of the attempt, as the runner tells it.
+        ended: The ended attempt, as the runner reports it.
         calls: Its model calls.
         refused: Paths of calls that came with a wrong key.
         hosts: Hosts that this process looked up meanwhile.
@@ -44,7 +44,7 @@ class Attempt:
 
 
 def hints(attempt: Attempt) -> list[str]:
-    """Returns what to do, the most likely first; empty if all is well."""
+    """Returns hints, the most likely first."""
     found = [*_about_reward(attempt), *_about_calls(attempt)]
     failure = attempt.ended.get("failure") or {}
     message = str(failure.get("message", ""))

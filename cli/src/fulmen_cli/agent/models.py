@@ -1,4 +1,4 @@
-"""Where the model calls of a checked agent are answered: an endpoint over HTTP, or a canned model that repeats."""
+"""Models for a checked agent: an HTTP endpoint, or a built-in one that repeats its input."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def _pieces(connection: http.client.HTTPConnection, response: http.client.HTTPRe
 
 @dataclass(frozen=True, slots=True)
 class EchoModel:
-    """A model that repeats the last thing that it was told; its tokens are words."""
+    """A model that repeats the last message; its tokens are words."""
 
     @property
     def name(self) -> str:
         """Says what it is."""
-        return "the built-in model, which repeats what it is told"
+        return "the built-in model, which repeats its input"
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answers at once."""

@@ -1,4 +1,4 @@
-"""What an agent that is checked does: its model calls and its spans, kept in memory while it runs."""
+"""The model calls and spans of a checked agent, in memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CallRecord:
     trace: tuple[bytes, bytes]
 
     def span(self) -> trace_pb2.Span:
-        """Returns it as a span, so that it has its place in the tree."""
+        """Returns the call as a span of the tree."""
         failed = self.status >= FIRST_ERROR_STATUS
         code = trace_pb2.Status.STATUS_CODE_ERROR if failed else trace_pb2.Status.STATUS_CODE_UNSET
         digest = hashlib.sha256(f"{self.path} {self.started_ns} {id(self)}".encode()).digest()
@@ -68,7 +68,7 @@ class CallRecord:
 
 
 class Recording:
-    """What the attempts of one check did. Used from many threads."""
+    """The recorded calls and spans of one check. Thread-safe."""
 
     def __init__(self) -> None:
         """Remembers nothing yet."""
@@ -86,22 +86,22 @@ class Recording:
             self._calls[rollout] = []
 
     def rollout_of(self, key: str) -> str | None:
-        """Returns whose key it is; None if nobody's."""
+        """Returns the attempt that a key belongs to, or None."""
         with self._lock:
             return self._keys.get(key)
 
     def add_call(self, rollout: str, call: CallRecord) -> None:
-        """Keeps a call."""
+        """Adds a call."""
         with self._lock:
             self._calls[rollout].append(call)
 
     def add_refused(self, path: str) -> None:
-        """Keeps that a call came without an attempt's key."""
+        """Counts a call without a valid attempt key."""
         with self._lock:
             self._refused.append(path)
 
     def add_spans(self, spans: list[trace_pb2.Span]) -> None:
-        """Keeps spans that the agent reported."""
+        """Adds spans of the agent."""
         with self._lock:
             for span in spans:
                 self._spans.setdefault(span.trace_id, []).append(span)

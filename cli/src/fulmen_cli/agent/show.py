@@ -1,4 +1,4 @@
-"""Shows what an agent did: the tree of spans and model calls, tokens, rewards, outcome, and what to do."""
+"""Prints an attempt: its tree of spans and model calls, tokens, rewards, outcome and hints."""
 
 from __future__ import annotations
 

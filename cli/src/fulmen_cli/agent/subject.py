@@ -36,12 +36,12 @@ class AgentOptions:
         str | None, typer.Argument(metavar="[TRAIN.TOML|FILE.PY:NAME]", help="The configuration, or the callable.")
     ] = None
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROGRAM ARGUMENT…]", help="With --command: what to run, after --.")
+        list[str] | None, typer.Argument(metavar="[PROGRAM ARGUMENT…]", help="With --command: the program, after --.")
     ] = None
     is_command: Annotated[bool, typer.Option("--command", help="The agent is the program after --.")] = False
-    grader: Annotated[
-        str | None, typer.Option(help="What scores, as FILE.PY:NAME; by default as the train.toml says.")
-    ] = None
+    grader: Annotated[str | None, typer.Option(help="The grader, FILE.PY:NAME; by default that of the train.toml.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class InputOptions:
 
     task: Annotated[
         int | None,
-        typer.Option(min=0, rich_help_panel=_PANEL, help="Line of the train.toml's tasks, from 0, the default."),
+        typer.Option(min=0, rich_help_panel=_PANEL, help="Line of the train.toml's tasks, from 0; by default 0."),
     ] = None
     text: Annotated[
         str | None, typer.Option("--input", rich_help_panel=_PANEL, help="The input itself: JSON, or text.")
@@ -95,7 +95,7 @@ def subject_of(options: AgentOptions, given: InputOptions) -> Subject:
     what, words, grader = options.what, options.words or [], options.grader
     command = [*([what] if what else []), *words] if options.is_command else []
     if sum(each is not None for each in (given.task, given.text, given.input_file)) > 1:
-        raise _wrong("Give one of --task, --input and --input-file.")
+        raise _wrong("Give only one of --task, --input and --input-file.")
     if command:
         agent = AgentConfig(command=(*_IN_FOLDER, _escaped(str(Path.cwd())), *command), grader=grader or "")
         return _direct(agent, " ".join(command), given)
@@ -106,15 +106,15 @@ def subject_of(options: AgentOptions, given: InputOptions) -> Subject:
     if ":" in what and not what.endswith(".toml"):
         module = what.partition(":")[0]
         if module.endswith(".py") and not Path(module).is_file():
-            raise CommandFailed(f"There is no file {module}.", exit_code=Exit.NOT_FOUND)
+            raise CommandFailed(f"File {module} does not exist.", exit_code=Exit.NOT_FOUND)
         return _direct(AgentConfig(python=what, grader=grader or ""), what, given)
     if what.endswith(".py"):
-        raise _wrong(f"Name the function, too: {what}:NAME{_functions(Path(what))}.")
+        raise _wrong(f"Name the function: {what}:NAME{_functions(Path(what))}.")
     return _configured(Path(what), given, grader=grader)
 
 
 def _functions(path: Path) -> str:
-    """Says which functions a file has, empty if that cannot be told."""
+    """Lists the public functions of a file; empty if it cannot be parsed."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -154,9 +154,9 @@ _KEPT: Final = (
 
 def _direct(agent: AgentConfig, title: str, given: InputOptions) -> Subject:
     if given.task is not None:
-        raise _wrong("--task is a line of a train.toml's data: give --input or --input-file with this agent.")
+        raise _wrong("--task needs a train.toml: give --input or --input-file for this agent.")
     if given.text is None and given.input_file is None:
-        raise _wrong("""Give the agent something to do: --input '{"question": "12+34="}' or --input-file FILE.""")
+        raise _wrong("""Give the agent an input: --input '{"question": "12+34="}' or --input-file FILE.""")
     data, content_type = _input(given)
     folder = Path.cwd()
     # Run where the person is, not from a copy of what may be a home directory.
@@ -164,7 +164,7 @@ def _direct(agent: AgentConfig, title: str, given: InputOptions) -> Subject:
 
 
 def _escaped(text: str) -> str:
-    """Returns a text as a template that stands for it."""
+    """Escapes a text for use as a template."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -182,7 +182,7 @@ def _input(given: InputOptions) -> tuple[bytes, str]:
         json.loads(data)
     except ValueError as error:
         if data.lstrip().startswith((b"{", b"[")):
-            sys.stderr.write(f"note: the input begins like JSON but is none ({error}); the agent gets it as text.\n")
+            sys.stderr.write(f"note: the input looks like JSON but is malformed ({error}); it is passed as text.\n")
         return data, TEXT_TYPE
     return data, JSON_TYPE
 

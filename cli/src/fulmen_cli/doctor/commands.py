@@ -1,4 +1,4 @@
-"""`fulmen doctor`: says what is wrong with this machine or with a deployment, and what to do."""
+"""`fulmen doctor`: checks this machine or a deployment."""
 
 from __future__ import annotations
 
@@ -32,18 +32,23 @@ def register(app: typer.Typer) -> None:
 async def doctor(
     connection: Connection,
     call: Annotated[
-        str, typer.Option("--call", metavar="MODEL", help="Asks this model for one token: does it tell what trains?")
+        str,
+        typer.Option(
+            "--call",
+            metavar="MODEL",
+            help="Check that this model returns token ids and log-probabilities, by one call.",
+        ),
     ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Checks this machine and its stack, or the deployment that is named: what is wrong, and what to do about it.
+    """Checks this machine and its stack, or a deployment, and says how to fix what is wrong.
 
-    Of this machine: packages, database, disk, memory, clock, ports, what agents may need. Of a deployment: the token, each
-    service and how far away it is, the store's database, the queue and its runners, versions, clocks, backends.
+    On this machine: packages, database, disk, memory, clock, ports, tools that agents may need. In a deployment: the token, each
+    service and its latency, the store's database, the queue and its runners, versions, clocks, backends.
 
-    What is only worth knowing is a note; what keeps work from being done is a failure, with what to do.
+    Notes are informational; failures come with a remedy.
 
-    Exits with 1 if something fails.
+    Exit status 1 if a check fails.
 
     Examples:
 
@@ -64,7 +69,7 @@ async def doctor(
 
 
 async def findings_of(connection: Connection, *, model: str = "") -> list[Finding]:
-    """Looks at everything: this machine unless a deployment elsewhere is named, and the deployment that is known."""
+    """Runs all checks: of this machine unless a remote deployment is named, and of the deployment."""
     folder = StackFolder(connection.state_dir.resolve())
     if connection.names_services:
         return [checks.python(), *await deployment.deployment(connection, model=model)]

@@ -1,4 +1,4 @@
-"""What `fulmen doctor` asks a deployment, as any client of it could; nothing is changed, and every wait is short."""
+"""Checks of a deployment. Read-only; every wait is short."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a health check said: how long it took, or why there was none."""
+    """The result of a health check: its latency, or the problem."""
 
     status: int | None = None
     latency_s: float = 0.0
@@ -51,7 +51,7 @@ class _Answer:
 
 
 async def deployment(connection: Connection, *, model: str = "") -> list[Finding]:
-    """Looks at a deployment: the caller's token, each service, the queue, its runners, the backends.
+    """Checks a deployment: the caller's token, each service, the queue, its runners, the backends.
 
     Args:
         connection: where it is.
@@ -89,16 +89,16 @@ def token(bearer: str | None, now: datetime.datetime) -> Finding:
     """Is there a token, and is it good for longer? Its signature is the deployment's to judge."""
     advice = "`fulmen token issue --role client` makes one; give it with --token or FULMEN_TOKEN."
     if bearer is None:
-        return Finding(what="token", ok=None, text="none: only services in dev mode answer without", advice=advice)
+        return Finding(what="token", ok=None, text="none given; works only with services in dev mode", advice=advice)
     claims = _claims(bearer)
     if claims is None:
-        return Finding(what="token", ok=False, text="what was given is not a token of Fulmen", advice=advice)
+        return Finding(what="token", ok=False, text="malformed token", advice=advice)
     left = datetime.datetime.fromtimestamp(claims["exp"], datetime.UTC) - now
     project = "all projects" if claims.get("prj") == ALL_PROJECTS else claims.get("prj", "no project")
     text = f"role {claims.get('role', 'unknown')}, {project}"
     if left <= datetime.timedelta():
         return Finding(what="token", ok=False, text=f"{text}, expired {-left.days} days ago", advice=advice)
-    days = f"good for {left.days} days"
+    days = f"valid for {left.days} days"
     return Finding(
         what="token", ok=None if left < SOON else True, text=f"{text}, {days}", advice=advice if left < SOON else ""
     )
@@ -124,7 +124,7 @@ def clock_of(
     if ahead > SKEW:
         text = f"this machine is at least {ahead.total_seconds():.0f} s ahead of the deployment"
         return Finding(what="clocks", ok=False, text=text, advice=advice)
-    return Finding(what="clocks", ok=True, text="this machine's agrees with the deployment's, as far as can be told")
+    return Finding(what="clocks", ok=True, text="in agreement with the deployment's")
 
 
 def _claims(bearer: str) -> dict[str, Any] | None:
@@ -139,7 +139,7 @@ def _claims(bearer: str) -> dict[str, Any] | None:
 
 
 async def _health(connection: Connection, target: str, *, service: str = "") -> _Answer:
-    """Asks a few times; the latency is the median, the first connection apart."""
+    """Calls a few times; the latency is the median, without the first connection."""
     took: list[float] = []
     status = None
     async with connection.channel(target) as channel:
@@ -156,7 +156,7 @@ async def _health(connection: Connection, target: str, *, service: str = "") -> 
 
 
 def _service(name: str, target: str, answer: _Answer, *, meant: bool) -> Finding:
-    """Judges a service; one that nobody named, of a deployment elsewhere, need not be where it is by default."""
+    """Checks a service; one that was not named may be missing at its default address."""
     if answer.status is None and not meant:
         return Finding(
             what=name, ok=None, text=f"not named, and not at {target}", advice=f"Name it with {_option(name)}."
@@ -168,10 +168,13 @@ def _service(name: str, target: str, answer: _Answer, *, meant: bool) -> Finding
         return Finding(what=name, ok=False, text=f"{target} does not answer: {answer.problem}", advice=advice)
     if answer.status != SERVING:
         return Finding(
-            what=name, ok=False, text=f"{target} answers, but does not serve", advice="See its log: it starts or stops."
+            what=name,
+            ok=False,
+            text=f"{target} answers but is not ready",
+            advice="It is starting or stopping; see its log.",
         )
     slow = answer.latency_s > SLOW_S
-    advice = "Each call of a runner takes this long, too: bring them closer." if slow else ""
+    advice = "Runners may see the same latency: move the services closer together." if slow else ""
     text = f"{target} serves, {answer.latency_s * 1000:.1f} ms"
     return Finding(what=name, ok=None if slow else True, text=text, advice=advice)
 
@@ -182,12 +185,12 @@ def _option(name: str) -> str:
 
 def _database(answer: _Answer) -> Finding:
     if answer.status == SERVING:
-        return Finding(what="database", ok=True, text="the store has its database")
+        return Finding(what="database", ok=True, text="the store can reach its database")
     return Finding(
         what="database",
         ok=False,
         text="the store has no database: it refuses what it cannot commit",
-        advice="See PostgreSQL's log, its disk and its connections; nothing else need be restarted.",
+        advice="Check PostgreSQL's log, disk and connections; the store reconnects by itself.",
     )
 
 
@@ -198,10 +201,8 @@ async def _queue(client: Client) -> list[Finding]:
         advice = "Use a token of this deployment: `fulmen token issue`, or `fulmen token --role admin`."
         return [Finding(what="access", ok=False, text=f"the store refuses the token: {error.message}", advice=advice)]
     except FulmenError as error:
-        return [
-            Finding(what="queue", ok=False, text=f"the store does not tell: {error.message}", advice="See its log.")
-        ]
-    text = f"{stats.queued_count} wait, {stats.running_count} run, {stats.runner_count} runners with {stats.open_credit_count} free places"
+        return [Finding(what="queue", ok=False, text=f"unknown: {error.message}", advice="See its log.")]
+    text = f"{stats.queued_count} queued, {stats.running_count} running, {stats.runner_count} runners with {stats.open_credit_count} free slots"
     if stats.runner_count == 0:
         advice = "Start runners, and see the log of those that run: their token, their --store-target."
         return [Finding(what="queue", ok=False, text=f"{text}: no runner is connected", advice=advice)]
@@ -211,7 +212,10 @@ async def _queue(client: Client) -> list[Finding]:
         advice = "Start runners with these labels (FULMEN_RUNNER_LABELS)."
         found.append(
             Finding(
-                what="labels", ok=False, text=f"rollouts wait for labels that no runner has: {labels}", advice=advice
+                what="labels",
+                ok=False,
+                text=f"no runner has labels that queued rollouts require: {labels}",
+                advice=advice,
             )
         )
     return found
@@ -232,7 +236,7 @@ async def _runners(client: Client, bearer: str | None) -> list[Finding]:
         advice = "One release apart works; see docs/upgrading.md for the order."
         versions = Finding(what="skew", ok=None, text=text, advice=advice)
     else:
-        versions = Finding(what="skew", ok=True, text=f"this and all runners are {ours}")
+        versions = Finding(what="skew", ok=True, text=f"client and all runners are {ours}")
     return [versions, clock_of(listed.runners, bearer, now)]
 
 
@@ -243,9 +247,9 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
             answer = await stub.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest(), timeout=LIMIT_S)
         except FulmenError as error:
             advice = "See its log."
-            return Finding(what=what, ok=False, text=f"the proxy does not tell: {error.message}", advice=advice)
+            return Finding(what=what, ok=False, text=f"unknown: {error.message}", advice=advice)
     if not answer.backends:
-        advice = "Runs bring their own; `fulmen proxy backend add` adds others."
+        advice = "Training runs add their own; add others with `fulmen proxy backend add`."
         return Finding(what=what, ok=None, text="none", advice=advice)
     ill = [
         f"{each.name} ({enum_word(each, 'breaker').replace('_', ' ')}, last failure: {each.last_failure_kind or 'unknown'})"
@@ -253,15 +257,15 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
         if not each.healthy
     ]
     if ill:
-        advice = "See `fulmen proxy health` and the engine's log; `fulmen proxy backend delete` takes one away."
+        advice = "See `fulmen proxy health` and the engine's log; remove one with `fulmen proxy backend delete`."
         return Finding(what=what, ok=False, text=f"failing: {', '.join(ill)}", advice=advice)
     return Finding(what=what, ok=True, text=f"all {len(answer.backends)} are healthy")
 
 
 async def _call(client: Client, model: str) -> Finding:
-    """Asks a model for one token with its id, as the proxy does for every call that trains."""
+    """Calls a model for one token with its id, as every captured call does."""
     if not model:
-        return Finding(what="capture", ok=None, text="not tried", advice="--call MODEL asks a model for one token.")
+        return Finding(what="capture", ok=None, text="not checked", advice="Check a model with --call MODEL.")
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1,
             "logprobs": True, "return_token_ids": True}  # fmt: skip
     request = completion_service_pb2.CompleteRequest(path="/v1/chat/completions", body_json=json.dumps(body).encode())
@@ -277,12 +281,12 @@ async def _call(client: Client, model: str) -> Finding:
         )
     choice = (document.get("choices") or [{}])[0]
     if choice.get("token_ids") and choice.get("logprobs"):
-        return Finding(what="capture", ok=True, text=f"{model} tells its tokens' ids and log-probabilities")
+        return Finding(what="capture", ok=True, text=f"{model} returns token ids and log-probabilities")
     return Finding(
         what="capture",
         ok=False,
         text=f"{model} answers without token ids or log-probabilities: its calls cannot train",
-        advice="See docs/engines.md for what the engine needs; vendors' models do not tell them.",
+        advice="See docs/engines.md for the engine's settings; vendors' models do not return them.",
     )
 
 

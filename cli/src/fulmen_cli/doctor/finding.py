@@ -1,4 +1,4 @@
-"""What `fulmen doctor` finds, one thing at a time."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of a check.
 
     Attributes:
         what: Its name.

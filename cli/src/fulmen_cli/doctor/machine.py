@@ -1,4 +1,4 @@
-"""What `fulmen doctor` looks at; each check is quick, changes nothing, and says what to do if it fails."""
+"""Checks of this machine. Quick, read-only; failures come with a remedy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def versions() -> Finding:
         except metadata.PackageNotFoundError:
             continue
     if len(set(found.values())) <= 1:
-        return Finding(what="versions", ok=True, text=f"all parts are {next(iter(found.values()), 'of no release')}")
+        return Finding(what="versions", ok=True, text=f"all packages are {next(iter(found.values()), 'of no release')}")
     text = ", ".join(f"{name} {version}" for name, version in found.items())
     return Finding(what="versions", ok=False, text=text, advice='pip install --upgrade "fulmen[local]"')
 
@@ -98,11 +98,11 @@ def memory(meminfo: Path = _MEMINFO) -> Finding:
     try:
         lines = meminfo.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return Finding(what="memory", ok=None, text="cannot be told on this system")
+        return Finding(what="memory", ok=None, text="unknown on this system")
     kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
     ok = kib * 1024 >= MIN_MEMORY_BYTES
     text = f"{kib * 1024 / GIB:.1f} GiB available"
-    return Finding(what="memory", ok=ok, text=text, advice="" if ok else "A stack needs 1 GiB: end other programs.")
+    return Finding(what="memory", ok=ok, text=text, advice="" if ok else "A stack needs 1 GiB: stop other programs.")
 
 
 def clock(record: StackRecord | None, now: datetime.datetime) -> Finding:
@@ -111,7 +111,10 @@ def clock(record: StackRecord | None, now: datetime.datetime) -> Finding:
     started = datetime.datetime.fromisoformat(record.started_at) if record is not None else EARLIEST
     ok = now >= EARLIEST and now + datetime.timedelta(minutes=1) >= started
     return Finding(
-        what="clock", ok=ok, text=text, advice="" if ok else "Set the clock, best by NTP: tokens expire by it."
+        what="clock",
+        ok=ok,
+        text=text,
+        advice="" if ok else "Synchronise the clock, for example by NTP: token expiry depends on it.",
     )
 
 
@@ -119,19 +122,21 @@ def ports(folder: StackFolder) -> Finding:
     """Are the usual ports free?"""
     taken = [f"{name} {port}" for name, port in DEFAULT_PORTS.items() if not is_free(port)]
     if not taken:
-        return Finding(what="ports", ok=True, text="the usual ports are free")
+        return Finding(what="ports", ok=True, text="the default ports are free")
     running = folder.is_running()
-    whose = "by the stack that runs" if running else "by something else"
-    advice = "" if running else "`fulmen up` takes others by itself, or as --port NAME=NUMBER says."
+    whose = "by the running stack" if running else "by something else"
+    advice = "" if running else "`fulmen up` chooses others by itself, or set them with --port NAME=NUMBER."
     return Finding(what="ports", ok=None, text=f"in use {whose}: {', '.join(taken)}", advice=advice)
 
 
 def stack(folder: StackFolder, status: StackStatus | None) -> Finding:
     """Does the stack that runs serve?"""
     if status is None:
-        return Finding(what="stack", ok=None, text=f"none runs on {folder.path}", advice="Start one with `fulmen up`.")
+        return Finding(
+            what="stack", ok=None, text=f"not running on {folder.path}", advice="Start one with `fulmen up`."
+        )
     if status.healthy:
-        return Finding(what="stack", ok=True, text=f"one runs on {folder.path}, and all of it serves")
+        return Finding(what="stack", ok=True, text=f"running on {folder.path}, all services ready")
     ill = [each.name for each in status.record.services if status.health.get(each.name) == "not serving"]
     ill = ill or [each.name for each in status.record.services if each.message]
     return Finding(
@@ -147,7 +152,7 @@ def stack_version(record: StackRecord) -> Finding:
     installed = metadata.version("fulmen")
     ok = record.version == installed
     text = f"the stack is {record.version}" + ("" if ok else f", but {installed} is installed")
-    return Finding(what="release", ok=ok, text=text, advice="" if ok else "Start it anew: fulmen down && fulmen up")
+    return Finding(what="release", ok=ok, text=text, advice="" if ok else "Restart it: fulmen down && fulmen up")
 
 
 def instrumentors() -> Finding:
@@ -159,7 +164,7 @@ def instrumentors() -> Finding:
         what="tracing",
         ok=None,
         text="no OpenTelemetry instrumentor is installed: model calls are recorded, agents' steps and tools are not traced",
-        advice="See docs/frameworks.md for the one of your framework.",
+        advice="See docs/frameworks.md for your framework's instrumentor.",
     )
 
 
@@ -170,18 +175,18 @@ def docker(environment: Mapping[str, str] = os.environ) -> Finding:
     try:
         version = _docker_version(url.path if url.scheme == "unix" else "", url.hostname or "", url.port or 2375)
     except (OSError, http.client.HTTPException) as error:
-        return Finding(what="docker", ok=None, text=f"no engine answers at {url.geturl()} ({error})", advice=advice)
-    return Finding(what="docker", ok=True, text=f"an engine of API {version} answers at {url.geturl()}")
+        return Finding(what="docker", ok=None, text=f"no engine at {url.geturl()} ({error})", advice=advice)
+    return Finding(what="docker", ok=True, text=f"engine API {version} at {url.geturl()}")
 
 
 def kubernetes(environment: Mapping[str, str] = os.environ) -> Finding:
     """Is there a cluster for agents that are Jobs?"""
     if _IN_CLUSTER.exists():
-        return Finding(what="kubernetes", ok=None, text="this is a pod with a service account")
+        return Finding(what="kubernetes", ok=None, text="running in a pod with a service account")
     config = Path(environment.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     if config.is_file():
         return Finding(what="kubernetes", ok=None, text=f"configured by {config}")
-    advice = "Only agents that are Jobs need one: run runners in the cluster, or set KUBECONFIG."
+    advice = "Needed only by agents that are Jobs: run runners in the cluster, or set KUBECONFIG."
     return Finding(what="kubernetes", ok=None, text="no cluster is configured", advice=advice)
 
 
@@ -191,7 +196,7 @@ def node() -> Finding:
     if version:
         return Finding(what="node", ok=None, text=version)
     return Finding(
-        what="node", ok=None, text="not found", advice="Only agents in JavaScript need it: https://nodejs.org"
+        what="node", ok=None, text="not found", advice="Needed only by agents in JavaScript: https://nodejs.org"
     )
 
 
@@ -200,7 +205,7 @@ def gpu() -> Finding:
     said = _said_by("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     if said:
         return Finding(what="gpu", ok=None, text="; ".join(said.splitlines()))
-    return Finding(what="gpu", ok=None, text="none found: models are trained on the CPU, which suits small ones")
+    return Finding(what="gpu", ok=None, text="none found: models are trained on the CPU")
 
 
 def _said_by(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""Keeps secrets, prompts and what agents say out of what is given to others.
+"""Removes secrets, prompts and agents' output from diagnostics.
 
 Invariant: of a log only lines leave that a service has structured, and of these only numbers and words: no sentence, no
 text of an error, nothing that is, or looks like, a secret.
@@ -51,10 +51,10 @@ def secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 class Scrubber:
-    """Masks the secrets that are known, and all that looks like one."""
+    """Masks known secrets, and everything that looks like one."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Takes the secrets of the deployment, as far as they are known here."""
+        """Takes the known secrets of the deployment."""
         self._known = sorted({each for each in secrets if len(each) >= MIN_SECRET}, key=len, reverse=True)
 
     def text(self, text: str) -> str:
@@ -66,14 +66,14 @@ class Scrubber:
         return text
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns variables, those masked whose name says that they hold a secret."""
+        """Returns variables, with secrets masked by name."""
         return {
             name: MASK if value and _SECRET_NAME.search(name) else self.text(value)
             for name, value in sorted(environment.items())
         }
 
     def log(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yields what may leave of a log, and how many lines may not: what is no JSON may be an agent's own words."""
+        """Yields the structured lines of a log, and the number of others, which may be an agent's output."""
         left_out = 0
         for line in lines:
             # Of containers' logs: `store_1-1  | {...}`.

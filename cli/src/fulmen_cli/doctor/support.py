@@ -1,4 +1,4 @@
-"""`fulmen support-bundle`: what somebody else needs to find a fault, in one file without secrets, prompts or payloads."""
+"""`fulmen support-bundle`: diagnostics in one file, without secrets, prompts or payloads."""
 
 from __future__ import annotations
 
@@ -65,21 +65,20 @@ def register(app: typer.Typer) -> None:
 
 async def support_bundle(
     connection: Connection,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Where to write it, a .tar.gz that is not there yet.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File to write, a .tar.gz; must not exist.")] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option("--metrics", metavar="URL", help="A further page of metrics; may be repeated.")
+        list[str] | None,
+        typer.Option("--metrics", metavar="URL", help="URL of a metrics page to include. May be repeated."),
     ] = None,
     log: Annotated[
-        list[Path] | None, typer.Option("--log", metavar="FILE", help="A further log of services; may be repeated.")
+        list[Path] | None, typer.Option("--log", metavar="FILE", help="Log file to include. May be repeated.")
     ] = None,
 ) -> None:
-    """Collects what somebody else needs to find a fault: doctor's findings, versions, settings, metrics, logs, queue, runs.
+    """Collects diagnostics into one file: doctor's findings, versions, settings, metrics, logs, queue, runs.
 
-    Secrets are masked. Prompts, answers, tasks and other payloads are not collected, and of logs only the structured lines
-    of services are, without free text. Logs and metrics of a stack of this machine are found; those of a deployment
-    elsewhere are named.
+    Secrets are masked. Prompts, answers, tasks and other payloads are left out; of logs only structured lines
+    without free text are included. Logs and metrics of the local stack are found; those of a deployment
+    have to be named.
 
     Examples:
 
@@ -106,11 +105,11 @@ async def support_bundle(
     for name, source in _logs(connection, folder, log or []):
         texts[name] = "".join(f"{line}\n" for line in scrubber.log(_last_lines(source)))
     _write(path, texts, made)
-    console().print(f"wrote {path}: {len(texts)} files. Look through it before you give it away.", soft_wrap=True)
+    console().print(f"wrote {path}: {len(texts)} files. Review it before sharing.", soft_wrap=True)
 
 
 def _secrets(connection: Connection, folder: StackFolder) -> Iterator[str]:
-    """Yields the secrets that are known here."""
+    """Yields the known secrets."""
     yield connection.bearer() or ""
     credentials = Credentials(folder.path)
     for path in (credentials.signing_key_file, credentials.client_token_file, *folder.path.glob("*.key")):
@@ -130,7 +129,7 @@ def _environments(folder: StackFolder) -> dict[str, dict[str, str]]:
 
 
 def _facts(folder: StackFolder) -> dict[str, str]:
-    """Returns what is known without asking anybody."""
+    """Returns the local facts."""
     packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     record = folder.read()
     return {
@@ -142,7 +141,7 @@ def _facts(folder: StackFolder) -> dict[str, str]:
 
 
 async def _asked(connection: Connection) -> dict[str, str]:
-    """Returns what the deployment says; what it does not say has the error instead."""
+    """Returns the deployment's facts; an error in place of those it does not answer."""
     findings = [dataclasses.asdict(each) for each in await findings_of(connection)]
     asked: dict[str, Any] = {"doctor.json": findings}
     try:
@@ -191,7 +190,7 @@ def _metrics(pages: Mapping[str, str]) -> dict[str, str]:
     for name, url in pages.items():
         if not url.startswith(("http://", "https://")):
             raise CommandFailed(
-                f"--metrics {url} is no address, such as http://127.0.0.1:7102/metrics.", exit_code=Exit.USAGE
+                f"--metrics {url}: not a URL such as http://127.0.0.1:7102/metrics.", exit_code=Exit.USAGE
             )
         try:
             with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:  # noqa: S310  # http or https, as checked above
@@ -206,7 +205,7 @@ def _logs(connection: Connection, folder: StackFolder, more: list[Path]) -> Iter
         yield from ((f"logs/{path.name}", path) for path in sorted(folder.logs.glob("*.log")))
     for number, path in enumerate(more, 1):
         if not path.is_file():
-            raise CommandFailed(f"There is no file {path}.", exit_code=Exit.NOT_FOUND)
+            raise CommandFailed(f"File {path} does not exist.", exit_code=Exit.NOT_FOUND)
         yield f"logs/further-{number}-{path.name}", path
 
 
@@ -219,7 +218,7 @@ def _write(path: Path, texts: Mapping[str, str], made: datetime.datetime) -> Non
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise CommandFailed(f"{path} is there already: name another with --file.", exit_code=Exit.CONFLICT) from None
+        raise CommandFailed(f"{path} already exists: choose another with --file.", exit_code=Exit.CONFLICT) from None
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in texts.items():
             content = text.encode()

@@ -35,7 +35,7 @@ PAGE_SIZE: Final = 1000
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    exchange = new_group("The exchange of gradients between the ranks of a training run.")
+    exchange = new_group("Gradient exchange between the ranks of a training run.")
     app.add_typer(exchange, name="exchange")
     remote_command(exchange, "status")(status)
 
@@ -48,18 +48,17 @@ async def status(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="HOST:PORT of an algorithm service that holds shards; repeat for more. By default those that the run's "
-            "settings name."
+            help="HOST:PORT of an algorithm service that holds shards. May be repeated. By default those of the run's settings."
         ),
     ] = None,
     watch: WatchOption = False,
     interval: IntervalOption = 1.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how an exchange of gradients stands: members, rounds, bytes, stragglers, metrics and decisions.
+    """Shows the gradient exchange of a training run: members, rounds, bytes, stragglers, metrics and decisions.
 
-    Metrics and decisions are those of the run's stream; members and rounds those of the shards, where services hold any
-    (`link.kind = "grpc"`). Exits with 1 if one of them does not answer. docs/exchange.md explains each column.
+    Metrics and decisions come from the run's events; members and rounds from the shards, if services hold any
+    (`link.kind = "grpc"`). Exit status 1 if a service does not answer. docs/exchange.md explains each column.
 
     Examples:
 

@@ -60,9 +60,9 @@ def fleet_range(text: str) -> FleetRange:
     elif match := _RANGE.fullmatch(text):
         minimum, maximum = (int(match[1]), int(match[2])) if match[1] else (1, max_runners_here())
     else:
-        raise ValueError("write a number, `auto`, or `auto:MIN-MAX`")
+        raise ValueError("must be a number, `auto` or `auto:MIN-MAX`")
     if not 1 <= minimum <= maximum <= MAX_RUNNERS:
-        raise ValueError(f"runners are 0 to {MAX_RUNNERS}, MIN is 1 or more and not greater than MAX")
+        raise ValueError(f"must be 0 to {MAX_RUNNERS}, with 1 <= MIN <= MAX")
     return FleetRange(minimum=minimum, maximum=maximum)
 
 
@@ -224,7 +224,7 @@ class FleetKeeper:
         )
         change = self._pace.decide(now_s=self._clock(), wanted=demand.desired_runner_count, count=count)
         if change > 0:
-            _say(f"{change} more, {demand.desired_runner_count} are wanted")
+            _say(f"{change} more, {demand.desired_runner_count} desired")
             await asyncio.gather(*(self._runners.start_runner() for _ in range(change)))
         elif change < 0 and not untold:
             await self._drain_one(registry)
@@ -239,7 +239,7 @@ class FleetKeeper:
             # Before it is told, or its end would be taken for a death and it would be started again.
             await self._runners.retire_runner(name)
             self._untold[name] = ready[name]
-            _say(f"{name} is to drain, with {running.get(ready[name], 0)} attempts")
+            _say(f"draining {name}, which has {running.get(ready[name], 0)} attempts")
         await self._request_drains()
 
     async def _request_drains(self) -> None:
@@ -252,6 +252,6 @@ class FleetKeeper:
                     async with open_channel(target, token=self._token) as channel:
                         await RunnerServiceStub(channel).Drain(request, timeout=CALL_LIMIT_S)
                 except FulmenError as error:
-                    _say(f"{name} was not told to drain, and is told again: {str(error).splitlines()[0]}")
+                    _say(f"drain request to {name} failed, retrying: {str(error).splitlines()[0]}")
                     continue
             del self._untold[name]

@@ -75,8 +75,7 @@ def choose_ports(
             chosen[name] = _find_free(rng, besides=set(chosen.values()) | set(wanted.values()))
     if taken:
         raise PortInUseError(
-            f"The port is in use: {', '.join(taken)}. Name another with --port NAME=NUMBER, or leave it out to get a "
-            "free one."
+            f"Port in use: {', '.join(taken)}. Choose another with --port NAME=NUMBER, or omit the option to get a free one."
         )
     return {name: chosen[name] for name in names}
 
@@ -88,7 +87,7 @@ def _find_free(rng: random.Random, *, besides: set[int]) -> int:
         port = rng.randint(lowest, highest)
         if port not in besides and is_free(port):
             return port
-    raise PortInUseError(f"No free port was found between {lowest} and {highest}.")
+    raise PortInUseError(f"No free port between {lowest} and {highest}.")
 
 
 def _ephemeral_start() -> int:

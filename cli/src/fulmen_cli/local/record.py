@@ -164,7 +164,7 @@ class StackFolder:
                 # `is_running` looks at the lock for an instant; only a supervisor keeps it.
                 if time.monotonic() > deadline:
                     raise StackRunningError(
-                        f"A stack already runs on {self.path}: see `fulmen status`, or stop it with `fulmen down`."
+                        f"A stack is already running on {self.path}: see `fulmen status`, or stop it with `fulmen down`."
                     )
                 time.sleep(LOCK_INTERVAL_S)
             yield
@@ -201,7 +201,7 @@ class StackFolder:
         """
         record = self.read()
         if record is None or not self.is_running():
-            raise StackNotRunningError(f"No stack runs on {self.path}: start one with `fulmen up`.")
+            raise StackNotRunningError(f"No stack is running on {self.path}: start one with `fulmen up`.")
         return record
 
 

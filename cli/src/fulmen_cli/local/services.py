@@ -131,7 +131,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
     clashing = sorted(settings.keys() & service.environment.keys())
     if clashing:
         raise StackError(
-            f"`fulmen up` sets {', '.join(clashing)} itself: remove it from the environment (ports: --port NAME=NUMBER)."
+            f"The local stack sets {', '.join(clashing)}: remove it from the environment (for ports use --port NAME=NUMBER)."
         )
     system = {k: v for k, v in inherited.items() if not k.startswith(PREFIX)}
     return ServiceSpec(

@@ -166,7 +166,7 @@ class LocalStack:
         """
         spare = [name for name, spec in self._specs.items() if spec.kind == "runner" and name not in self._records]
         if not spare:
-            raise ServiceFailedError("There is no port for one more runner.")
+            raise ServiceFailedError("No port is left for another runner.")
         name = spare[0]
         self._plan_to_start(self._specs[name])
         try:

@@ -26,12 +26,14 @@ BUDGET: Final = "attempt_token_budget"
 PER_ATTEMPT: Final = "attempt."
 ON_OFF: Final = {"on": True, "off": False}
 
-NameArgument = Annotated[str, typer.Argument(help="Such as team-a, or projects/team-a.")]
-WeightOption = Annotated[int | None, typer.Option(help="Share against other projects, 1 to 1000; usual is 100.")]
-RunningOption = Annotated[int | None, typer.Option(help="How many rollouts may run at once; 0: any number.")]
-QueuedOption = Annotated[int | None, typer.Option(help="How many rollouts may wait at once; 0: any number.")]
+NameArgument = Annotated[str, typer.Argument(help="For example team-a, or projects/team-a.")]
+WeightOption = Annotated[
+    int | None, typer.Option(help="Share of the runners against other projects, 1 to 1000; by default 100.")
+]
+RunningOption = Annotated[int | None, typer.Option(help="Quota of running rollouts; 0: unlimited.")]
+QueuedOption = Annotated[int | None, typer.Option(help="Quota of queued rollouts; 0: unlimited.")]
 RetentionOption = Annotated[
-    float | None, typer.Option(help="How long final rollouts and spans are kept, days; 0: for ever.")
+    float | None, typer.Option(help="Retention of final rollouts and their spans, days; 0: unlimited.")
 ]
 RuleOption = Annotated[
     list[str] | None,
@@ -49,9 +51,7 @@ LimitOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    projects = new_group(
-        "Projects: tenants with their share, quotas, retention, queue rules and limits of model calls."
-    )
+    projects = new_group("Projects: tenants with weights, quotas, retention, queue rules and limits of model calls.")
     app.add_typer(projects, name="project")
     remote_command(projects, "create")(create)
     remote_command(projects, "get")(get)
@@ -98,7 +98,7 @@ async def create(
     settings: ProjectOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Creates a project; a token for all projects is needed.
+    """Creates a project; needs a token for all projects.
 
     Examples:
 
@@ -114,7 +114,7 @@ async def create(
 
 
 async def get(connection: Connection, name: NameArgument = "", output: OutputOption = Output.TABLE) -> None:
-    """Shows one project; without a name that of the token.
+    """Shows a project; by default the token's.
 
     Examples:
 
@@ -132,7 +132,7 @@ async def update(
     settings: ProjectOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Changes what is given and leaves the rest; fails if somebody else changed the project meanwhile.
+    """Changes settings of a project; fails if it was changed concurrently.
 
     Examples:
 
@@ -150,7 +150,7 @@ async def update(
 
 
 async def list_projects(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the projects that the token may see.
+    """Lists the projects that the token can access.
 
     Examples:
 

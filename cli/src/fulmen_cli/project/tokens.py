@@ -25,10 +25,10 @@ SECONDS_PER_DAY: Final = 86_400
 MIN_KEY_BYTES: Final = 32
 PAGE_SIZE: Final = 1000
 
-HELP: Final = """Tokens. `issue`, `revoke` and `list` ask the store; this is the usual way.
+HELP: Final = """Tokens. `issue`, `revoke` and `list` go through the store, which is the usual way.
 
-Without a subcommand a token is signed here with the deployment's key, for setting a deployment up: the store does not
-know such a token, so it cannot be listed or revoked and ends only when it expires.
+Without a subcommand, signs a token with the deployment's key, to bootstrap a deployment. The store does not
+know such a token: it cannot be listed or revoked, and is valid until it expires.
 
 Examples:
 
@@ -52,8 +52,8 @@ class TokenRole(StrEnum):
     READER = "reader"
 
 
-RoleOption = Annotated[TokenRole, typer.Option(help="What the token may do.")]
-SubjectOption = Annotated[str, typer.Option(help="Who it is for; shows up in logs.")]
+RoleOption = Annotated[TokenRole, typer.Option(help="Role of the token.")]
+SubjectOption = Annotated[str, typer.Option(help="Owner of the token, as shown in logs.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -73,11 +73,11 @@ def sign(
     project: Annotated[
         str,
         typer.Option(
-            help="What it is bound to, `*` for all; by default all for admin, service and runner, the default project "
+            help="Project of the token, `*` for all; by default all for admin, service and runner, the default project "
             "for client and reader."
         ),
     ] = "",
-    days: Annotated[float, typer.Option(min=0.001, max=3650, help="How long it is good.")] = 30,
+    days: Annotated[float, typer.Option(min=0.001, max=3650, help="Lifetime, days.")] = 30,
     signing_key_file: Annotated[
         Path | None, typer.Option(help="The deployment's signing key; by default that of the local stack.")
     ] = None,
@@ -102,12 +102,12 @@ async def issue(
     role: RoleOption,
     subject: SubjectOption,
     project: Annotated[
-        str, typer.Option(help="What it is bound to, such as team-a; `*` for all projects.")
+        str, typer.Option(help="Project of the token, such as team-a; `*` for all projects.")
     ] = "default",
-    days: Annotated[float, typer.Option(min=0.001, max=3650, help="How long it is good.")] = 30,
+    days: Annotated[float, typer.Option(min=0.001, max=3650, help="Lifetime, days.")] = 30,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Issues a token and prints it, once; its id, for revoking it, goes to standard error.
+    """Issues a token and prints it once; its id, needed to revoke it, goes to standard error.
 
     Examples:
 
@@ -131,9 +131,9 @@ async def issue(
 
 
 async def revoke(
-    connection: Connection, token_id: Annotated[str, typer.Argument(help="As `fulmen token list` shows it.")]
+    connection: Connection, token_id: Annotated[str, typer.Argument(help="Id of the token; see `fulmen token list`.")]
 ) -> None:
-    """Revokes a token: within five seconds no service accepts it.
+    """Revokes a token; all services reject it within five seconds.
 
     Examples:
 
@@ -146,10 +146,10 @@ async def revoke(
 
 async def list_tokens(
     connection: Connection,
-    project: Annotated[str, typer.Option(help="Only those of this project; `*`: those for all projects.")] = "",
+    project: Annotated[str, typer.Option(help="Only tokens of this project; `*` for tokens of all projects.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Lists issued tokens that have not expired, newest first; never the tokens themselves.
+    """Lists issued tokens that have not expired, newest first, without their secrets.
 
     Examples:
 

@@ -49,14 +49,14 @@ def register(app: typer.Typer) -> None:
 
 async def usage(
     connection: Connection,
-    project: Annotated[str, typer.Option(help="Only this project; by default that of the token.")] = "",
+    project: Annotated[str, typer.Option(help="Only this project; by default the token's.")] = "",
     run: Annotated[str, typer.Option(help="Only this training run.")] = "",
     rollout: Annotated[str, typer.Option(help="Only this rollout.")] = "",
-    by: Annotated[By, typer.Option(help="By what to sum up.")] = By.MODEL,
-    days: Annotated[float | None, typer.Option(min=0, help="Only the last so many days.")] = None,
+    by: Annotated[By, typer.Option(help="Group by.")] = By.MODEL,
+    days: Annotated[float | None, typer.Option(min=0, help="Only the last N days.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how many tokens model calls used, and what they cost by the proxy's price table.
+    """Shows the tokens that model calls used and their cost by the proxy's price table.
 
     Examples:
 

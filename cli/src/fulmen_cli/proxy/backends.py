@@ -51,34 +51,35 @@ class Api(StrEnum):
 class BackendOptions:
     """The settings of a backend."""
 
-    dialect: Annotated[Dialect, typer.Option(help="The API that it speaks.")] = Dialect.OPENAI
-    engine: Annotated[Engine | None, typer.Option(help="What runs there, if the proxy is to know.")] = None
+    dialect: Annotated[Dialect, typer.Option(help="API dialect.")] = Dialect.OPENAI
+    engine: Annotated[Engine | None, typer.Option(help="Inference engine, if known.")] = None
     api: Annotated[
-        list[Api] | None, typer.Option("--api", help="What it serves itself, if not the usual. May be repeated.")
+        list[Api] | None,
+        typer.Option("--api", help="API that it serves itself, if not the dialect's usual ones. May be repeated."),
     ] = None
-    api_version: Annotated[str, typer.Option(help="The version its API is called with; Azure needs one.")] = ""
+    api_version: Annotated[str, typer.Option(help="API version; required by Azure.")] = ""
     key_name: Annotated[str, typer.Option(help="Name of its API key in FULMEN_LLM_PROXY_BACKEND_KEYS.")] = ""
-    token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can carry token ids.")] = False
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can include token ids.")] = False
     rpm: Annotated[
-        int | None, typer.Option(min=1, help="Most requests a minute, over all proxies; by default any.")
+        int | None, typer.Option(min=1, help="Requests per minute over all proxies; by default unlimited.")
     ] = None
-    tpm: Annotated[int | None, typer.Option(min=1, help="Most tokens a minute, over all proxies; by default any.")] = (
-        None
-    )
+    tpm: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per minute over all proxies; by default unlimited.")
+    ] = None
     max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at once from each proxy process; by default 1024.")
+        int | None, typer.Option(min=1, help="Concurrent requests of each proxy process; by default 1024.")
     ] = None
-    health_path: Annotated[str, typer.Option(help="Where its health is asked, if not the engine's own path.")] = ""
+    health_path: Annotated[str, typer.Option(help="Path of the health check, if not the engine's own.")] = ""
 
 
 async def add(
     connection: Connection,
     backend: IdArgument,
-    url: Annotated[str, typer.Argument(help="Where its API begins, such as http://10.0.0.7:8000/v1.")],
+    url: Annotated[str, typer.Argument(help="Base URL, such as http://10.0.0.7:8000/v1.")],
     options: BackendOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Adds a backend, or replaces one: it is then neither drained nor held.
+    """Adds or replaces a backend; a drain or hold ends.
 
     Examples:
 
@@ -107,7 +108,7 @@ async def add(
 
 
 async def drain(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
-    """Sends a backend no new calls; those in flight end by themselves (`fulmen proxy health --watch`).
+    """Drains a backend: no new calls, those in flight finish (`fulmen proxy health --watch`).
 
     Example:
 
@@ -120,7 +121,7 @@ async def drain(connection: Connection, backend: IdArgument, output: OutputOptio
 
 
 async def resume(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
-    """Takes a drain back: the backend gets calls again.
+    """Ends a drain: the backend gets calls again.
 
     Example:
 
@@ -135,10 +136,10 @@ async def resume(connection: Connection, backend: IdArgument, output: OutputOpti
 async def hold(
     connection: Connection,
     backend: IdArgument,
-    ttl: Annotated[float, typer.Option(min=0.001, max=600, help="How long at most, seconds.")] = 60,
+    ttl: Annotated[float, typer.Option(min=0.001, max=600, help="Maximum duration of the hold, seconds.")] = 60,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Lets new calls for a backend wait in the proxy, such as while it gets new weights.
+    """Holds new calls for a backend in the proxy, for example while its weights change.
 
     Example:
 
@@ -153,7 +154,7 @@ async def hold(
 
 
 async def release(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
-    """Ends a hold: the calls that wait go on.
+    """Ends a hold: the waiting calls are sent.
 
     Example:
 
@@ -166,7 +167,7 @@ async def release(connection: Connection, backend: IdArgument, output: OutputOpt
 
 
 async def delete(connection: Connection, backend: IdArgument) -> None:
-    """Removes a backend that no route names.
+    """Deletes a backend that no route uses.
 
     Example:
 
@@ -175,7 +176,7 @@ async def delete(connection: Connection, backend: IdArgument) -> None:
     name = backend_name(backend)
     async with connection.open() as client:
         await client.backends.DeleteBackend(backend_service_pb2.DeleteBackendRequest(name=name))
-    console().print(f"{name} is gone.", markup=False)
+    console().print(f"Deleted {name}.", markup=False)
 
 
 def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:

@@ -111,19 +111,19 @@ SHAPES: Final = {
 
 async def call(
     connection: Connection,
-    model: Annotated[str, typer.Argument(help="The model name that agents ask for: a route.")],
-    prompt: Annotated[str, typer.Argument(help="What to say to it; - for standard input.")],
-    stream: Annotated[bool, typer.Option("--stream", help="Prints the answer as it comes.")] = False,
-    api: Annotated[CallApi, typer.Option(help="The API to call by.")] = CallApi.CHAT,
+    model: Annotated[str, typer.Argument(help="Public model name, that is, a route.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - for standard input.")],
+    stream: Annotated[bool, typer.Option("--stream", help="Stream the answer.")] = False,
+    api: Annotated[CallApi, typer.Option(help="API of the call.")] = CallApi.CHAT,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Longest answer; of messages by default {DEFAULT_MAX_TOKENS}.")
+        int | None, typer.Option(min=1, help=f"Maximum tokens of the answer; of messages by default {DEFAULT_MAX_TOKENS}.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Makes one call to try a model, a route or a backend; it counts as the token's own and is not recorded.
+    """Makes one model call, to try a route or backend; it counts as the token's usage and is not captured.
 
-    The answer goes to standard output, status, time and tokens to standard error. JSON is the whole answer, of a stream
-    an event a line.
+    The answer goes to standard output, status, time and tokens to standard error. JSON is the whole answer; of a stream,
+    one event per line.
 
     Examples:
 
@@ -171,7 +171,7 @@ async def _streamed(client: Client, shape: Shape, body: Json, *, as_json: bool) 
             screen.print(Text(piece), end="", soft_wrap=True)
         sys.stdout.flush()
         if (problem := _problem(event)) is not None:
-            raise CommandFailed(f"The stream broke off: {problem}")
+            raise CommandFailed(f"The stream was interrupted: {problem}")
         usage = {**usage, **_usage(event)}
     if not as_json:
         screen.print()

@@ -41,14 +41,14 @@ def register(app: typer.Typer) -> None:
     remote_command(proxy, "watch")(watch)
     remote_command(proxy, "promote")(route_commands.promote)
     remote_command(proxy, "call")(call)
-    route = new_group("One route: where calls for a model name go.")
+    route = new_group("One route: the targets of a public model name.")
     proxy.add_typer(route, name="route")
     remote_command(route, "put")(route_commands.put)
     remote_command(route, "show")(route_commands.show)
     remote_command(route, "delete")(route_commands.delete)
     remote_command(route, "roll-back")(route_commands.rollback)
     remote_command(route, "split")(route_commands.split)
-    backend = new_group("One backend: a server of models.")
+    backend = new_group("One backend: a model server.")
     proxy.add_typer(backend, name="backend")
     remote_command(backend, "add")(backend_commands.add)
     remote_command(backend, "drain")(backend_commands.drain)
@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def routes(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the public model names and where calls for each go.
+    """Lists the routes: public model names and their targets.
 
     Example:
 
@@ -84,7 +84,7 @@ async def routes(connection: Connection, output: OutputOption = Output.TABLE) ->
 
 
 async def backends(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the model servers and what is said of each; `fulmen proxy health` tells how they do.
+    """Lists the backends; see `fulmen proxy health` for their state.
 
     Example:
 
@@ -118,7 +118,7 @@ REOPEN_WAIT_S: Final = 0.5
 
 
 async def watch(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Prints the routes, then every change, until it is interrupted.
+    """Prints the routes, then every change, until Ctrl-C.
 
     Example:
 
@@ -137,7 +137,7 @@ async def watch(connection: Connection, output: OutputOption = Output.TABLE) -> 
             except Unavailable:
                 lost = time.monotonic() if lost is None else lost
                 if time.monotonic() - lost > PATIENCE_S:
-                    raise CommandFailed(f"The proxy could not be reached for {PATIENCE_S:.0f} s.") from None
+                    raise CommandFailed(f"The proxy was unreachable for {PATIENCE_S:.0f} s.") from None
             finally:
                 stream.cancel()
             await asyncio.sleep(REOPEN_WAIT_S)
@@ -169,7 +169,7 @@ def _print(news: route_service_pb2.WatchRoutesResponse, *, as_json: bool) -> Non
     for route in news.routes:
         screen.print(Text(f"{now}  {route.name}  version {route.version}: {_words(route)}"), soft_wrap=True)
     for name in news.removed:
-        screen.print(Text(f"{now}  {name}  is gone"), soft_wrap=True)
+        screen.print(Text(f"{now} {name} deleted"), soft_wrap=True)
     sys.stdout.flush()
 
 

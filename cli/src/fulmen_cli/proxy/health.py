@@ -40,8 +40,8 @@ COLUMNS: Final = ("backend", "state", "breaker", "in flight", "waiting", "engine
 FOLDED: Final = frozenset({"backend", "last failure (UTC)"})
 
 
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Goes on until it is interrupted.")]
-IntervalOption = Annotated[float, typer.Option(min=0.1, max=3600, help="How often --watch asks, seconds.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
+IntervalOption = Annotated[float, typer.Option(min=0.1, max=3600, help="Interval of --watch, seconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ async def health(
     interval: IntervalOption = 1.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how all backends do: calls in flight and waiting, breakers, the engines' own load.
+    """Shows the health of all backends: calls in flight and queued, circuit breakers, engine load.
 
-    Asks every proxy that --llm-proxy-target or FULMEN_LLM_PROXY_TARGET names. Exits with 1 if one does not answer.
+    Asks every proxy of --llm-proxy-target or FULMEN_LLM_PROXY_TARGET. Exit status 1 if one does not answer.
 
     Examples:
 
@@ -81,7 +81,7 @@ async def backend_health(
     interval: IntervalOption = 1.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how one backend does, as every proxy sees it that is named; see `fulmen proxy health`.
+    """Shows the health of one backend as each proxy sees it; see `fulmen proxy health`.
 
     Example:
 
@@ -95,7 +95,7 @@ async def _show(connection: Connection, name: str, interval_s: float | None, out
         clients = {target: await _client(stack, target, connection) for target in connection.proxies()}
         seen = await _ask(clients, name)
         if name and all(each.problem is None and not each.backends for each in seen):
-            raise CommandFailed(f"There is no backend {name}.", exit_code=Exit.NOT_FOUND)
+            raise CommandFailed(f"Backend {name} does not exist.", exit_code=Exit.NOT_FOUND)
         if interval_s is None:
             _print(seen, output)
             _fail_if_away(seen)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MAX_SECONDS = 10**9
-ModelArgument = Annotated[str, typer.Argument(help="The model name that agents ask for.")]
+ModelArgument = Annotated[str, typer.Argument(help="Public model name.")]
 
 
 class Balancing(StrEnum):
@@ -58,27 +58,26 @@ class RouteOptions:
         list[str] | None,
         typer.Option(
             "--target",
-            help="BACKEND[:MODEL][@VERSION][=WEIGHT]: the backend, its name of the model (by default the public one), the "
-            "version of --policy that it serves, its share (by default 1). May be repeated.",
+            help="BACKEND[:MODEL][@VERSION][=WEIGHT]: the backend, its model name (by default the public one), the version of --policy that it serves, its weight (by default 1). May be repeated.",
         ),
     ] = None
-    policy: Annotated[str, typer.Option(help="The policy that the targets serve; without one, no tokens are kept.")] = (
+    policy: Annotated[str, typer.Option(help="Policy that the targets serve; without one, no tokens are captured.")] = (
         ""
     )
     balancing: Annotated[
-        Balancing | None, typer.Option(help="How a replica is chosen; by default attempts stay with theirs.")
+        Balancing | None, typer.Option(help="Load balancing between replicas; by default attempts are sticky.")
     ] = None
     fallback: Annotated[
-        list[str] | None, typer.Option("--fallback", help="A route for when no target answers. May be repeated.")
+        list[str] | None, typer.Option("--fallback", help="Route to use if no target answers. May be repeated.")
     ] = None
-    deadline: Annotated[float | None, typer.Option(help="Longest wait for an answer to begin, seconds.")] = None
-    hedge: Annotated[
-        float | None, typer.Option(help="After how long without an answer a second backend is asked, seconds.")
-    ] = None
-    cache: Annotated[bool, typer.Option("--cache", help="Answers equal requests from memory.")] = False
+    deadline: Annotated[float | None, typer.Option(help="Timeout for the first byte of an answer, seconds.")] = None
+    hedge: Annotated[float | None, typer.Option(help="Delay before a second backend is tried, seconds.")] = None
+    cache: Annotated[bool, typer.Option("--cache", help="Cache answers to identical requests.")] = False
     override: Annotated[
         list[str] | None,
-        typer.Option("--override", help="MODE=JSON: request fields in train, validation or test; null leaves one out."),
+        typer.Option(
+            "--override", help="MODE=JSON: request fields to set in train, validation or test; null removes one."
+        ),
     ] = None
 
 
@@ -87,11 +86,11 @@ async def put(
     model: ModelArgument,
     options: RouteOptions,
     file: Annotated[
-        Path | None, typer.Option("--file", help="The whole route as JSON, as `show -o json` prints it; - for input.")
+        Path | None, typer.Option("--file", help="The whole route as JSON, as of `show -o json`; - for standard input.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Adds or replaces a route; every replica of the proxy follows within a second.
+    """Adds or replaces a route; all proxies apply it within a second.
 
     Examples:
 
@@ -104,7 +103,7 @@ async def put(
     problems: list[str] = []
     if file is not None:
         if options != RouteOptions():
-            problems.append("--file is the whole route: give no other options with it.")
+            problems.append("--file cannot be combined with other options.")
         route = _read(file, model, problems)
     else:
         route = route_pb2.Route(
@@ -119,7 +118,7 @@ async def put(
         if options.balancing is not None:
             route.balancing = route_pb2.Balancing.Value(f"BALANCING_{options.balancing.name}")
         if not options.target:
-            problems.append("Give at least one --target, or --file.")
+            problems.append("At least one --target, or --file, is required.")
     raise_problems(problems)
     async with connection.open() as client:
         answer = await client.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
@@ -139,7 +138,7 @@ async def show(connection: Connection, model: ModelArgument, output: OutputOptio
 
 
 async def delete(connection: Connection, model: ModelArgument) -> None:
-    """Removes a route; calls in flight end where they began.
+    """Deletes a route; calls in flight finish.
 
     Example:
 
@@ -147,16 +146,16 @@ async def delete(connection: Connection, model: ModelArgument) -> None:
     """
     async with connection.open() as client:
         await client.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=route_name(model)))
-    console().print(f"{route_name(model)} is gone.", markup=False)
+    console().print(f"Deleted {route_name(model)}.", markup=False)
 
 
 async def rollback(
     connection: Connection,
     model: ModelArgument,
-    to: Annotated[int | None, typer.Option(min=1, help="The version; by default the one before the present.")] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="Version; by default the previous one.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Puts a route back to what it was, as a new version.
+    """Rolls a route back to an earlier version, as a new version.
 
     Example:
 
@@ -176,7 +175,7 @@ async def split(
     ],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Sets the shares of a route's targets: A/B, or a canary; an attempt stays with its target.
+    """Sets the weights of a route's targets, for A/B tests and canaries; attempts are sticky.
 
     Examples:
 
@@ -194,9 +193,9 @@ async def split(
             case (str() as backend, weight) if backend not in weights:
                 weights[backend] = weight
             case tuple():
-                problems.append(f"{share}: is said twice.")
+                problems.append(f"{share}: given twice.")
     if weights and version_weights:
-        problems.append("Give either backends or versions.")
+        problems.append("Give backends or versions, not both.")
     raise_problems(problems)
     request = route_service_pb2.SplitTrafficRequest(
         name=route_name(model), weights=weights, version_weights=version_weights
@@ -209,10 +208,10 @@ async def split(
 async def promote(
     connection: Connection,
     policy: Annotated[str, typer.Argument(help="Such as arithmetic.")],
-    version: Annotated[int, typer.Argument(min=1, help="The version that its targets serve from now on.")],
+    version: Annotated[int, typer.Argument(min=1, help="Version to serve.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Says which version a policy's targets serve from now on; the backends have its weights already.
+    """Sets the version that a policy's targets serve; the backends must have its weights already.
 
     Example:
 
@@ -236,7 +235,7 @@ def _read(file: Path, model: str, problems: list[str]) -> route_pb2.Route:
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"--file {file}: cannot be read: {error}.")
     except ParseError as error:
-        problems.append(f"--file {file}: is no route: {error}.")
+        problems.append(f"--file {file}: not a route: {error}.")
     if route.name and route.name != route_name(model):
         problems.append(f"--file {file}: is the route {route.name}, not {route_name(model)}.")
     route.name = route_name(model)
@@ -248,7 +247,7 @@ def _duration(option: str, seconds: float | None, problems: list[str]) -> Durati
     if seconds is None:
         return None
     if not 0 < seconds < MAX_SECONDS:
-        problems.append(f"{option} {seconds:g}: is no time in seconds.")
+        problems.append(f"{option} {seconds:g}: must be a positive number of seconds.")
         return None
     return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9) % 10**9)
 
@@ -291,10 +290,10 @@ def parse_target(text: str, *, policy: str, problems: list[str]) -> route_pb2.Ro
     """Reads `BACKEND[:MODEL][@VERSION][=WEIGHT]`; without a weight it is 1. What is wrong is added to `problems`."""
     match = TARGET.fullmatch(text)
     if match is None:
-        problems.append(f"--target {text}: is not {TARGET_FORM}.")
+        problems.append(f"--target {text}: must have the form {TARGET_FORM}.")
         return route_pb2.RouteTarget()
     if match["version"] and not policy:
-        problems.append(f"--target {text}: a version is that of a policy: give --policy too.")
+        problems.append(f"--target {text}: a version needs --policy.")
     return route_pb2.RouteTarget(
         backend=backend_name(match["backend"]),
         backend_model=match["model"] or "",
@@ -313,7 +312,7 @@ def parse_override(text: str, problems: list[str]) -> route_pb2.ModeOverride:
         is_object = False
     if not mark or not is_object:
         problems.append(
-            f"--override {text}: is not MODE=JSON with a JSON object, such as 'validation={{\"temperature\": 0}}'."
+            f"--override {text}: must have the form MODE=JSON with a JSON object, such as 'validation={{\"temperature\": 0}}'."
         )
     return route_pb2.ModeOverride(mode=mode, request_fields_json=fields)
 
@@ -326,7 +325,7 @@ def parse_share(text: str, problems: list[str]) -> tuple[str | int, int] | None:
     name, mark, weight = text.rpartition("=")
     is_version = name.startswith("@")
     if not mark or not name or not weight.isdecimal() or (is_version and not name[1:].isdecimal()):
-        problems.append(f"{text}: is neither BACKEND=WEIGHT nor @VERSION=WEIGHT.")
+        problems.append(f"{text}: must have the form BACKEND=WEIGHT or @VERSION=WEIGHT.")
         return None
     of = _number(name[1:], MAX_INT64, text, problems) if is_version else backend_name(name)
     return of, _number(weight, MAX_INT32, text, problems)
@@ -339,7 +338,7 @@ def raise_problems(problems: Sequence[str]) -> None:
         CommandFailed: if anything is.
     """
     if problems:
-        raise CommandFailed("\n  ".join(["The command cannot be understood.", *problems]), exit_code=Exit.USAGE)
+        raise CommandFailed("\n  ".join(["Invalid options.", *problems]), exit_code=Exit.USAGE)
 
 
 def target_text(target: route_pb2.RouteTarget) -> str:
@@ -371,6 +370,6 @@ def _number(text: str, maximum: int, where: str, problems: list[str]) -> int:
     # As long a number as this Python may read is not asked for: more digits than these are out of any range.
     value = int(text) if len(text) <= len(str(maximum)) else maximum + 1
     if value > maximum:
-        problems.append(f"{where}: the number is too large.")
+        problems.append(f"{where}: number out of range.")
         return 0
     return value

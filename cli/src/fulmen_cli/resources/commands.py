@@ -39,9 +39,9 @@ def register(app: typer.Typer) -> None:
 
 async def list_resources(
     connection: Connection,
-    resource: Annotated[str, typer.Argument(help="Lists all versions of this one.")] = "",
+    resource: Annotated[str, typer.Argument(help="List all versions of this resource.")] = "",
     kind: Annotated[str, typer.Option(help="Only this kind, such as policy.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="Maximum number of results.")] = 100,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lists the newest version of every resource, or all versions of one.
@@ -74,10 +74,10 @@ async def show(
     resource: Annotated[
         str, typer.Argument(help="Such as policy.arithmetic or resources/policy.arithmetic/versions/3.")
     ],
-    raw: Annotated[bool, typer.Option("--raw", help="Writes the content as it is.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the content alone, unchanged.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows one version with its content; of a bare name the newest.
+    """Shows a version and its content; by default the newest.
 
     Examples:
 
@@ -123,12 +123,12 @@ SILENCE_LIMIT_S: Final = 45.0
 
 async def watch(
     connection: Connection,
-    prefix: Annotated[str, typer.Argument(help="Only resources whose ids begin so.")] = "",
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; repeat for more.")] = None,
-    cursor: Annotated[str, typer.Option(help="Goes on from here, without what is there now.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only resources whose id has this prefix.")] = "",
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind. May be repeated.")] = None,
+    cursor: Annotated[str, typer.Option(help="Resume from this cursor, without existing resources.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Prints what is there, then every new version and every move of an alias, until it is interrupted.
+    """Prints existing resources, then new versions and moved aliases, until Ctrl-C.
 
     Example:
 
@@ -151,7 +151,7 @@ async def watch(
             except (Unavailable, TimeoutError):
                 if time.monotonic() - reached > PATIENCE_S:
                     raise CommandFailed(
-                        f"The store could not be reached for {PATIENCE_S:.0f} s; go on later with --cursor {cursor}."
+                        f"The store was unreachable for {PATIENCE_S:.0f} s; resume with --cursor {cursor}."
                     ) from None
                 await asyncio.sleep(REOPEN_WAIT_S)
             finally:
@@ -175,4 +175,4 @@ def _print(answer: resource_service_pb2.WatchResourcesResponse, *, as_json: bool
         line = f"{when(alias.update_time)}  {alias.name} -> version {alias.version}"
         screen.print(line, markup=False, soft_wrap=True)
     if answer.snapshot_complete:
-        screen.print("(this is what is there; changes follow)", markup=False)
+        screen.print("(end of existing resources; changes follow)", markup=False)

@@ -30,20 +30,20 @@ _TTL: Final = re.compile(r"(\d+)([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
-AliasOption = Annotated[str, typer.Option("--alias", help="The alias that moves.")]
+AliasOption = Annotated[str, typer.Option("--alias", help="The alias to move.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
     """The settings of a version."""
 
-    kind: Annotated[str, typer.Option(help="What it is, such as prompt; equal for all versions.")]
-    content_type: Annotated[str, typer.Option(help="Media type; by default what the file's name tells.")] = ""
-    needs: Annotated[list[str] | None, typer.Option(help="A version that this one needs; repeat for more.")] = None
-    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeat for more.")] = None
-    ttl: Annotated[str, typer.Option(help="Kept at least so long: 90m, 12h or 7d. Unset: for ever.")] = ""
+    kind: Annotated[str, typer.Option(help="Kind, such as prompt; the same for all versions.")]
+    content_type: Annotated[str, typer.Option(help="Media type; by default from the file name.")] = ""
+    needs: Annotated[list[str] | None, typer.Option(help="Version that this one depends on. May be repeated.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE. May be repeated.")] = None
+    ttl: Annotated[str, typer.Option(help="Minimum retention: 90m, 12h or 7d. By default unlimited.")] = ""
     after: Annotated[
-        int | None, typer.Option(min=0, help="Only if this is the latest version now; 0: if there is none.")
+        int | None, typer.Option(min=0, help="Publish only if this is the latest version; 0 if there must be none.")
     ] = None
 
 
@@ -53,7 +53,7 @@ async def publish(
     file: Annotated[
         Path,
         typer.Argument(
-            help="The content; - reads it from standard input. Of agents, routes and backends JSON or text, which is checked."
+            help="The content; - for standard input. Agents, routes and backends as JSON or text format, which is validated."
         ),
     ],
     options: PublishOptions,
@@ -70,7 +70,7 @@ async def publish(
         fulmen resources publish agent.mine agent.json --kind agent
     """
     if str(file) != "-" and not file.is_file():
-        raise CommandFailed(f"There is no file {file}.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"File {file} does not exist.", exit_code=Exit.USAGE)
     name = resource_name(resource)
     try:
         content, media_type = packed_content(
@@ -101,11 +101,11 @@ async def publish(
 async def promote(
     connection: Connection,
     resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
-    version: Annotated[int, typer.Argument(min=1, help="The version that the alias is to point to.")],
+    version: Annotated[int, typer.Argument(min=1, help="New version of the alias.")],
     alias: AliasOption = STABLE,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Points an alias to a version, unless somebody else moves it at the same moment.
+    """Points an alias to a version; fails if it is moved concurrently.
 
     Example:
 
@@ -119,7 +119,7 @@ async def promote(
 async def rollback(
     connection: Connection,
     resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
-    to: Annotated[int | None, typer.Option(min=1, help="The version; by default the one before the current.")] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="Version; by default the previous one.")] = None,
     alias: AliasOption = STABLE,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -136,18 +136,20 @@ async def rollback(
         target = await _version_before(client, resource, current.version) if to is None else to
         if target >= current.version:
             raise CommandFailed(
-                f"{alias} points to version {current.version}; use `promote` to move it on.", exit_code=Exit.USAGE
+                f"{alias} points to version {current.version}; use `promote` to move it forward.", exit_code=Exit.USAGE
             )
         await _move(client, resource, alias, current, target, output)
 
 
 async def diff(
     connection: Connection,
-    base: Annotated[str, typer.Argument(help="Such as prompt.support/versions/3 or prompt.support/aliases/stable.")],
-    target: Annotated[str, typer.Argument(help="Likewise; by default the latest version of the same resource.")] = "",
+    base: Annotated[
+        str, typer.Argument(help="For example prompt.support/versions/3 or prompt.support/aliases/stable.")
+    ],
+    target: Annotated[str, typer.Argument(help="The other version; by default the latest of the same resource.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compares two versions line by line; JSON by its values, messages of the contract by their fields.
+    """Compares two versions line by line; JSON by value, protobuf messages by field.
 
     Example:
 
@@ -172,7 +174,7 @@ async def diff(
     for line in text.splitlines():
         screen.print(Text(line, style=_STYLES.get(line[:1], "")), soft_wrap=True)
     if found.truncated:
-        screen.print("(There is more difference than this.)", markup=False)
+        screen.print("(diff truncated)", markup=False)
     if not text and not found.equal:
         for version in (found.base, found.target):
             screen.print(f"{version.name}: {version.size_bytes} bytes, sha256 {version.sha256.hex()}", markup=False)
@@ -232,12 +234,12 @@ def _diff_of_messages(base: resource_pb2.ResourceVersion, target: resource_pb2.R
 def _pair(given: str) -> tuple[str, str]:
     key, mark, value = given.partition("=")
     if not mark or not key:
-        raise CommandFailed(f"{given!r} is not KEY=VALUE.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{given!r}: must have the form KEY=VALUE.", exit_code=Exit.USAGE)
     return key, value
 
 
 def _ttl(given: str) -> Duration:
     match = _TTL.fullmatch(given)
     if match is None:
-        raise CommandFailed(f"{given!r} is not a time such as 90m, 12h or 7d.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{given!r}: must be a duration such as 90m, 12h or 7d.", exit_code=Exit.USAGE)
     return Duration(seconds=int(match[1]) * _UNIT_S[match[2]])

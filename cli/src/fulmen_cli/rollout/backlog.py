@@ -1,4 +1,4 @@
-"""`fulmen queue`: what waits, by which rules it is handed out, and what keeps it waiting."""
+"""`fulmen queue`: queued rollouts, scheduling rules, and why rollouts wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def queue(
     run: Annotated[str, typer.Option(help="Only this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how full the queue is, and by which rules it is served.
+    """Shows queued and running rollouts, and the scheduling rules.
 
     Example:
 
@@ -48,7 +48,7 @@ async def queue(
 
 
 def rules_text(stats: pb.GetQueueStatsResponse) -> str:
-    """Returns the project's share, quotas and rules in one line, as people read them."""
+    """Formats the project's weight, quotas and rules."""
     rules = stats.rules
     ageing = f"one priority per {_seconds(rules.ageing_interval)}" if rules.ageing_interval.ToNanoseconds() else "off"
     switches = (

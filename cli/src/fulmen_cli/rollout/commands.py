@@ -50,7 +50,7 @@ class Mode(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    rollout = new_group("Single executions of an agent: create, look at, cancel.")
+    rollout = new_group("Rollouts: create, inspect, cancel, export.")
     app.add_typer(rollout, name="rollout")
     remote_command(rollout, "create")(create)
     remote_command(rollout, "list")(list_rollouts)
@@ -66,8 +66,8 @@ async def create(
     connection: Connection,
     agent: Annotated[str, typer.Argument(help="The agent's name, or resources/agent.NAME/versions/N.")],
     task: Annotated[str | None, typer.Option(help="The input, JSON; - reads it from standard input.")] = None,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file: one rollout for each line.")] = None,
-    mode: Annotated[Mode, typer.Option(help="What the rollouts are for.")] = Mode.TEST,
+    tasks: Annotated[Path | None, typer.Option(help="JSONL file, one rollout per line.")] = None,
+    mode: Annotated[Mode, typer.Option(help="Mode of the rollouts.")] = Mode.TEST,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Adds rollouts to the queue.
@@ -97,17 +97,17 @@ async def create(
 
 async def list_rollouts(
     connection: Connection,
-    run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
-    state: Annotated[list[State] | None, typer.Option(help="Only those in this state; repeat for more.")] = None,
+    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
+    state: Annotated[list[State] | None, typer.Option(help="Only rollouts in this state. May be repeated.")] = None,
     where: Annotated[
         str,
         typer.Option(
             "--filter",
-            help="Only those that it selects (AIP-160): state, failure_kind, mode, priority, group_id, task_type, agent, "
+            help="Only rollouts that match (AIP-160): state, failure_kind, mode, priority, group_id, task_type, agent, "
             "create_time, end_time, ended_attempt_count; AND, OR (binds first), NOT.",
         ),
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lists rollouts, newest first.
@@ -146,7 +146,7 @@ async def show(
     rollout: Annotated[str, typer.Argument(help="rollouts/UUID, or the UUID.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows a rollout with the history of its attempts: how each ended, where and when it ran, rewards, what failed.
+    """Shows a rollout and its attempts: outcomes, runners, times, rewards, failures.
 
     Example:
 
@@ -168,13 +168,13 @@ async def show(
 
 async def watch(
     connection: Connection,
-    run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
-    cursor: Annotated[str, typer.Option(help="Goes on after this point; by default from the beginning.")] = "",
+    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
+    cursor: Annotated[str, typer.Option(help="Resume after this cursor; by default from the beginning.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Prints groups of rollouts as they finish, until Ctrl-C.
 
-    With `--output json` every group is one line, with the cursor to go on from.
+    With `--output json`, prints one group per line, with the cursor to resume from.
 
     Example:
 
@@ -187,10 +187,10 @@ async def watch(
 async def cancel(
     connection: Connection,
     rollouts: Annotated[list[str] | None, typer.Argument(help="rollouts/UUID, or the UUIDs.")] = None,
-    run: Annotated[str, typer.Option(help="All of this training run that have not ended.")] = "",
+    run: Annotated[str, typer.Option(help="Cancel all rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Cancels rollouts; those that have ended stay as they are.
+    """Cancels rollouts; those that have ended are left alone.
 
     Examples:
 
@@ -336,7 +336,7 @@ async def watch_groups(client: Client, *, training_run: str, cursor: str, as_jso
         except (Unavailable, TimeoutError):
             if time.monotonic() - reached > PATIENCE_S:
                 raise CommandFailed(
-                    f"The store could not be reached for {PATIENCE_S:.0f} s; go on later with --cursor {cursor}."
+                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with --cursor {cursor}."
                 ) from None
             await asyncio.sleep(REOPEN_WAIT_S)
         finally:

@@ -29,12 +29,12 @@ def register(rollout: typer.Typer) -> None:
 
 async def dead(
     connection: Connection,
-    run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
-    where: Annotated[str, typer.Option("--filter", help="Only those that this filter selects too (AIP-160).")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
+    where: Annotated[str, typer.Option("--filter", help="Only rollouts that also match this filter (AIP-160).")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Lists dead rollouts: those that failed and are not tried again by themselves, newest first.
+    """Lists dead rollouts, which failed and are not retried, newest first.
 
     Examples:
 
@@ -60,14 +60,14 @@ async def retry(
     connection: Connection,
     rollouts: Annotated[list[str] | None, typer.Argument(help="rollouts/UUID, or the UUIDs; all final.")] = None,
     where: Annotated[
-        str, typer.Option("--filter", help="All dead ones that it selects and that were not run again yet; * for all.")
+        str, typer.Option("--filter", help="Retry dead rollouts that match and were not retried yet; * for all.")
     ] = "",
-    run: Annotated[str, typer.Option(help="With --filter: only those of this training run.")] = "",
+    run: Annotated[str, typer.Option(help="With --filter: only rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Runs rollouts again, each as a new one that is a group of its own.
+    """Retries rollouts, each as a new rollout in a group of its own.
 
-    By filter a dead rollout is run again at most once, however often the command is repeated; by name every time.
+    With --filter a dead rollout is retried at most once, even if the command is repeated; by name every time.
 
     Examples:
 

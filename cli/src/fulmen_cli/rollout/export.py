@@ -1,4 +1,4 @@
-"""`fulmen rollout export`: what agents did, as a file to train on or to read."""
+"""`fulmen rollout export`: trajectories as a file."""
 
 from __future__ import annotations
 
@@ -58,43 +58,48 @@ class Selection:
 
     run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = ""
     state: Annotated[
-        list[Ended] | None, typer.Option(help="Only those in this state; repeat for more. Unset: succeeded.")
+        list[Ended] | None, typer.Option(help="Only rollouts in this state. May be repeated. Default: succeeded.")
     ] = None
-    where: Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")] = ""
-    agent: Annotated[str | None, typer.Option(help="Only what this agent or role did; '' is the nameless one.")] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts, the newest.")] = None
+    where: Annotated[str, typer.Option("--filter", help="Only rollouts that match, as in `rollout list`.")] = ""
+    agent: Annotated[str | None, typer.Option(help="Only calls of this agent or role; '' for calls without one.")] = (
+        None
+    )
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of rollouts, newest first.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardOptions:
     """How a call gets its reward."""
 
-    credit: Annotated[CreditOption, typer.Option(help="How rewards become that of a call.")] = CreditOption.FINAL
-    gamma: Annotated[float | None, typer.Option(help="Discount by step, for --credit discounted.")] = None
+    credit: Annotated[CreditOption, typer.Option(help="How rewards are credited to calls.")] = CreditOption.FINAL
+    gamma: Annotated[float | None, typer.Option(help="Discount per step, for --credit discounted.")] = None
     weight: Annotated[
-        list[str] | None, typer.Option(help="DIMENSION=WEIGHT; repeat for more. Unset: the dimension reward alone.")
+        list[str] | None,
+        typer.Option(help="DIMENSION=WEIGHT. May be repeated. By default the dimension `reward` alone."),
     ] = None
     scores: Annotated[
-        str, typer.Option(help="Rewards of these published scores instead, NAME or NAME@VERSION; only what they score.")
+        str,
+        typer.Option(
+            help="Use the rewards of these published scores, NAME or NAME@VERSION; rollouts without a score are left out."
+        ),
     ] = ""
 
 
 async def export(
     connection: Connection,
-    file: Annotated[Path, typer.Argument(help="The file to write; one that exists is replaced when all is written.")],
+    file: Annotated[Path, typer.Argument(help="File to write; an existing one is replaced at the end.")],
     selection: Selection,
     rewards: RewardOptions,
     view: Annotated[
         View,
         typer.Option(
-            help="What a line is: a training row (calls merged by token id), a triplet (one model call: prompt, "
-            "response, reward), or the messages of a conversation."
+            help="Content of a line: a training row (calls merged by token id), a triplet (one model call: prompt, response, reward), or the messages of a conversation."
         ),
     ] = View.ROWS,
     file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Writes what the policy did in finished rollouts, with rewards, into a file.
+    """Exports trajectories of finished rollouts, with rewards, to a file.
 
     Examples:
 
@@ -141,7 +146,7 @@ async def export(
 
 @dataclass(slots=True, kw_only=True)
 class _Exporter:
-    """Copies attempts into a file, and counts what it met."""
+    """Writes attempts to a file and counts them."""
 
     view: View
     settings: CreditSettings
@@ -163,7 +168,7 @@ class _Exporter:
         writer: RowWriter,
         limit: int | None,
     ) -> None:
-        """Copies everything that the request selects."""
+        """Writes all attempts of the rollouts that the request selects."""
         shown = Progress(
             SpinnerColumn(), TextColumn("{task.completed} rollouts, {task.fields[rows]} {task.fields[view]}"),
             TimeElapsedColumn(), console=Console(stderr=True), transient=True,
@@ -188,7 +193,7 @@ class _Exporter:
         }
 
     def print_summary(self, file: Path) -> None:
-        """Says the counts to a person; those of what is not in the file only if there are any."""
+        """Prints the counts; those of omitted items only if there are any."""
         screen = Console(stderr=True, highlight=False)
         noun = self.view.value
         screen.print(f"{self.written} {noun} of {self.rollouts} rollouts in {file}.", soft_wrap=True)
@@ -201,7 +206,7 @@ class _Exporter:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
                 screen.print(f"{counts.total()} {text}: {reasons}.", soft_wrap=True)
         if self.unscored:
-            screen.print(f"{self.unscored} rollouts have no score and were passed over.", soft_wrap=True)
+            screen.print(f"{self.unscored} rollouts without a score were skipped.", soft_wrap=True)
         if self.unreadable:
             screen.print(f"{self.unreadable} rollouts could not be read and were passed over.", soft_wrap=True)
 
@@ -255,4 +260,4 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return dimension, float(value)
     except ValueError:
-        raise CommandFailed(f"--weight takes DIMENSION=NUMBER, not {text!r}.", exit_code=Exit.USAGE) from None
+        raise CommandFailed(f"--weight {text!r}: must have the form DIMENSION=NUMBER.", exit_code=Exit.USAGE) from None

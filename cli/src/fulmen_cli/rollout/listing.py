@@ -1,4 +1,4 @@
-"""Reads lists of rollouts to their end, and completes the names that people give."""
+"""Pages through rollouts, and completes names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE_SIZE: Final = 1000
 async def listed(
     client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int
 ) -> list[rollout_pb2.Rollout]:
-    """Reads pages until there are `limit` rollouts or no more; a page may be short although more follow."""
+    """Reads pages until `limit` rollouts or the end; a short page is not the end."""
     found: list[rollout_pb2.Rollout] = []
     with working("looking") as progress:
         while len(found) < limit:

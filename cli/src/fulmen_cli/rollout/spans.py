@@ -1,4 +1,4 @@
-"""`fulmen spans`: spans of many rollouts, out of the store and into a file."""
+"""`fulmen spans`: exports spans of many rollouts to a file."""
 
 from __future__ import annotations
 
@@ -33,24 +33,26 @@ def register(app: typer.Typer) -> None:
 class SpanSelection:
     """Which rollouts, and which of their spans."""
 
-    training_run: Annotated[str, typer.Option(help="Every rollout of this training run.")] = ""
-    rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one attempt of it; may be repeated.")] = None
-    project: Annotated[str, typer.Option(help="The project of the training run; unset: that of the token.")] = ""
-    name: Annotated[list[str] | None, typer.Option(help="Only spans of this name; may be repeated.")] = None
-    name_prefix: Annotated[str, typer.Option(help="Only spans whose name begins so.")] = ""
-    attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE; may be repeated.")] = None
-    min_duration_s: Annotated[float | None, typer.Option(min=0, help="Only spans that took at least so long.")] = None
+    training_run: Annotated[str, typer.Option(help="All rollouts of this training run.")] = ""
+    rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one of its attempts. May be repeated.")] = (
+        None
+    )
+    project: Annotated[str, typer.Option(help="Project of the training run; by default the token's.")] = ""
+    name: Annotated[list[str] | None, typer.Option(help="Only spans with this name. May be repeated.")] = None
+    name_prefix: Annotated[str, typer.Option(help="Only spans whose name has this prefix.")] = ""
+    attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE. May be repeated.")] = None
+    min_duration_s: Annotated[float | None, typer.Option(min=0, help="Minimum duration, seconds.")] = None
     errors_only: Annotated[bool, typer.Option("--errors-only", help="Only spans that failed.")] = False
     model_calls_only: Annotated[bool, typer.Option("--model-calls-only", help="Only captured model calls.")] = False
 
 
 async def export(
     connection: Connection,
-    out: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced when all is written.")],
+    out: Annotated[Path, typer.Option(help="File to write; an existing one is replaced at the end.")],
     selection: SpanSelection,
     file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
 ) -> None:
-    """Writes spans into a file: one line, or one row, for each.
+    """Exports spans to a file, one line or row per span.
 
     Examples:
 
@@ -101,12 +103,12 @@ async def _copy(client: Client, request: span_service_pb2.StreamSpansRequest, wr
                     count += 1
             shown.update(task, completed=count)
     if rows.unreadable:
-        Console(stderr=True, highlight=False).print(f"{rows.unreadable} chunks could not be read and were passed over.")
+        Console(stderr=True, highlight=False).print(f"{rows.unreadable} unreadable chunks were skipped.")
     return count
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not key or not separator:
-        raise CommandFailed(f"--attribute takes KEY=VALUE, not {text!r}.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"--attribute {text!r}: must have the form KEY=VALUE.", exit_code=Exit.USAGE)
     return key, value

@@ -36,7 +36,7 @@ async def trace(
     rollout: Annotated[str, typer.Argument(help="rollouts/UUID, with /attempts/N for one attempt, or the UUID.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows what happened in a rollout: every span, with tokens and policy version of model calls.
+    """Shows the spans of a rollout as a tree, with tokens and policy versions of model calls.
 
     Example:
 

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 async def list_runs(
     connection: Connection,
-    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="Maximum number of results.")] = 50,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lists training runs, newest first.
@@ -64,7 +64,7 @@ async def list_runs(
 
 
 async def show(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Shows a training run: its state, settings and figures.
+    """Shows the state, settings and metrics of a training run.
 
     Example:
 
@@ -94,9 +94,9 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
 
 
 async def watch(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Follows a training run to its end; Ctrl-C stops the watching, not the run.
+    """Follows a training run to its end. Ctrl-C detaches; the run continues.
 
-    With `--output json` every event is one line.
+    With `--output json`, prints one event per line.
 
     Example:
 

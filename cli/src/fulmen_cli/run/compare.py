@@ -64,13 +64,13 @@ async def compare(
     first: RunArgument,
     second: RunArgument,
     picture: Annotated[
-        Path | None, typer.Option(help="Writes the curves to this file too, .png or .svg; needs matplotlib.")
+        Path | None, typer.Option(help="Also write the curves to this file, .png or .svg; needs matplotlib.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Compares two training runs: settings that differ, metrics side by side, and the curves on one scale.
 
-    A run that goes on is compared as far as it is.
+    A run that has not ended is compared up to its last step.
 
     Example:
 
@@ -99,7 +99,7 @@ async def compare(
         table.add_row(Text(name), *(_number(each.metrics.get(name)) for each in histories))
     console().print(table)
     if not unlike:
-        console().print("Both have the same algorithm, settings and inputs.")
+        console().print("Same algorithm, settings and inputs.")
     for name in _CURVES:
         _print_curves(name, histories)
 
@@ -174,7 +174,7 @@ def _save_picture(file: Path, histories: Sequence[RunHistory]) -> None:
         raise CommandFailed("--picture needs matplotlib: pip install 'fulmen[pictures]'") from None
     names = [name for name in _CURVES if any(each.curve(name) for each in histories)]
     if not names:
-        raise CommandFailed("Neither run has measured anything that could be drawn.")
+        raise CommandFailed("Neither run has metrics to plot.")
     figure = Figure(figsize=(7, 2.6 * len(names)), dpi=120, layout="constrained")
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
         for each in histories:

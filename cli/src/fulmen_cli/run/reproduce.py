@@ -44,16 +44,14 @@ class Deviation:
 async def reproduce(
     connection: Connection,
     run: RunArgument,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Ends with an error if a compared metric of any step differs.")
-    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Fail if a compared metric differs at any step.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Does a training run again: same algorithm, settings, seeds, inputs and first weights.
+    """Repeats a training run: same algorithm, settings, seeds, inputs and initial weights.
 
-    Says what is different in the environment (versions of packages, machine, contents of inputs), follows the new run
+    Reports differences of the environment (packages, machine, contents of inputs), follows the new run
     to its end, and compares loss, gradient norm, reward and validation of every step. The new run publishes further
-    versions of the same policy. Rollouts that end in another order make other batches, so an asynchronous run
+    versions of the same policy. Rollouts that end in another order form other batches, so an asynchronous run
     (`max_staleness` above 0) comes close and is seldom the same; see docs/metrics.md.
 
     Examples:
@@ -66,11 +64,11 @@ async def reproduce(
     async with connection.open() as client:
         first = await read_history(client, run)
         if not first.run.provenance:
-            raise CommandFailed(f"{first.run.name} has never run: there is nothing to do again.")
+            raise CommandFailed(f"{first.run.name} has never run.")
         created = await _created(client, first.run)
         name = created.name.removeprefix("trainingRuns/")
         if not quiet:
-            console().print(f"{first.run.name.removeprefix('trainingRuns/')} is done again as {name}")
+            console().print(f"{first.run.name.removeprefix('trainingRuns/')} is repeated as {name}")
         with RunProgress(console(), name, step_count=created.step_count, quiet=quiet) as shown:
             async for event in follow_run(client, created.name, on_interruption=shown.interrupted):
                 shown.show(event)
@@ -143,12 +141,12 @@ def _print(
             table.add_row(Text(name), Text(then), Text(now))
         screen.print(table)
     else:
-        screen.print("Made with the same packages, machine and inputs.")
+        screen.print("Same packages, machine and inputs.")
     if deviation is None:
-        screen.print(f"All {len(second.steps)} reported steps have the same metrics.")
+        screen.print(f"All {len(second.steps)} steps have the same metrics.")
         return
     screen.print(
-        f"The same up to step {deviation.step}, where {deviation.metric} is {_number(deviation.after)} "
+        f"Identical up to step {deviation.step}, where {deviation.metric} is {_number(deviation.after)} "
         f"and was {_number(deviation.before)}."
     )
     for name in sorted(first.run.results.keys() & second.run.results.keys()):

@@ -17,7 +17,7 @@ RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
 
 
 async def pause(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Stops a training run where it stands, with a checkpoint; its rollouts that are under way are not lost.
+    """Pauses a training run and writes a checkpoint; rollouts in flight are kept.
 
     Example:
 
@@ -33,7 +33,7 @@ async def pause(connection: Connection, run: RunArgument, output: OutputOption =
 
 
 async def resume(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Lets a paused training run go on where it was, when it is its turn.
+    """Resumes a paused training run, once a run slot is free.
 
     Example:
 
@@ -45,7 +45,7 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 
 
 async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Ends a training run for good and cancels its rollouts; what was published stays.
+    """Stops a training run for good and cancels its rollouts; published versions stay.
 
     Example:
 
@@ -57,7 +57,7 @@ async def stop(connection: Connection, run: RunArgument, output: OutputOption = 
 
 
 async def checkpoints(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Lists the checkpoints that a training run can be put back to, newest first.
+    """Lists the checkpoints of a training run, newest first.
 
     Example:
 
@@ -78,12 +78,12 @@ async def checkpoints(connection: Connection, run: RunArgument, output: OutputOp
 async def rollback(
     connection: Connection,
     run: RunArgument,
-    checkpoint: Annotated[int, typer.Argument(min=1, help="Of `fulmen run checkpoints`, first column.")],
+    checkpoint: Annotated[int, typer.Argument(min=1, help="Number of the checkpoint; see `fulmen run checkpoints`.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Puts a paused or ended training run back to a checkpoint, from which it goes on when it is its turn.
+    """Rolls a paused or ended training run back to a checkpoint; it resumes once a run slot is free.
 
-    What came after the checkpoint is taken back: its prompts are sampled anew, and the weights of the checkpoint are
+    Later steps are discarded: their prompts are sampled again, and the checkpoint's weights are
     published and served as a new version.
 
     Example:

@@ -70,8 +70,7 @@ async def follow_run(
         except Unavailable as error:
             if time.monotonic() - reached > PATIENCE_S:
                 raise CommandFailed(
-                    f"The algorithm service could not be reached for {PATIENCE_S:.0f} s ({error.message}). The run goes "
-                    f"on when it is back: `fulmen run watch {name.removeprefix('trainingRuns/')}`."
+                    f"The algorithm service was unreachable for {PATIENCE_S:.0f} s ({error.message}). The run continues when it is back: `fulmen run watch {name.removeprefix('trainingRuns/')}`."
                 ) from None
             on_interruption("The algorithm service does not answer; trying again…")
             await asyncio.sleep(REOPEN_WAIT_S)

@@ -1,4 +1,4 @@
-"""`fulmen runners`: who works, on what, and how busy they are."""
+"""`fulmen runners`: the connected runners; `fulmen runner`: one of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GIB: Final = 2**30
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     remote_command(app, "runners")(runners)
-    group = new_group("Looks after one runner.")
+    group = new_group("One runner: status, slots, drain.")
     remote_command(group, "status")(status)
     remote_command(group, "slots")(slots)
     remote_command(group, "stacks")(stacks)
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the runners that are alive.
+    """Lists the connected runners.
 
     Example:
 
@@ -68,7 +68,7 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
 
 
 def _slots(runner: runner_registry_service_pb2.Runner) -> str:
-    """Writes the slots in use, those that there are and, if that differs, may be: `12/40 (auto, at most 512)`."""
+    """Formats slots in use, total and, if different, maximum: `12/40 (auto, at most 512)`."""
     if not runner.load.HasField("slots"):
         return str(runner.info.slot_count)
     slots = runner.load.slots
@@ -79,7 +79,7 @@ def _slots(runner: runner_registry_service_pb2.Runner) -> str:
 
 
 def _load(load: lease_pb2.RunnerLoad) -> str:
-    """Writes a load such as `cpu 40 %, 1.5/8.0 GiB, gpu 93 % 80.0/141.0 GiB`."""
+    """Formats a load such as `cpu 40 %, 1.5/8.0 GiB, gpu 93 % 80.0/141.0 GiB`."""
     memory = _memory(load.memory_bytes, load.memory_limit_bytes)
     gpus = [f"gpu {gpu.utilization_ratio:.0%} {_memory(gpu.memory_bytes, gpu.memory_limit_bytes)}" for gpu in load.gpus]
     return ", ".join([f"cpu {load.cpu_ratio:.0%}", memory, *gpus])
@@ -90,7 +90,7 @@ def _memory(used: int, limit: int) -> str:
 
 
 def _failed(runner: runner_registry_service_pb2.Runner) -> str:
-    """Writes how many of the ended attempts failed."""
+    """Formats the number of failed attempts."""
     if not runner.ended_count:
         return ""
     return f"{runner.failed_count}/{runner.ended_count} ({runner.failed_count / runner.ended_count:.0%})"
@@ -106,14 +106,13 @@ AUTOMATIC: Final = "auto"
 Target = Annotated[
     str,
     typer.Argument(
-        help="The runner: HOST:PORT, a name of the local stack (`runner-1`), its session or its host as `fulmen runners` "
-        "shows them."
+        help="The runner: HOST:PORT, a name in the local stack (`runner-1`), or its session or host as in `fulmen runners`."
     ),
 ]
 
 
 async def status(connection: Connection, target: Target, output: OutputOption = Output.TABLE) -> None:
-    """Shows what a runner does now.
+    """Shows the state of a runner.
 
     Examples:
 
@@ -140,10 +139,10 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
 async def slots(
     connection: Connection,
     target: Target,
-    count: Annotated[str, typer.Argument(metavar="COUNT|auto", help="How many attempts may run at once.")],
+    count: Annotated[str, typer.Argument(metavar="COUNT|auto", help="Number of slots.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Sets how many attempts run at once, or lets the runner decide; running ones go on.
+    """Sets the number of slots, or lets the runner adjust it; running attempts continue.
 
     Examples:
 
@@ -152,7 +151,7 @@ async def slots(
         fulmen runner slots runner-1 auto
     """
     if count != AUTOMATIC and not count.isdecimal():
-        raise CommandFailed(f"{count!r} is neither a number nor `auto`.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{count!r}: must be a number or `auto`.", exit_code=Exit.USAGE)
     request = (
         pb.SetSlotsRequest(automatic=True) if count == AUTOMATIC else pb.SetSlotsRequest(slot_count=int(count[:9]))
     )
@@ -166,7 +165,7 @@ async def slots(
 
 
 async def stacks(connection: Connection, target: Target, output: OutputOption = Output.TABLE) -> None:
-    """Shows where the threads and tasks of a runner are: files, lines and functions, never what they hold.
+    """Shows the stacks of a runner's threads and tasks: files, lines and functions, no values.
 
     Example:
 
@@ -185,16 +184,18 @@ async def drain(
     target: Target,
     grace: Annotated[
         float | None,
-        typer.Option(min=0, max=MAX_GRACE_S, help="How long attempts may go on, seconds. Default: its setting."),
+        typer.Option(
+            min=0, max=MAX_GRACE_S, help="Grace for running attempts, seconds. By default the runner's setting."
+        ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when the runner has ended, or at once.")
+        bool, typer.Option("--wait/--no-wait", help="Return when the runner has exited, or at once.")
     ] = True,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Ends a runner without losing work: it takes no more, finishes what runs, gives back the rest, and exits.
+    """Drains a runner: it accepts no more assignments, finishes running attempts, releases the rest, and exits.
 
-    A supervisor may start it again: the local stack does, for a runner that it wants.
+    A supervisor may restart it; the local stack does.
 
     Examples:
 
@@ -212,15 +213,15 @@ async def drain(
     if output is Output.JSON:
         print_json({"running_count": running, "ended": ended})
     elif ended:
-        console().print(f"The runner has ended; {running} attempts ran when it was asked to.")
+        console().print(f"The runner has exited; {running} attempts were running when the drain began.")
     else:
-        console().print(f"The runner drains; {running} attempts run.")
+        console().print(f"The runner is draining; {running} attempts are running.")
     if wait and not ended:
-        raise CommandFailed("The runner still runs although its grace is over: see `fulmen runner stacks`.")
+        raise CommandFailed("The runner has not exited after its grace: see `fulmen runner stacks`.")
 
 
 async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
-    """Waits until a runner that drains is gone; returns False if it is not, long after its grace."""
+    """Waits until a draining runner has exited; returns False if it has not, well after its grace."""
     deadline = time.monotonic() + grace_s + END_S
     with working(f"{running} attempts run…") as say:
         while time.monotonic() < deadline:
@@ -236,7 +237,7 @@ async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
 
 
 async def _address(connection: Connection, target: str) -> str:
-    """Returns where a runner listens.
+    """Returns a runner's address.
 
     Raises:
         CommandFailed: if there is no such runner, several, or it does not tell.
@@ -250,7 +251,7 @@ async def _address(connection: Connection, target: str) -> str:
         return f"{LOOPBACK}:{local[target]}"
     found = await _registered(connection, target)
     if not found.info.address:
-        raise CommandFailed(f"The runner {target} does not tell where it listens: name it as HOST:PORT.")
+        raise CommandFailed(f"The runner {target} reports no address: name it as HOST:PORT.")
     address: str = found.info.address
     return address
 
@@ -274,7 +275,7 @@ async def _registered(connection: Connection, target: str) -> runner_registry_se
 
 
 def _decided(found: pb.GetStatusResponse) -> str:
-    """Writes who decides the slots, and the last change: `auto 1-512, 16 to 11 (throttled)`."""
+    """Formats who sets the slots, and the last change: `auto 1-512, 16 to 11 (throttled)`."""
     if not found.slots.automatic:
         return "fixed"
     text = f"auto {found.slots.min_count}-{found.slots.max_count}"

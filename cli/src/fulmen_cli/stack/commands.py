@@ -47,30 +47,27 @@ def register(app: typer.Typer) -> None:
 def up(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
     detach: Annotated[
-        bool, typer.Option("--detach/--foreground", help="Return when everything serves, or stay until Ctrl-C.")
+        bool, typer.Option("--detach/--foreground", help="Return when all services are ready, or run until Ctrl-C.")
     ] = True,
     runners: Annotated[
         str,
         typer.Option(
             metavar="N|auto[:MIN-MAX]",
-            help="How many runner processes; `auto` starts and drains them as the queue wants, by default up to one per "
-            "processor and 512 MiB of memory; 0 where others take the work, such as clients/ in other languages.",
+            help="Number of runner processes. `auto` scales them with the queue, by default up to one per processor and 512 MiB of memory; 0 if runners start elsewhere.",
         ),
     ] = "1",
-    slots: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="How many attempts each runner runs at once.")
-    ] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=10_000, help="Concurrent attempts of each runner.")] = None,
     port: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help="Fixes one port; repeat for more. Others are those of the last start, the usual ones, or free ones.",
+            help="Port of a service, NAME=NUMBER. May be repeated. By default the port of the last start, the usual one, or a free one.",
         ),
     ] = None,
 ) -> None:
     """Starts the four services and their database on this machine.
 
-    Everything it keeps is in one folder, so what was trained is still there after `fulmen down` and another `fulmen up`.
+    Data is kept in the state directory: trained weights are still there after `fulmen down` and `fulmen up`.
 
     Examples:
 
@@ -113,7 +110,7 @@ def up(
 
 
 def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
-    """Stops the local stack cleanly; everything that was accepted is kept.
+    """Stops the local stack; its data is kept.
 
     Example:
 
@@ -124,7 +121,7 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
     if not folder.is_running() or record is None:
         if folder.database.exists():
             EmbeddedPostgres(folder.database).stop()
-        console().print(f"No stack runs on {folder.path}.")
+        console().print(f"No stack is running on {folder.path}.")
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(record.supervisor_pid, signal.SIGTERM)
@@ -133,17 +130,17 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
         while folder.is_running():
             if time.monotonic() > deadline:
                 raise CommandFailed(
-                    f"The stack still runs after {STOP_LIMIT_S:.0f} s (supervisor {record.supervisor_pid}): see "
+                    f"The stack has not stopped after {STOP_LIMIT_S:.0f} s (supervisor {record.supervisor_pid}): see "
                     f"{folder.log_file('supervisor')}."
                 )
             time.sleep(POLL_INTERVAL_S)
-    console().print(f"Stopped. What it keeps is in {folder.path}.")
+    console().print(f"Stopped. Its data is in {folder.path}.")
 
 
 def status(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOption = Output.TABLE) -> None:
-    """Shows how the local stack does: state, health, ports and the queue.
+    """Shows the state, health and ports of the local stack, and the queue.
 
-    Exits with 1 if it does not run or something in it does not serve.
+    Exit status 1 if the stack is not running or a service is not ready.
 
     Examples:
 
@@ -163,8 +160,10 @@ def status(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOp
 
 def logs(
     service: Annotated[str, typer.Argument(help="store, llm_proxy, algorithm, runner-1, database or supervisor.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Goes on until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines of the end.")] = DEFAULT_TAIL_LINES,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end.")
+    ] = DEFAULT_TAIL_LINES,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
 ) -> None:
     """Shows the log of one process of the local stack.
@@ -180,7 +179,7 @@ def logs(
     if not path.is_file():
         known = sorted(each.stem for each in folder.logs.glob("*.log")) if folder.logs.exists() else []
         raise CommandFailed(
-            f"There is no log of {service!r} in {folder.logs}; there are: {', '.join(known) or 'none'}.",
+            f"No log of {service!r} in {folder.logs}; available: {', '.join(known) or 'none'}.",
             exit_code=Exit.NOT_FOUND,
         )
     for line in _tail(path, lines):
@@ -192,7 +191,7 @@ def logs(
 
 def _say_running(folder: StackFolder) -> None:
     record = folder.read()
-    console().print(f"A stack already runs on {folder.path}; nothing was changed. Stop it with `fulmen down`.")
+    console().print(f"A stack is already running on {folder.path}. Stop it with `fulmen down`.")
     if record is not None:
         console().print(stack_table(record))
 
@@ -210,7 +209,7 @@ def _ports(given: list[str], names: list[str]) -> dict[str, int]:
         name, _, number = text.partition("=")
         if name not in names or not number.isdigit() or not 0 < int(number) < 65536:
             raise CommandFailed(
-                f"--port {text}: write it as NAME=NUMBER with one of the names {', '.join(names)}.",
+                f"--port {text}: must have the form NAME=NUMBER, NAME one of {', '.join(names)}.",
                 exit_code=Exit.USAGE,
             )
         ports[name] = int(number)
@@ -251,7 +250,7 @@ def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> N
                 raise CommandFailed(_why_it_failed(folder))
             if time.monotonic() > deadline:
                 supervisor.terminate()
-                raise CommandFailed(f"The stack was not ready after {START_LIMIT_S:.0f} s and is stopped again.")
+                raise CommandFailed(f"The stack was not ready after {START_LIMIT_S:.0f} s and was stopped.")
             time.sleep(POLL_INTERVAL_S)
     _say_ready(screen, record)
 
@@ -275,7 +274,7 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
         if (usual := DEFAULT_PORTS.get(name.replace("runner-1", "runner"))) not in (None, port)
     ]
     if moved:
-        screen.print(f"Other ports than usual, because those are in use: {', '.join(moved)}.")
+        screen.print(f"Default ports in use, replaced by: {', '.join(moved)}.")
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
 
 
@@ -288,9 +287,9 @@ def _why_it_failed(folder: StackFolder) -> str:
 
 
 def _stay(supervisor: subprocess.Popen[bytes]) -> None:
-    console().print("Ctrl-C stops it.")
+    console().print("Press Ctrl-C to stop.")
     if supervisor.wait() != 0:  # As long as the stack lives: there is nothing to do but wait for its end or a signal.
-        raise CommandFailed("The stack ended by itself: see `fulmen logs supervisor`.")
+        raise CommandFailed("The stack exited unexpectedly: see `fulmen logs supervisor`.")
 
 
 def _wait_for_end(supervisor: subprocess.Popen[bytes]) -> None:

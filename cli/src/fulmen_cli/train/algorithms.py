@@ -25,10 +25,10 @@ def register(app: typer.Typer) -> None:
 
 async def algorithms(
     connection: Connection,
-    name: Annotated[str | None, typer.Argument(help="One algorithm: shows its inputs and settings.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the inputs and settings of this algorithm.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Lists the algorithms of the service; with a name, that one's inputs and settings with their defaults.
+    """Lists the algorithms; with a name, the inputs and settings of that one.
 
     Examples:
 

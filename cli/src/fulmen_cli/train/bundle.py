@@ -87,7 +87,7 @@ def _check_link(folder: Path, path: Path) -> None:
     if not target.is_relative_to(folder) or target.is_dir():
         raise ConfigError(
             "The agent's folder cannot be packed; nothing was created.",
-            [f"{path}: a link to {target}; only links to files inside the folder can be packed"],
+            [f"{path}: a link to {target}, which is outside the directory"],
         )
 
 
@@ -109,7 +109,7 @@ def _compress(chosen: list[tuple[str, Path]]) -> bytes:
 def _too_large(folder: Path, size_bytes: int, limit_bytes: int, sizes: dict[str, int]) -> ConfigError:
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:LARGEST_SHOWN]
     return ConfigError(
-        f"The agent's folder {folder} is too large to publish: {size_bytes} bytes, at most {limit_bytes} are possible; "
+        f"The agent's folder {folder} is too large to publish: {size_bytes} bytes, maximum {limit_bytes}; "
         "nothing was created. Its largest files:",
         [f"{size:>12} bytes  {name}" for name, size in largest],
     )

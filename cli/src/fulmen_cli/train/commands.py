@@ -59,23 +59,25 @@ def register(app: typer.Typer) -> None:
 async def train(
     connection: Connection,
     config: Annotated[Path, typer.Argument(help="The train.toml; its folder is the agent's.")],
-    seed: Annotated[int | None, typer.Option(help="Seed of every stage.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of every stage.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="ALGORITHM.SETTING=VALUE", help="Replaces a setting; repeat for more."),
+        typer.Option(
+            "--set", metavar="ALGORITHM.SETTING=VALUE", help="Override a setting, STAGE.NAME=VALUE. May be repeated."
+        ),
     ] = None,
     report_dir: Annotated[
-        Path | None, typer.Option(help="Where the report goes; by default below the folder of the stack.")
+        Path | None, typer.Option(help="Directory of the report; by default in the state directory.")
     ] = None,
     in_process: Annotated[
         bool,
-        typer.Option("--in-process", help="Runs all services in this very process, for debugging; no stack is needed."),
+        typer.Option("--in-process", help="Run all services in this process, for debugging; no stack is needed."),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Trains an agent as a train.toml says.
+    """Trains an agent as configured in a train.toml.
 
-    Checks every file first: if anything is wrong, all of it is reported and nothing is created. Ctrl-C only detaches:
+    Checks every file first: if there are problems, all of them are reported and nothing is created. Ctrl-C only detaches:
     the run goes on, and the command says how to watch or stop it.
 
     With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
@@ -241,7 +243,7 @@ class _Training:
             ended = await self._follow(created)
         except asyncio.CancelledError:
             self.screen.print(
-                "Stopped: the run has ended with this process."
+                "Stopped: the run ended with this process."
                 if self.in_process
                 else f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )

@@ -80,16 +80,16 @@ def _read(use: str, path: Path, rule: Callable[[dict[str, Any]], str], problems:
         kept.append(stripped + b"\n")
     content = b"".join(kept)
     if not kept:
-        problems.append(f"{shown}: holds no line")
+        problems.append(f"{shown}: empty")
     if len(content) > MAX_DATASET_BYTES:
-        problems.append(f"{shown}: {len(content)} bytes, at most {MAX_DATASET_BYTES} are possible")
+        problems.append(f"{shown}: {len(content)} bytes, maximum {MAX_DATASET_BYTES}")
     return Dataset(use=use, path=path, content=content, count=len(kept))
 
 
 def _problem(line: bytes, rule: Callable[[dict[str, Any]], str]) -> str:
     """Says what is wrong with a line; empty if nothing is."""
     if len(line) > MAX_TASK_BYTES:
-        return f"the line has {len(line)} bytes, at most {MAX_TASK_BYTES} are possible"
+        return f"the line has {len(line)} bytes, maximum {MAX_TASK_BYTES}"
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
@@ -124,13 +124,13 @@ def _no_rule(value: dict[str, Any]) -> str:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"the number {text} is too large")
+        raise ValueError(f"number {text} is out of range")
     return number
 
 

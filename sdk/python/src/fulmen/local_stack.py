@@ -47,7 +47,7 @@ def find_local_stack(state_dir: Path = DEFAULT_STATE_DIR) -> LocalStack:
         find: Callable[[Path], LocalStack | None] = entry_point.load()
         stack = find(state_dir)
         if stack is None:
-            raise LocalStackMissing(f"no stack runs on {state_dir}: start one with `fulmen up`")
+            raise LocalStackMissing(f"no stack is running on {state_dir}: start one with `fulmen up`")
         return stack
     raise LocalStackMissing('the local stack is not installed: pip install "fulmen[local]"')
 

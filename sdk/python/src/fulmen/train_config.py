@@ -139,7 +139,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}.", ()) from None
+        raise ConfigError(f"File {path} does not exist.", ()) from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder: name the file in it, such as {path / 'train.toml'}.", ()) from None
     except UnicodeDecodeError as error:

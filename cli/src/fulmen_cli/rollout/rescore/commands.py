@@ -97,10 +97,10 @@ async def rescore(
 ) -> None:
     """Scores stored rollouts with another grader, and publishes the scores as a resource to train on.
 
-    No agent runs: the grader gets each rollout's task and stored outcome, as a runner would call it. A Python grader that
-    takes a third parameter finds the whole record, with its trajectory, in `context.stored`. What the rollouts were
-    given before stays with them. A rescoring that was stopped goes on where it was, as long as the grader's files and
-    the selection are the same.
+    No agent runs: the grader gets each rollout's task and stored outcome, as in a runner. A Python grader that
+    takes a third parameter finds the stored attempt, with its trajectory, in `context.stored`. The original
+    rewards stay. An interrupted rescoring resumes where it stopped, as long as the grader's files and
+    the selection are unchanged.
 
     Examples:
 
