@@ -1,4 +1,4 @@
-"""`fulmen exchange`: how the ranks of a training run exchange gradients."""
+"""`fulmen exchange status`: shows the gradient exchange of a training run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def status(
 
 
 async def _run(client: Client, given: str) -> training_run_pb2.TrainingRun:
-    """Returns a run by name, or the newest that exchanges gradients, one that runs before all others."""
+    """Returns a run by name, or the newest that exchanges gradients; running ones first."""
     if given:
         request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(given))
         return (await client.training_runs.GetTrainingRun(request)).training_run
@@ -121,7 +121,7 @@ async def _run(client: Client, given: str) -> training_run_pb2.TrainingRun:
 
 
 def _targets(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the addresses of the shards that a run's settings name, each once."""
+    """Returns the distinct shard addresses of a run's settings."""
     link = (settings.get("exchange") or {}).get("link") or {}
     return list(dict.fromkeys(link.get("targets") or ()))
 
@@ -129,7 +129,7 @@ def _targets(settings: Mapping[str, Any]) -> list[str]:
 async def _holders(
     stack: AsyncExitStack, connection: Connection, client: Client, targets: Sequence[str]
 ) -> dict[str, Client]:
-    """Returns the services to ask for shards; where none is named, the one that has the run."""
+    """Returns the services to ask for shards, by default the one that has the run."""
     own = connection.targets().algorithm
     if not targets:
         return {own: client}
@@ -193,7 +193,7 @@ UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def picture(settings: Mapping[str, Any], events: ExchangeEvents, services: Sequence[ServiceShards]) -> RenderableType:
-    """Returns all that is known of an exchange.
+    """Renders an exchange.
 
     Args:
         settings: Of the run.
@@ -239,7 +239,7 @@ def _head(settings: Mapping[str, Any], events: ExchangeEvents) -> Iterator[Text]
 
 
 def _unreachable(services: Sequence[ServiceShards]) -> Iterator[Text]:
-    """Tells which services did not answer, or hold nothing although they were named, and which shards nobody shows."""
+    """Yields services that did not answer or have no shards although they were named, and shards that no service has."""
     for each in services:
         if each.problem is not None:
             yield Text(f"{each.target} does not answer: {each.problem}", style="bold red")
@@ -276,7 +276,7 @@ def _shard_table(shards: Sequence[tuple[str, pb.ShardStatus]]) -> Table:
 
 
 def _rank_table(shards: Sequence[pb.ShardStatus]) -> Table | None:
-    """Draws each rank over all shards: its oldest position, the sums that it missed, its longest silence."""
+    """Renders each rank over all shards: its oldest position, missed sums, longest silence."""
     members: dict[int, list[tuple[pb.ExchangeMember, pb.ShardStatus]]] = {}
     for shard in shards:
         for member in shard.members:
@@ -317,7 +317,7 @@ def _metric_table(events: ExchangeEvents) -> Table:
 
 
 def amount(name: str, value: float) -> str:
-    """Writes a figure in the unit that its name ends with."""
+    """Formats a metric in the unit of its name's suffix."""
     if name.endswith("bytes"):
         return size(value)
     if name.endswith("seconds"):
@@ -330,7 +330,7 @@ def amount(name: str, value: float) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Writes a number of bytes with three digits: `1.23 MB`."""
+    """Formats a number of bytes with three digits: `1.23 MB`."""
     for unit in UNITS[:-1]:
         if abs(size_bytes) < 999.5:
             return f"{size_bytes:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What the stream of a training run says of its exchange of gradients: the newest metrics, and what was decided."""
+"""The gradient exchange of a training run as its events show it: latest metrics and decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_INTERVAL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """The newest value of a figure, and the step that measured it."""
+    """The latest value of a metric, and its step."""
 
     step: int
     value: float
@@ -38,7 +38,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What the run's history was told of the exchange."""
+    """A message about the exchange in the run's history."""
 
     time: datetime
     severity: str
@@ -47,7 +47,7 @@ class Notice:
 
 @dataclass(slots=True, kw_only=True)
 class ExchangeEvents:
-    """A run's exchange as its stream tells it, up to the newest event.
+    """A run's exchange, up to the latest event.
 
     Attributes:
         run: As it is now.
@@ -67,17 +67,17 @@ class ExchangeEvents:
     _failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        """Remembers how far the run was when it was asked for."""
+        """Stores the run, whose step says how far its events must be read."""
         self._asked = self.run
 
     @property
     def any_exchange(self) -> bool:
-        """Whether any figure is one of an exchange."""
+        """Whether there is any metric of an exchange."""
         return any(name.startswith(PREFIX) for name in self.metrics)
 
     @property
     def share(self) -> Metric | None:
-        """How much of the time that training took went into exchanges, from the beginning on."""
+        """Share of the training time spent on exchanges so far."""
         times = [self.metrics[name] for name in TIMES if name in self.metrics]
         total = sum(time.value for time in times)
         if len(times) < len(TIMES) or total <= 0:
@@ -86,7 +86,7 @@ class ExchangeEvents:
 
     @property
     def is_current(self) -> bool:
-        """Whether the events have come to the step where the run was when it was asked for; steps may have none."""
+        """Whether the events have reached the step of the run as it was read; a step may have no event."""
         return self._branch >= self._asked.rollback_count and self.step >= self._asked.step
 
     def check(self) -> None:
@@ -100,11 +100,11 @@ class ExchangeEvents:
             raise self._failure
 
     def fail(self, error: Exception) -> None:
-        """Is told that no more events come."""
+        """Marks the end of the events."""
         self._failure = error
 
     def add(self, event: training_run_pb2.TrainingRunEvent) -> None:
-        """Takes in the next event."""
+        """Applies the next event."""
         self.problem = ""
         match event.WhichOneof("event"):
             case "run":

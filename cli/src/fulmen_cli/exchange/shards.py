@@ -1,4 +1,4 @@
-"""What services say of the shards of a run that they hold."""
+"""The shards of a run, as the services that hold them report them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASK_LIMIT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceShards:
-    """What one service said.
+    """The answer of one service.
 
     Attributes:
         target: Its address.
@@ -49,7 +49,7 @@ class ServiceShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRound:
-    """How a round went over all shards that remember it; bytes are those of one rank."""
+    """A round over all shards that remember it; bytes of one rank."""
 
     number: int
     shard_count: int
@@ -62,13 +62,13 @@ class LastRound:
 
 
 async def ask_all(clients: Mapping[str, Client], training_run: str, *, are_named: bool) -> list[ServiceShards]:
-    """Asks services, by address, for the shards of a run; `are_named` if somebody said that they hold some."""
+    """Asks services, by address, for the shards of a run; `are_named` if the user named them."""
     answers = (_ask(target, client, training_run, is_named=are_named) for target, client in clients.items())
     return list(await asyncio.gather(*answers))
 
 
 def last_round(services: Sequence[ServiceShards]) -> LastRound | None:
-    """Puts together how the newest round went that is over in every shard; None if nobody remembers one."""
+    """Returns the newest round that has ended in every shard; None if none is known."""
     rounds = [one for each in services for one in each.rounds.values()]
     number = min((number for number, _ in rounds), default=0)
     went = [response for its_number, response in rounds if its_number == number and response.ranks]
@@ -110,7 +110,7 @@ async def _shards(client: Client, training_run: str) -> list[pb.ShardStatus]:
 
 
 async def _round(client: Client, training_run: str, shard: pb.ShardStatus) -> tuple[int, pb.GetRoundResponse] | None:
-    # The newest may be under way; the one before it is not.
+    # The newest may be in flight; the one before it has ended.
     for number in (shard.round - 1, shard.round):
         if number > 0:
             request = pb.GetRoundRequest(training_run=training_run, round=number, shard=shard.terms.shard)

@@ -1,4 +1,4 @@
-"""The secrets of a local stack: made once, kept in the state folder, readable by their owner only."""
+"""The secrets of a local stack: created once, in the state directory, readable by the owner only; and signing tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SECRET_BYTES: Final = 48
 
 
 class Credentials:
-    """Reads the secrets of one state folder, and makes those that are not there yet."""
+    """Reads the secrets of a state directory, creating missing ones."""
 
     def __init__(self, folder: Path) -> None:
-        """Names the folder; touches nothing yet."""
+        """Touches nothing yet."""
         self._folder = folder
 
     @property
@@ -43,7 +43,7 @@ class Credentials:
         return self._make_once(self._folder / ENGINE_KEY_FILE)
 
     def save_client_token(self, token: str) -> None:
-        """Keeps the token that the command line uses."""
+        """Saves the token that the command line uses."""
         write_atomically(self.client_token_file, token + "\n", private=True)
 
     def _make_once(self, path: Path) -> str:
@@ -61,9 +61,9 @@ def issue_token(signing_key: str, role: str, *, subject: str, ttl_s: float, proj
     Args:
         signing_key: the deployment's key.
         role: one of `ROLES`.
-        subject: who it is for; shows up in logs.
-        ttl_s: how long it is good, in seconds.
-        project: what the token is bound to, `projects/*` for all; None: all for admin, service and runner, the default
+        subject: Owner, as shown in logs.
+        ttl_s: Lifetime, seconds.
+        project: Project of the token, `projects/*` for all; by default all for admin, service and runner, the default
             project for client and reader.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What can go wrong with a local stack: each error says in one line what happened and what to do."""
+"""Errors of the local stack. Each message states the failure and the remedy in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StackNotRunningError(StackError):
 
 
 class PortInUseError(StackError):
-    """Raised when a port that was asked for by number is taken."""
+    """Raised when a requested port is in use."""
 
 
 class ExtraMissingError(StackError):
@@ -37,12 +37,12 @@ class ExtraMissingError(StackError):
 
 
 class ServiceFailedError(StackError):
-    """Raised when a service did not become ready, or died too often."""
+    """Raised when a service did not become ready, or crashed too often."""
 
 
 @contextmanager
 def extra_needed(reason: str) -> Iterator[None]:
-    """Turns the failed import of a distribution of ours into an error that names the extra.
+    """Turns the failed import of a Fulmen distribution into an error that names the extra.
 
     Raises:
         ExtraMissingError: if a distribution of the extra `local` is not installed.

@@ -1,4 +1,4 @@
-"""How many runners a local stack has: within what limits, and when one starts or drains. Pure, and quick to import."""
+"""Scales the runners of a local stack with the queue."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _RANGE: Final = re.compile(r"auto(?::(\d{1,4})-(\d{1,4}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRange:
-    """Between what numbers the runners are; `minimum == maximum` is a fixed number."""
+    """Minimum and maximum number of runners; equal if it is fixed."""
 
     minimum: int
     maximum: int
 
 
 def fleet_range(text: str) -> FleetRange:
-    """Reads `3`, `auto` or `auto:1-8`; `0` is for who runs runners of another kind.
+    """Parses `3`, `auto` or `auto:1-8`; `0` if runners start elsewhere.
 
     Raises:
         ValueError: if it is none of these, or out of 0 to 64; `auto` begins with 1.
@@ -67,7 +67,7 @@ def fleet_range(text: str) -> FleetRange:
 
 
 def max_runners_here() -> int:
-    """Returns how many runners this machine bears: one per processor, each with 512 MiB of its memory."""
+    """Returns the maximum number of runners of this machine: one per processor and 512 MiB of memory."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
@@ -80,7 +80,7 @@ def max_runners_here() -> int:
 
 
 class FleetPace:
-    """Decides how many runners to start or to drain now. Pure: the caller gives monotonic seconds.
+    """Decides how many runners to start or drain. Pure: the caller passes monotonic seconds.
 
     Invariants: it never leaves the range; it at most doubles the runners at once, and not again before these had time to
     work; it drains one at a time, and only when fewer were wanted for a while.
@@ -105,7 +105,7 @@ class FleetPace:
         self._drained_s = -math.inf
 
     def decide(self, *, now_s: float, wanted: int, count: int) -> int:
-        """Returns how many to start, negative: to drain; to be called every few seconds.
+        """Returns the number of runners to start, or if negative to drain. Call it every few seconds.
 
         Args:
             now_s: monotonic seconds.
@@ -147,29 +147,29 @@ def _say(text: str) -> None:
 
 
 class Runners(Protocol):
-    """What has the runner processes: the supervisor; by name."""
+    """The owner of the runner processes."""
 
     def ready_runners(self) -> dict[str, str]:
-        """Returns the targets of the runners that work, by name; those that start, end or drain left out."""
+        """Returns the targets of the ready runners, by name, without draining ones."""
 
     def runner_count(self) -> int:
-        """Counts the runners that are there, those that drain left out."""
+        """Returns the number of runners, without draining ones."""
 
     def draining_runners(self) -> frozenset[str]:
-        """Returns the names of the runners that were retired and have not ended."""
+        """Returns the names of the retired runners that have not exited."""
 
     async def start_runner(self) -> None:
-        """Starts one more. Raises ServiceFailedError."""
+        """Starts another runner. Raises ServiceFailedError."""
 
     async def retire_runner(self, name: str) -> None:
-        """Takes note that a runner drains: that it ends is no death of it."""
+        """Marks a runner as draining: its exit is expected."""
 
     def fleet_changed(self, text: str) -> None:
-        """Shows how the fleet does, in a line."""
+        """Updates the status line of the fleet."""
 
 
 class FleetKeeper:
-    """Background role of the supervisor: asks the store, and starts and drains runners."""
+    """Background role of the supervisor: starts and drains runners as the store's demand requires."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class FleetKeeper:
         interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wires the role; `token` is an administrator's."""
+        """Takes an administrator's token."""
         self._runners = runners
         self._pace = pace
         self._store_target = store_target
@@ -190,11 +190,11 @@ class FleetKeeper:
         self._slots_per_runner = slots_per_runner
         self._interval_s = interval_s
         self._clock = clock
-        # Targets by name of the runners that were retired and have not heard of it.
+        # Targets of retired runners whose drain request has not succeeded, by name.
         self._untold: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Looks until it is cancelled; a store that does not answer leaves the fleet as it is."""
+        """Runs until cancelled; while the store does not answer, the fleet stays as it is."""
         async with open_channel(self._store_target, token=self._token) as channel:
             registry = RunnerRegistryServiceStub(channel)
             while True:
@@ -230,20 +230,20 @@ class FleetKeeper:
             await self._drain_one(registry)
 
     async def _drain_one(self, registry: RunnerRegistryServiceStub) -> None:
-        """Drains the runner that has least to do; of those the youngest."""
+        """Drains the runner with the fewest attempts, the youngest on a tie."""
         ready = self._runners.ready_runners()
         listed = await registry.ListRunners(pb.ListRunnersRequest(page_size=1000), timeout=CALL_LIMIT_S)
         running = {each.info.address: each.running_count for each in listed.runners}
         numbered = {name: int(name.rpartition("-")[2]) for name in ready}
         for name in sorted(ready, key=lambda one: (running.get(ready[one], 0), -numbered[one]))[:1]:
-            # Before it is told, or its end would be taken for a death and it would be started again.
+            # Mark it first, or its exit would be taken for a crash.
             await self._runners.retire_runner(name)
             self._untold[name] = ready[name]
             _say(f"draining {name}, which has {running.get(ready[name], 0)} attempts")
         await self._request_drains()
 
     async def _request_drains(self) -> None:
-        """Tells retired runners to drain; those that cannot be told are told again at the next look."""
+        """Sends drain requests to retired runners; failed ones are retried at the next poll."""
         draining = self._runners.draining_runners()
         for name, target in list(self._untold.items()):
             if name in draining:

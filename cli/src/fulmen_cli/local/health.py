@@ -1,4 +1,4 @@
-"""Asks services whether they serve: by the file in which they announce their ports, and by gRPC health."""
+"""Health checks of services: by the file in which they announce their ports, and by gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBE_TIMEOUT_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyFile:
-    """What a service wrote when it began to serve."""
+    """The file that a service writes when it is ready."""
 
     pid: int
     port: int
@@ -43,7 +43,7 @@ class ReadyFile:
 
 
 async def is_serving(target: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Tells whether the gRPC server at `host:port` answers that it serves."""
+    """Returns whether the gRPC server at `host:port` is serving."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -54,7 +54,7 @@ async def is_serving(target: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool
 
 
 async def wait_until_serving(ready_file: Path, pid: int, target: str, *, timeout_s: float) -> None:
-    """Waits until the process has announced itself and its gRPC server serves.
+    """Waits until the process has announced its ports and its gRPC server is serving.
 
     Raises:
         TimeoutError: if that takes longer than the timeout.

@@ -1,4 +1,4 @@
-"""All services of a local stack in this very process, for debugging: a breakpoint anywhere stops where it stands.
+"""All services of a local stack in this process, so that breakpoints work in all of them.
 
 The database stays a child: PostgreSQL cannot be a part of another process. What else is a child by design stays one: the
 script that builds first weights, and agents that are commands or containers.
@@ -32,12 +32,12 @@ __all__ = ["DEBUGGING", "InProcessStack", "run_with_agents_in_main_thread"]
 END_LIMIT_S: Final = 60.0
 DEBUGGING: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # An hour at a breakpoint in a service costs nobody the lease.
+        # Leases outlive an hour at a breakpoint.
         "FULMEN_STORE_LEASE_TTL_S": "3600",
-        # Nor does it end the process: whoever is at it blocks the event loop.
+        # A breakpoint blocks the event loop; the process must not end for it.
         "FULMEN_RUNNER_LOOP_BLOCKED_LIMIT_S": "0",
         "FULMEN_ALGORITHM_ENGINE_IN_PROCESS": "true",
-        # Whoever presses Ctrl-C does not wait for agents.
+        # Ctrl-C does not wait for agents.
         "FULMEN_RUNNER_DRAIN_GRACE_S": "1",
         "FULMEN_STORE_DRAIN_GRACE_S": "2",
         "FULMEN_LLM_PROXY_DRAIN_GRACE_S": "2",
@@ -100,7 +100,7 @@ class _Inside:
 
 
 def _parts_of(kind: str) -> tuple[type[ServiceSettings], Build]:
-    """Imports a service; returns its settings and what builds it."""
+    """Imports a service; returns its settings class and its build function."""
     match kind:
         case "store":
             from fulmen_store import app as store
@@ -140,7 +140,7 @@ def _status(task: asyncio.Task[int]) -> int:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Lets settings be read from exactly these variables of ours."""
+    """Replaces all variables with our prefix by these for the body."""
     before = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     for name in before:
@@ -160,7 +160,7 @@ def run_with_agents_in_main_thread(
     """Runs work in an event loop of another thread, while agents' Python callables run in this one, the main thread.
 
     Args:
-        work: what to run; it starts and ends the stack itself.
+        work: The coroutine to run; it starts and stops the stack.
         folder: the agent's files, which are used in place.
         log_file: where the services log to.
 
@@ -206,7 +206,7 @@ def run_with_agents_in_main_thread(
 
 
 def _log_to(path: Path) -> None:
-    """Sends the logs of all services to one file: standard error belongs to the debugger."""
+    """Sends the logs of all services to one file; standard error belongs to the debugger."""
     import structlog
 
     stream = path.open("a", encoding="utf-8", buffering=1)

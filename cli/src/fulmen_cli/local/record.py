@@ -1,4 +1,4 @@
-"""What a running stack says about itself: `stack.json` in the state folder, written whole and atomically.
+"""The record of a running stack, `stack.json` in the state directory, replaced atomically.
 
 Holds no secret: tokens are in files of mode 0600 beside it, which it names.
 """
@@ -39,7 +39,7 @@ _PRIVATE_MODE: Final = 0o600
 
 
 class StackState(StrEnum):
-    """Where the stack as a whole is in its life."""
+    """State of the stack."""
 
     STARTING = "starting"
     READY = "ready"
@@ -49,7 +49,7 @@ class StackState(StrEnum):
 
 
 class ServiceState(StrEnum):
-    """Where one process of the stack is in its life."""
+    """State of a process of the stack."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -75,7 +75,7 @@ class ServiceRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """The whole stack: where to reach it and how it does."""
+    """The stack: its addresses, state and processes."""
 
     state: StackState
     supervisor_pid: int
@@ -102,7 +102,7 @@ class StackRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StackFolder:
-    """The folder that holds everything of one local stack."""
+    """The state directory of a local stack."""
 
     path: Path
 
@@ -128,7 +128,7 @@ class StackFolder:
 
     @property
     def ready_files(self) -> Path:
-        """The folder in which services announce that they serve."""
+        """The directory in which services announce that they are ready."""
         return self.path / "ready"
 
     def log_file(self, service: str) -> Path:
@@ -136,12 +136,12 @@ class StackFolder:
         return self.logs / f"{service}.log"
 
     def create(self) -> None:
-        """Makes the folder and its parts; harmless if they exist."""
+        """Creates the directories, unless they exist."""
         for folder in (self.path, self.logs, self.ready_files):
             folder.mkdir(parents=True, exist_ok=True)
 
     def is_running(self) -> bool:
-        """Tells whether a supervisor holds this folder: by its lock, so that a stale process id cannot mislead."""
+        """Returns whether a supervisor holds the lock; unlike a process id, a lock is never stale."""
         try:
             with self.lock_file.open(encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -153,7 +153,7 @@ class StackFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Holds the folder, which exists, for one supervisor.
+        """Holds the lock of the existing directory.
 
         Raises:
             StackRunningError: if another one holds it.
@@ -161,7 +161,7 @@ class StackFolder:
         with self.lock_file.open("a", encoding="utf-8") as lock:
             deadline = time.monotonic() + LOCK_PATIENCE_S
             while not _try_lock(lock.fileno()):
-                # `is_running` looks at the lock for an instant; only a supervisor keeps it.
+                # `is_running` takes the lock for an instant; only a supervisor keeps it.
                 if time.monotonic() > deadline:
                     raise StackRunningError(
                         f"A stack is already running on {self.path}: see `fulmen status`, or stop it with `fulmen down`."
@@ -174,7 +174,7 @@ class StackFolder:
         write_atomically(self.record_file, json.dumps(dataclasses.asdict(record), indent=2) + "\n")
 
     def read(self) -> StackRecord | None:
-        """Returns the record that was written last; None if there is none or it is of another release."""
+        """Returns the latest record; None without one, or if it is of another release."""
         try:
             data = json.loads(self.record_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
@@ -182,11 +182,11 @@ class StackFolder:
         return _decode(data) if data.get("record_version") == RECORD_VERSION else None
 
     def keep_ports(self, ports: Mapping[str, int]) -> None:
-        """Keeps the ports of this start for the next one; the record of a stack is gone by then."""
+        """Saves the ports for the next start, which deletes the record."""
         write_atomically(self.path / PORTS_FILE, json.dumps(dict(ports), indent=2) + "\n")
 
     def last_ports(self) -> dict[str, int]:
-        """Returns the ports of the last start by name; none if there was none."""
+        """Returns the ports of the last start by name; empty on the first."""
         try:
             known = json.loads((self.path / PORTS_FILE).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -194,7 +194,7 @@ class StackFolder:
         return {str(name): int(port) for name, port in known.items()}
 
     def read_running(self) -> StackRecord:
-        """Returns the record of the stack that runs now.
+        """Returns the record of the running stack.
 
         Raises:
             StackNotRunningError: if none runs.
@@ -221,7 +221,7 @@ def find_running(state_dir: Path) -> LocalStack | None:
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a file so that a reader sees the old text or the new one, never a part.
+    """Replaces a file atomically.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""What the local stack is made of: for every process its program, its ports and its environment."""
+"""The processes of a local stack: program, ports and environment of each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """Everything that the environments of the services are made from."""
+    """The input for the environments of the services."""
 
     folder: Path
     ports: dict[str, int]
@@ -74,12 +74,12 @@ class StackPlan:
 
 
 def runner_names(count: int) -> list[str]:
-    """Names the runners: `runner-1` and so on."""
+    """Returns the names of the runners: `runner-1` and so on."""
     return [f"runner-{number}" for number in range(1, count + 1)]
 
 
 def port_names(runners: int) -> list[str]:
-    """Names every port that a stack needs."""
+    """Returns the names of all ports of a stack."""
     names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "algorithm", "algorithm_metrics"]
     for runner in runner_names(runners):
         names += [runner, f"{runner}_metrics"]
@@ -87,7 +87,7 @@ def port_names(runners: int) -> list[str]:
 
 
 def targets_of(ports: Mapping[str, int]) -> dict[str, str]:
-    """Names where clients reach each service."""
+    """Returns the addresses of the services for clients."""
     return {
         "store": f"{LOOPBACK}:{ports['store']}",
         "llm_proxy": f"{LOOPBACK}:{ports['llm_proxy']}",
@@ -97,7 +97,7 @@ def targets_of(ports: Mapping[str, int]) -> dict[str, str]:
 
 
 def require_installed() -> None:
-    """Checks that the four services and what they share can be imported.
+    """Checks that all distributions of a stack are installed.
 
     Raises:
         ExtraMissingError: if one cannot; all of them are named.
@@ -146,7 +146,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
 
 def _common(plan: StackPlan, name: str, kind: str, *, port: int) -> dict[str, str]:
     prefix = f"{PREFIX}{kind.upper()}_"
-    # A runner runs other people's code: it gets no key with which tokens are made.
+    # A runner runs untrusted code and must not sign tokens.
     keys = {} if kind == "runner" else {f"{prefix}SIGNING_KEY_FILE": str(plan.signing_key_file)}
     return {
         **keys,

@@ -46,7 +46,7 @@ DATABASE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"shared_buffers"
 
 
 class LocalStack:
-    """Owns the processes of one stack. Use from the main thread only."""
+    """The processes of one stack. Main thread only."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LocalStack:
         rng: random.Random | None = None,
         on_change: Callable[[StackRecord], None] | None = None,
     ) -> None:
-        """Describes a stack; nothing is started yet.
+        """Starts nothing yet.
 
         Args:
             settings: what the caller decides.
@@ -102,7 +102,7 @@ class LocalStack:
         return self._processes[name]
 
     async def prepare(self) -> None:
-        """Chooses ports, starts or recovers the database, makes keys and tokens; starts no service.
+        """Chooses ports, starts the database, creates keys and tokens; starts no service.
 
         Raises:
             StackError: if something is missing or taken.
@@ -128,7 +128,7 @@ class LocalStack:
                 self._plan_to_start(spec)
 
     async def start(self) -> None:
-        """Starts everything and returns when all of it serves.
+        """Starts all services and returns when they are ready.
 
         The store comes first, because the others ask it at once; then the others at the same time.
 
@@ -150,7 +150,7 @@ class LocalStack:
         self.set_state(StackState.READY)
 
     async def start_service(self, name: str) -> None:
-        """Starts one service and returns when it serves.
+        """Starts a service and returns when it is ready.
 
         Raises:
             ServiceFailedError: if it ends, or does not serve within 90 s; it is dead then.
@@ -159,7 +159,7 @@ class LocalStack:
         await self._await_ready(name)
 
     async def start_spare_runner(self) -> str:
-        """Starts one more runner and returns its name when it serves.
+        """Starts another runner and returns its name when it is ready.
 
         Raises:
             ServiceFailedError: if there is no room for one, or as `start_service`.
@@ -177,17 +177,17 @@ class LocalStack:
         return name
 
     def note_draining(self, name: str) -> None:
-        """Notes that a service finishes what it does, and then ends."""
+        """Marks a service as draining."""
         self._set(name, state=ServiceState.DRAINING)
 
     def forget_service(self, name: str) -> None:
-        """Takes a service that has ended off the record; its runner is spare again."""
+        """Removes an exited service from the record; its runner is spare again."""
         self._processes.pop(name, None)
         self._records.pop(name, None)
         self._announce()
 
     def show_fleet(self, text: str) -> None:
-        """Notes how the runners do, in a line."""
+        """Updates the status line of the fleet."""
         if text != self._fleet:
             self._fleet = text
             self._announce()
@@ -197,20 +197,20 @@ class LocalStack:
         self._set(spec.name, state=ServiceState.WAITING, ports=spec.ports, log=log)
 
     async def stop_service(self, name: str, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Asks one service to end (SIGTERM), and kills it after the grace."""
+        """Stops a service with SIGTERM; kills it after the grace."""
         process = self._processes.pop(name, None)
         if process is not None:
             await process.stop(grace_s)
         self._set(name, state=ServiceState.STOPPED, pid=None)
 
     async def kill_service(self, name: str) -> None:
-        """Kills one service at once (SIGKILL) and waits for its end."""
+        """Kills a service and waits for its exit."""
         process = self._processes.pop(name)
         await process.kill()
         self._set(name, state=ServiceState.STOPPED, pid=None)
 
     async def stop(self, *, state: StackState = StackState.STOPPED) -> None:
-        """Stops everything in reverse order, runners together; harmless if nothing runs."""
+        """Stops all services in reverse order, runners concurrently."""
         if state is StackState.STOPPED:
             self.set_state(StackState.STOPPING)
         runners = [name for name in self._processes if self._specs[name].kind == "runner"]
@@ -223,7 +223,7 @@ class LocalStack:
         self.set_state(state)
 
     async def check_database(self) -> None:
-        """Starts the database again if it has died; harmless otherwise.
+        """Restarts the database if it has crashed.
 
         Raises:
             EmbeddedPostgresError: if it cannot be recovered.
@@ -237,13 +237,13 @@ class LocalStack:
             await self._on_database(self._postgres.kill)
 
     def set_state(self, state: StackState, message: str | None = None) -> None:
-        """Notes where the stack as a whole is in its life."""
+        """Sets the state of the stack."""
         self._state = state
         self._message = self._message if message is None else message
         self._announce()
 
     def note_restart(self, name: str, message: str) -> None:
-        """Notes that a service has died and is about to be started again."""
+        """Marks a crashed service as restarting."""
         restarts = self._records[name].restarts + 1
         self._set(name, state=ServiceState.RESTARTING, pid=None, restarts=restarts, message=message)
 
@@ -255,7 +255,7 @@ class LocalStack:
         return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def record(self) -> StackRecord:
-        """Describes the stack as it is now."""
+        """Returns the record of the stack."""
         return StackRecord(
             state=self._state,
             supervisor_pid=os.getpid(),
@@ -269,7 +269,7 @@ class LocalStack:
         )
 
     async def _on_database(self, work: Callable[[], object]) -> None:
-        """Does something slow to the database; it is finished even if the caller is cancelled, and never at once."""
+        """Runs a slow operation on the database: one at a time, to its end even if the caller is cancelled."""
 
         async def alone() -> None:
             async with self._database_lock:
@@ -285,7 +285,7 @@ class LocalStack:
         self._set(name, state=ServiceState.STARTING, pid=process.pid)
 
     async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
-        """Starts one service, without waiting for it; a stack that runs its services otherwise overrides this."""
+        """Starts a service without waiting for it. Overridden by stacks that do not use child processes."""
         return await ChildProcess.start(
             spec.module,
             ("serve",),
@@ -336,7 +336,7 @@ class LocalStack:
         )
 
     def _preferred_ports(self) -> dict[str, int]:
-        # Those of the last start first: a command that waits for this stack to come back knows no others.
+        # Prefer those of the last start: commands waiting for the stack to come back know no others.
         last = self.folder.last_ports()
         if not self._settings.use_default_ports:
             return last
@@ -382,7 +382,7 @@ _WITHOUT_PROCESS: Final = frozenset(
 
 
 def mint_tokens(signing_key: str) -> dict[str, str]:
-    """Signs one token for each role that a local stack needs; who owns the machine is its admin."""
+    """Signs a token for each role of a local stack; the user of the machine is admin."""
     return {
         role: issue_token(signing_key, role, subject=f"local-{role}", ttl_s=TOKEN_LIFETIME.total_seconds())
         for role in ("admin", "service", "runner")
@@ -391,16 +391,16 @@ def mint_tokens(signing_key: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
-    """What the caller decides about a stack.
+    """Settings of a local stack.
 
     Attributes:
-        state_dir: folder of everything that the stack keeps.
-        runners: how many runner processes to begin with; at least 1.
-        max_runners: how many there may be later; None: no more.
-        slots: how many attempts each runner runs at once; None leaves it to the runner.
-        ports: ports asked for by number; the others are the last ones, the defaults, or free ones.
-        use_default_ports: whether the well-known ports are tried at all; tests take free ones at once.
-        environment: variables that are added to the environment of the services.
+        state_dir: State directory.
+        runners: Initial number of runners, at least 1.
+        max_runners: Maximum number of runners; by default `runners`.
+        slots: Slots of each runner; by default the runner's own setting.
+        ports: Requested ports, by name; others are the last ones, the defaults, or free ones.
+        use_default_ports: Whether to try the default ports; tests do not.
+        environment: Additional variables for the services.
     """
 
     state_dir: Path
@@ -413,5 +413,5 @@ class StackSettings:
 
     @property
     def room_for_runners(self) -> int:
-        """For how many runners there are ports."""
+        """Number of runners with ports."""
         return max(self.runners, self.max_runners or 0)

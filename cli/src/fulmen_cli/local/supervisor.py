@@ -1,4 +1,4 @@
-"""Keeps a local stack alive: one process that starts the services, restarts what dies, and stops all of it cleanly.
+"""The supervisor of a local stack: starts the services, restarts those that crash, and stops all of them.
 
 Run as `python -m fulmen_cli.local.supervisor`; `fulmen up` starts it. What it does is in `stack.json` after every change.
 """
@@ -36,10 +36,10 @@ SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
 
 
 class RestartPolicy:
-    """Decides how long to wait before a service that died is started again, and when to give up."""
+    """Decides on the back-off before a crashed service restarts, and when to give up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Remembers no deaths yet.
+        """Starts without crashes.
 
         Args:
             clock: seconds that only grow.
@@ -48,7 +48,7 @@ class RestartPolicy:
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
     def note_death(self) -> float | None:
-        """Notes a death; returns the wait in seconds, or None after 5 deaths within a minute."""
+        """Records a crash; returns the back-off in seconds, or None after 5 crashes within a minute."""
         now = self._clock()
         self._deaths.append(now)
         recent = [each for each in self._deaths if now - each <= DEATH_WINDOW_S]
@@ -58,10 +58,10 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Runs one stack until it is told to stop or cannot go on."""
+    """Runs one stack until it is stopped or fails."""
 
     def __init__(self, settings: StackSettings, *, pace: FleetPace | None = None) -> None:
-        """Describes the stack; nothing is started yet. `pace` is how the runners change, where they may."""
+        """Starts nothing yet. `pace` limits how fast the number of runners changes."""
         self._folder = StackFolder(settings.state_dir.resolve())
         self._settings = settings
         self._pace = pace
@@ -93,7 +93,7 @@ class Supervisor:
         await self._stack.stop()
 
     async def _start(self, stopping: asyncio.Task[bool]) -> bool:
-        """Starts the stack; returns False if it was told to stop meanwhile."""
+        """Starts the stack; returns False if it was stopped meanwhile."""
         starting = asyncio.create_task(self._stack.start(), name="start")
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -104,7 +104,7 @@ class Supervisor:
         return True
 
     async def _keep_alive(self, stopping: asyncio.Task[bool]) -> None:
-        """Returns when the stack is told to stop; raises when a keeper gives up."""
+        """Returns when the stack is to stop; raises if a keeper gives up."""
         for name in self._stack.service_names:
             self._keep(name, self._keep_service(name))
         self._keep("database", self._keep_database())
@@ -129,7 +129,7 @@ class Supervisor:
             keeper.result()
 
     def ready_runners(self) -> dict[str, str]:
-        """Returns the targets of the runners that work, by name."""
+        """Returns the targets of the ready runners, by name."""
         return {
             each.name: f"{LOOPBACK}:{each.ports[each.name]}"
             for each in self._stack.record().services
@@ -137,17 +137,17 @@ class Supervisor:
         }
 
     def runner_count(self) -> int:
-        """Counts the runners that are there, those that drain left out."""
+        """Returns the number of runners, without draining ones."""
         services = self._stack.record().services
         return sum(_is_runner(each) and each.state is not ServiceState.DRAINING for each in services)
 
     def draining_runners(self) -> frozenset[str]:
-        """Returns the names of the runners that were retired and have not ended."""
+        """Returns the names of the retired runners that have not exited."""
         services = self._stack.record().services
         return frozenset(each.name for each in services if _is_runner(each) and each.state is ServiceState.DRAINING)
 
     async def start_runner(self) -> None:
-        """Starts one more, and keeps it alive from then on.
+        """Starts another runner and keeps it alive.
 
         Raises:
             ServiceFailedError: if it does not start.
@@ -156,7 +156,7 @@ class Supervisor:
         self._keep(name, self._keep_service(name))
 
     async def retire_runner(self, name: str) -> None:
-        """Takes note that a runner drains: it is not started again."""
+        """Marks a runner as draining: it is not restarted."""
         keeper = self._keepers.pop(name)
         keeper.cancel()
         await asyncio.wait({keeper})
@@ -164,7 +164,7 @@ class Supervisor:
         self._keep(name, self._await_end(name))
 
     def fleet_changed(self, text: str) -> None:
-        """Shows how the fleet does, in a line."""
+        """Updates the status line of the fleet."""
         self._stack.show_fleet(text)
 
     def _slots_per_runner(self) -> int:
@@ -181,7 +181,7 @@ class Supervisor:
             self._gave_up.set()
 
     async def _await_end(self, name: str) -> None:
-        """Waits for the end of a runner that drains, however long that takes."""
+        """Waits until a draining runner exits, without a timeout."""
         await self._stack.process(name).wait()
         self._stack.forget_service(name)
 

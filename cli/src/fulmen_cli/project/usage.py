@@ -22,7 +22,7 @@ MICROS: Final = 1e6
 
 
 class By(StrEnum):
-    """By what usage is summed up."""
+    """What usage is grouped by."""
 
     ALL = "all"
     MODEL = "model"

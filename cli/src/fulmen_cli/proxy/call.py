@@ -116,7 +116,8 @@ async def call(
     stream: Annotated[bool, typer.Option("--stream", help="Stream the answer.")] = False,
     api: Annotated[CallApi, typer.Option(help="API of the call.")] = CallApi.CHAT,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Maximum tokens of the answer; of messages by default {DEFAULT_MAX_TOKENS}.")
+        int | None,
+        typer.Option(min=1, help=f"Maximum tokens of the answer; of messages by default {DEFAULT_MAX_TOKENS}."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

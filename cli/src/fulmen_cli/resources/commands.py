@@ -1,4 +1,4 @@
-"""`fulmen resources`: versioned things, such as agents, bundles, datasets, policies and routes."""
+"""`fulmen resources`: lists, shows and watches resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and contents of resources as people write and read them."""
+"""Names and contents of resources in their readable form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MESSAGES: Final[dict[str, type[Message]]] = {
 
 
 class ContentInvalid(ValueError):
-    """A content is not what its kind demands; the text says what is wrong."""
+    """The content is invalid for its kind; the text says why."""
 
 
 def resource_name(given: str) -> str:
@@ -31,7 +31,7 @@ def resource_name(given: str) -> str:
 
 
 def packed_content(kind: str, content: bytes) -> tuple[bytes, str]:
-    """Returns a content as it is stored, and its media type where its kind says that.
+    """Returns the stored form of a content, and its media type if the kind determines it.
 
     Kinds whose content is a message of the contract may be given as JSON, as text (what `resources show` prints) or as
     they are stored.
@@ -60,7 +60,7 @@ def packed_content(kind: str, content: bytes) -> tuple[bytes, str]:
 
 
 def content_text(version: resource_pb2.ResourceVersion) -> str | None:
-    """Returns the content as text, decoded if it is a message of the contract; None if it is no text."""
+    """Returns the content as text, decoding protobuf messages; None for binary content."""
     message_class = _MESSAGES.get(version.kind)
     try:
         if message_class is not None:
@@ -71,7 +71,7 @@ def content_text(version: resource_pb2.ResourceVersion) -> str | None:
 
 
 def shown_content(version: resource_pb2.ResourceVersion) -> str:
-    """Returns the content for a person, or what it is instead."""
+    """Returns the content as text, or a description of binary content."""
     text = content_text(version)
     if text is not None:
         return text

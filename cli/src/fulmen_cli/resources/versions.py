@@ -1,4 +1,4 @@
-"""`fulmen resources publish|promote|rollback|diff`: what changes resources, and what is compared before that."""
+"""`fulmen resources publish|promote|rollback|diff`: publishes, compares and promotes versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AliasOption = Annotated[str, typer.Option("--alias", help="The alias to move.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
-    """The settings of a version."""
+    """Options of a new version."""
 
     kind: Annotated[str, typer.Option(help="Kind, such as prompt; the same for all versions.")]
     content_type: Annotated[str, typer.Option(help="Media type; by default from the file name.")] = ""

@@ -1,1 +1,1 @@
-"""`fulmen rollout`, `queue`, `trace`, `spans`: what runs, what waits, and what it left."""
+"""`fulmen rollout`, `queue`, `trace` and `spans`."""

@@ -1,4 +1,4 @@
-"""`fulmen rollout`: what runs."""
+"""`fulmen rollout`: creates, lists, shows and cancels rollouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
 
 
 class State(StrEnum):
-    """States of a rollout that can be asked for."""
+    """States of a rollout to filter by."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a rollout is for."""
+    """The mode of a rollout."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -229,7 +229,7 @@ def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
 
 
 async def _agent_version(client: Client, agent: str) -> str:
-    """Returns the version to pin: the one that was named, or the newest of the named agent."""
+    """Returns the version to pin: the given one, or the latest of the agent."""
     name = agent if agent.startswith("resources/") else f"resources/agent.{agent}"
     if "/versions/" in name:
         return name
@@ -242,7 +242,7 @@ RETRY_OF: Final = "fulmen.retry_of"
 
 
 def facts_of(rollout: rollout_pb2.Rollout) -> Iterator[tuple[str, str]]:
-    """Yields what is known of a rollout, by label; an empty text is not worth a line."""
+    """Yields label and value of each line that describes a rollout; lines without a value are left out."""
     yield "rollout", rollout.name
     yield "state", " ".join(filter(None, (enum_word(rollout, "state"), enum_word(rollout, "failure_kind"))))
     yield "mode", enum_word(rollout, "mode")
@@ -263,7 +263,7 @@ def facts_of(rollout: rollout_pb2.Rollout) -> Iterator[tuple[str, str]]:
 
 
 def attempt_text(attempt: attempt_pb2.Attempt) -> str:
-    """Writes one attempt: how it ended, where and when it ran, its rewards, its outcome and what failed."""
+    """Formats one attempt: how it ended, runner, times, rewards, outcome and failure."""
     state = " ".join(filter(None, (enum_word(attempt, "state"), enum_word(attempt, "failure_kind"))))
     decided = ", decided the rollout" if attempt.final else ""
     lines = [
@@ -313,7 +313,7 @@ SILENCE_LIMIT_S: Final = 45.0
 
 
 async def watch_groups(client: Client, *, training_run: str, cursor: str, as_json: bool) -> None:
-    """Prints every finished group from the cursor on, until cancelled.
+    """Prints every finished group after the cursor, until cancelled.
 
     Raises:
         CommandFailed: if the store cannot be reached for 3 minutes.

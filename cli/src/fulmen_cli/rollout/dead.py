@@ -1,4 +1,4 @@
-"""`fulmen rollout dead` and `fulmen rollout retry`: what failed for good, and running it again."""
+"""`fulmen rollout dead` and `fulmen rollout retry`: lists and retries dead rollouts."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardOptions:
-    """How a call gets its reward."""
+    """How rewards are credited to calls."""
 
     credit: Annotated[CreditOption, typer.Option(help="How rewards are credited to calls.")] = CreditOption.FINAL
     gamma: Annotated[float | None, typer.Option(help="Discount per step, for --credit discounted.")] = None
@@ -239,7 +239,7 @@ class _Exporter:
 
 
 async def _scored(client: Client, name: str) -> dict[str, tuple[AttemptReward, ...]]:
-    """Returns the rewards of published scores by attempt; what the grader failed on is left out."""
+    """Returns the rewards of published scores by attempt; rollouts without a score are left out."""
     version = await found_scores(client, name)
     try:
         scores = read_scores(version.content)

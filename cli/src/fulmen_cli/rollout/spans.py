@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSelection:
-    """Which rollouts, and which of their spans."""
+    """The rollouts and spans to export."""
 
     training_run: Annotated[str, typer.Option(help="All rollouts of this training run.")] = ""
     rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one of its attempts. May be repeated.")] = (

@@ -107,14 +107,14 @@ _ERROR_STYLE: Final = "red"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanNode:
-    """A span, and what is written below its name."""
+    """A span and the lines below its name."""
 
     span: trace_pb2.Span
     lines: list[str]
 
 
 def grow(branch: Tree, nodes: Iterable[SpanNode]) -> None:
-    """Hangs spans below their parents; those whose parent is not there hang at the branch itself."""
+    """Adds spans below their parents; spans without a known parent go to the branch itself."""
     waiting = sorted(nodes, key=lambda node: node.span.start_time_unix_nano)
     grown: dict[bytes, Tree] = {}
     known = {node.span.span_id for node in waiting}
@@ -134,7 +134,7 @@ def grow(branch: Tree, nodes: Iterable[SpanNode]) -> None:
 
 
 def conversation_lines(request: object, answer: object) -> list[str]:
-    """Returns the last message of a request and the answer, each on a line."""
+    """Returns the last message of a request and the answer, one line each."""
     lines = []
     match request:
         case {"messages": [*_, {"role": str(role), "content": str(content)}]}:
@@ -148,7 +148,7 @@ def conversation_lines(request: object, answer: object) -> list[str]:
 
 
 def decoded(content: bytes) -> object:
-    """Returns what a JSON document holds; None if it is none."""
+    """Parses a JSON document; None if it is malformed."""
     try:
         return json.loads(content)
     except ValueError:
@@ -156,7 +156,7 @@ def decoded(content: bytes) -> object:
 
 
 def cut(text: str) -> str:
-    """Returns a text as one line that is not too long."""
+    """Returns a text as one line, truncated."""
     line = text.replace("\n", "⏎")
     return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "…"
 

@@ -231,7 +231,7 @@ def _start_supervisor(folder: StackFolder, settings: dict[str, object], *, tied:
 
 
 def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> None:
-    """Shows the table of the stack until everything serves.
+    """Shows the table of the stack until all services are ready.
 
     Raises:
         CommandFailed: if the supervisor gives up, or does not come to an end within 4 minutes.
@@ -257,7 +257,7 @@ def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> N
 
 @contextlib.contextmanager
 def _live(screen: Console) -> Iterator[Callable[[StackRecord], None]]:
-    """Yields what shows a record: a table in place on a terminal, nothing before the end elsewhere."""
+    """Yields a function that shows a record: a live table on a terminal, nothing elsewhere."""
     if not screen.is_terminal:
         yield lambda record: None
         return

@@ -1,4 +1,4 @@
-"""Gathers how a running stack does: what its supervisor noted, what each service answers, how full the queue is."""
+"""Collects the status of a running stack: its record, health checks, the queue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DISTRIBUTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackStatus:
-    """How a stack does now; `queue` is None if the store did not answer, `queue_error` says why."""
+    """The status of a stack; `queue` is None if the store did not answer, with the reason in `queue_error`."""
 
     record: StackRecord
     health: dict[str, str]
@@ -46,8 +46,8 @@ class StackStatus:
 
     @property
     def healthy(self) -> bool:
-        """True if every process is there and serves."""
-        # A runner that drains is about to go, and may no longer serve.
+        """Whether every process is running and ready."""
+        # A draining runner may no longer serve.
         staying = [service for service in self.record.services if service.state is not ServiceState.DRAINING]
         return all(
             service.state is ServiceState.READY and self.health.get(service.name, "serving") == "serving"
@@ -59,7 +59,7 @@ class StackStatus:
         return dataclasses.asdict(self) | {"healthy": self.healthy}
 
     def print(self, screen: Console) -> None:
-        """Prints everything for a person."""
+        """Prints the status."""
         screen.print(f"stack: {self.record.state}, supervisor {self.record.supervisor_pid}")
         screen.print(stack_table(self.record, health=self.health))
         screen.print("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
@@ -74,7 +74,7 @@ class StackStatus:
 
 
 def status_of(record: StackRecord) -> StackStatus:
-    """Asks every service of a stack how it does; takes a few seconds at most."""
+    """Collects the status of a stack; takes a few seconds at most."""
     return asyncio.run(_collect(record))
 
 
@@ -130,7 +130,7 @@ _STYLES = {
 
 
 def stack_table(record: StackRecord, *, health: dict[str, str] | None = None) -> Table:
-    """Makes the table of a stack.
+    """Renders the table of a stack.
 
     Args:
         record: the stack.

@@ -1,1 +1,1 @@
-"""`fulmen train`: from a `train.toml` to a trained model, in steps that each do one thing."""
+"""`fulmen train`: from a `train.toml` to a trained model."""

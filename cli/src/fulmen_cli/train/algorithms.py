@@ -1,4 +1,4 @@
-"""`fulmen algorithms`: what runs can name, and every setting of it."""
+"""`fulmen algorithms`: the available algorithms and their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs the folder of an agent as a tar.gz that depends on nothing but the files' names, contents and execute bits.
+"""Packs an agent's directory as a reproducible tar.gz of the files' names, contents and execute bits.
 
 Equal folders give equal bytes, so that an unchanged agent is recognised by its digest and published once.
 """

@@ -1,4 +1,4 @@
-"""`fulmen train`: checks everything, publishes what is needed, then runs the stages one after another."""
+"""`fulmen train`: validates the configuration, publishes its inputs, then runs the stages in order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def train(
 
 
 async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset]) -> dict[str, str]:
-    """Publishes what the runs need, after it has found what is published already; returns the versions by use."""
+    """Publishes the inputs of the runs; returns the versions by use."""
     more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
     if plan.data.rollouts:
         more["rollouts"] = plan.data.rollouts
@@ -140,14 +140,14 @@ async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What the service says of an algorithm: which inputs it reads, and whether it trains weights."""
+    """An algorithm of the service: the inputs that it reads, and whether it trains weights."""
 
     inputs: tuple[str, ...]
     trains: bool
 
 
 async def _algorithms(client: Client) -> dict[str, _Known]:
-    """Asks for the algorithms that there are."""
+    """Lists the algorithms of the service."""
     answer = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
     return {
         each.name: _Known(
@@ -170,7 +170,7 @@ class _Training:
     in_process: bool
 
     async def validate(self) -> None:
-        """Lets the service check every stage; the starting point of a later one is not known yet.
+        """Validates every stage at the service; the start version of later ones is not known yet.
 
         Before anything is published, all but the inputs is checked.
 
@@ -184,7 +184,7 @@ class _Training:
             raise ConfigError(f"{self.plan.file} is not valid; no run was created.", problems)
 
     async def run(self) -> list[StageOutcome]:
-        """Runs every stage; each begins with the policy version of the one before.
+        """Runs the stages; each starts from the policy version of the previous one.
 
         Raises:
             CommandFailed: if a stage ends otherwise than well.
@@ -200,7 +200,7 @@ class _Training:
         return outcomes
 
     async def _take_prompt(self, run: training_run_pb2.TrainingRun) -> None:
-        """Gives the stages that follow the best prompt of a stage that searched for one."""
+        """Passes the best prompt of a search on to the following stages."""
         if run.algorithm == SEARCHES_PROMPTS:
             self.inputs["prompt"] = await best_prompt(self.client, run.inputs["prompt"])
 

@@ -1,4 +1,4 @@
-"""`fulmen train --in-process`: a training with all its services in this process, so that breakpoints work everywhere."""
+"""`fulmen train --in-process`: a training with all services in this process, so that breakpoints work everywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITH_ROLLOUTS: Final = frozenset({"grpo", "replay"})
 
 
 def run_training(train: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:
-    """Runs `train`, with a stack of its own in this process if that is asked for."""
+    """Runs `train`, with a stack in this process if `in_process` is set."""
     if not given["in_process"]:
         run_at_once(train, connection, given)
         return
@@ -56,7 +56,7 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
 
     if not folder.is_running():
         if folder.database.exists():
-            # Left by one that was killed.
+            # A killed process left it running.
             EmbeddedPostgres(folder.database).stop()
         shutil.rmtree(folder.path, ignore_errors=True)
     folder.create()
@@ -65,7 +65,7 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
 
 
 def unhurried(config: TrainConfig) -> TrainConfig:
-    """Returns a configuration whose agents run in the runner, where a debugger reaches them, for as long as they like."""
+    """Returns a configuration whose agents run inside the runner, where a debugger reaches them, without a timeout."""
     stages = tuple(
         replace(stage, settings={ROLLOUT_TIMEOUT: MAX_ROLLOUT_S, **stage.settings})
         if stage.algorithm in _WITH_ROLLOUTS

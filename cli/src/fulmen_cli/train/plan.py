@@ -1,4 +1,4 @@
-"""Makes the training runs of a configuration: one per stage, each beginning where the one before ended."""
+"""Builds the training runs of a configuration: one per stage, each starting where the previous one ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_ID_LENGTH: Final = 63
 
 
 def run_id(config_name: str, stamp: str, number: int, stage: StageConfig) -> str:
-    """Names a stage's run, such as `arithmetic-20260314-101500-x7k2-1-sft`."""
+    """Returns the id of a stage's run, such as `arithmetic-20260314-101500-x7k2-1-sft`."""
     # Names of algorithms may have underscores, ids of runs may not.
     algorithm = stage.algorithm.replace("_", "-")
     return f"{config_name}-{stamp}-{number}-{algorithm}"[:MAX_ID_LENGTH].rstrip("-")
@@ -36,7 +36,7 @@ def training_run(
     start_version: str,
     trains: bool = True,
 ) -> training_run_pb2.TrainingRun:
-    """Makes the run of a stage.
+    """Builds the run of a stage.
 
     Args:
         config: the configuration.

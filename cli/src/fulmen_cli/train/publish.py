@@ -1,4 +1,4 @@
-"""Publishes what a training needs: bundle, agent and datasets; what has not changed keeps its version."""
+"""Publishes the inputs of a training: bundle, agent and datasets. Unchanged content keeps its version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATASET_CONTENT_TYPE = "application/jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The pinned versions, by the use that a training run has for them, and which of them are new."""
+    """The pinned versions by use, and the new ones among them."""
 
     inputs: dict[str, str]
     new: tuple[str, ...]
@@ -35,7 +35,7 @@ class Published:
 async def publish(
     client: Client, *, name: str, agent: AgentConfig, bundle: Bundle, datasets: dict[str, Dataset]
 ) -> Published:
-    """Publishes everything, the agent after the bundle that it names.
+    """Publishes all inputs, the bundle before the agent that names it.
 
     Args:
         client: the services.
@@ -78,21 +78,21 @@ async def published_prompt(client: Client, name: str, path: Path) -> str:
 
 
 async def best_prompt(client: Client, first: str) -> str:
-    """Returns the version that a search found best, which began with version `first`."""
+    """Returns the best version of a search that began with version `first`."""
     alias = f"{first.partition('/versions/')[0]}/aliases/{BEST_ALIAS}"
     answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[alias]))
     return str(answer.resources[0].name)
 
 
 class Publisher:
-    """Publishes contents that are not published yet; `new` are the names of the versions that it made."""
+    """Publishes contents unless they are the latest version; `new` lists the versions created."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.new: list[str] = []
 
     async def put(self, resource_id: str, kind: str, content_type: str, content: bytes) -> str:
-        """Returns the version that holds this content, publishing it if it is not the latest."""
+        """Returns the version with this content, publishing it if it is not the latest."""
         latest = await self._latest(resource_id)
         if latest is not None and latest.sha256 == hashlib.sha256(content).digest() and latest.kind == kind:
             return str(latest.name)

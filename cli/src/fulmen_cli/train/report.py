@@ -1,4 +1,4 @@
-"""Writes what came of a training: `report.md`, `curve.png`, and the lines that are printed at the end."""
+"""Writes the report of a training: `report.md`, `curve.png`, and the lines printed at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AFTER = "validation_accuracy_after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutcome:
-    """One finished stage: its run, how long it took in seconds, and the service's report of it."""
+    """A finished stage: its run, duration in seconds, and the service's report."""
 
     run: training_run_pb2.TrainingRun
     seconds: float
@@ -45,12 +45,12 @@ class StageOutcome:
 
 
 def compared_stage(outcomes: list[StageOutcome]) -> StageOutcome | None:
-    """Returns the last stage that was measured before and after; None if none was."""
+    """Returns the last stage with validation before and after; None if there is none."""
     return next((each for each in reversed(outcomes) if {BEFORE, AFTER} <= set(each.run.results)), None)
 
 
 def accuracy_line(outcomes: list[StageOutcome]) -> str:
-    """Returns the machine-readable last line; empty if no stage measured anything.
+    """Returns the machine-readable last line; empty if no stage was validated.
 
     Of several stages that did, the last one counts: the figure is what the reinforcement learning itself has added.
     """
@@ -68,7 +68,7 @@ def accuracy_line(outcomes: list[StageOutcome]) -> str:
 def print_summary(
     screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
 ) -> None:
-    """Prints the table, the sample, and where everything is; `has_store` tells whether traces can be asked for later."""
+    """Prints the table, the sample and the paths; `has_store` says whether traces can be read later."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "steps", "time", "validation before", "after", "policy version"):
         table.add_column(column, justify="left" if column in ("stage", "policy version") else "right")
@@ -118,7 +118,7 @@ def _summary(outcomes: list[StageOutcome]) -> str:
 
 
 def trained_model(outcomes: list[StageOutcome]) -> str:
-    """Returns the folder of the last stage that trained one; empty if none did."""
+    """Returns the model directory of the last stage that trained one; empty if none did."""
     return next((outcome.run.model_path for outcome in reversed(outcomes) if outcome.run.model_path), "")
 
 
@@ -150,7 +150,7 @@ MAX_TEXT: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One rollout: what the agent was given, what came out, and its reward; None if it has none."""
+    """One rollout: input, outcome and reward, None without one."""
 
     rollout: str
     task: str
@@ -167,7 +167,7 @@ class SamplePair:
 
 
 async def sample_before_and_after(client: Client, training_run: str) -> SamplePair | None:
-    """Picks the validation task whose reward grew most; None if nothing was validated twice.
+    """Picks the validation task whose reward grew most; None without two validations.
 
     Raises:
         FulmenError: if the store refuses or cannot be reached.

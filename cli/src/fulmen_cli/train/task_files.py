@@ -1,4 +1,4 @@
-"""Reads and checks the JSONL files of a training: every malformed line of every file is reported at once."""
+"""Reads and validates the JSONL files of a training; reports all malformed lines at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MESSAGE_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """One checked file.
+    """A validated file.
 
     Attributes:
         use: the training run's input that it becomes, such as `train_tasks`.
@@ -39,7 +39,7 @@ class Dataset:
 
     @property
     def sha256(self) -> bytes:
-        """The digest by which an unchanged file is recognised."""
+        """Digest that identifies the content."""
         return hashlib.sha256(self.content).digest()
 
 
@@ -87,7 +87,7 @@ def _read(use: str, path: Path, rule: Callable[[dict[str, Any]], str], problems:
 
 
 def _problem(line: bytes, rule: Callable[[dict[str, Any]], str]) -> str:
-    """Says what is wrong with a line; empty if nothing is."""
+    """Returns the problem of a line; empty if it is valid."""
     if len(line) > MAX_TASK_BYTES:
         return f"the line has {len(line)} bytes, maximum {MAX_TASK_BYTES}"
     try:

@@ -1,1 +1,1 @@
-"""`fulmen rollout rescore`: stored rollouts under another grader, and where the scores are kept until all are there."""
+"""`fulmen rollout rescore`: scores stored rollouts with another grader."""

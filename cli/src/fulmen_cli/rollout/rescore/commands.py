@@ -68,7 +68,7 @@ class SelectionOptions:
 
     @property
     def source(self) -> Source:
-        """The selection as it is published with the scores."""
+        """The selection, as published with the scores."""
         states = ("succeeded", "failed") if self.include_failed else ("succeeded",)
         return Source(training_run=run_name(self.run), filter=self.where, states=states)
 
@@ -151,7 +151,7 @@ class _Job:
     partial: Partial
 
     async def score(self, bench: Bench, concurrency: int, limit: int | None) -> list[Compared]:
-        """Scores what the source selects and shows how far it is.
+        """Scores the selected rollouts and shows progress.
 
         Raises:
             CommandFailed: if the grader cannot be loaded, or nothing is selected.
@@ -190,7 +190,7 @@ class _Job:
         return results
 
     async def publish(self, name: str, results: Sequence[Compared]) -> str:
-        """Publishes the scores, unless the latest version is the same; returns its name.
+        """Publishes the scores unless the latest version is identical; returns its name.
 
         Raises:
             CommandFailed: if they are too large for one resource.
@@ -204,7 +204,7 @@ class _Job:
 
 
 def _check_failures(results: Sequence[Compared], max_failed: int) -> None:
-    """Raises CommandFailed with every rollout that the grader failed on, if those are too many."""
+    """Raises CommandFailed with all problems, if there are too many."""
     problems = [
         f"  {each.score.rollout}: {each.score.problem.kind}: {each.score.problem.message.strip()}"
         for each in results
@@ -227,7 +227,7 @@ def _check_failures(results: Sequence[Compared], max_failed: int) -> None:
 
 
 def _show(results: Sequence[Compared], output: Output) -> None:
-    """Shows old and new rewards side by side."""
+    """Prints old and new rewards side by side."""
     if output is Output.JSON:
         rows = [
             {

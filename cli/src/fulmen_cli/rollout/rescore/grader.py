@@ -1,4 +1,4 @@
-"""Which grader scores: read from options, checked like `[agent]` of a `train.toml`, packed with its files."""
+"""The grader of a rescoring: read from options, validated like `[agent]` of a `train.toml`, packed with its files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenGrader:
-    """A grader and its files, packed; a judge has none."""
+    """A grader and its packed files; a judge has none."""
 
     identity: GraderIdentity
     spec: agent_spec_pb2.Grader

@@ -1,4 +1,4 @@
-"""What has been scored so far, in a file, so that a rescoring that was stopped goes on where it was.
+"""The scores so far, in a file from which an interrupted rescoring resumes.
 
 Invariant: a line is there as a whole or does not count; only scores are kept, so what failed is tried again.
 """
@@ -33,13 +33,13 @@ class Compared:
 
 @dataclass(slots=True, kw_only=True)
 class Partial:
-    """The results so far, by rollout."""
+    """Results so far, by rollout."""
 
     done: dict[str, Compared]
     file: BinaryIO | None = field(repr=False)
 
     def add(self, result: Compared) -> None:
-        """Keeps a result; a score is in the file when this returns.
+        """Adds a result; a score is in the file when this returns.
 
         Raises:
             CommandFailed: if the file cannot be written.
@@ -55,14 +55,14 @@ class Partial:
 
 
 def partial_path(state_dir: Path, grader: GraderIdentity, source: Source, store: str) -> Path:
-    """Returns the file of one grader over one selection of one store."""
+    """Returns the path for one grader, selection and store."""
     key = json.dumps([grader.digest, asdict(source), store], sort_keys=True)
     return state_dir / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]}.jsonl"
 
 
 @contextmanager
 def opened(path: Path | None, *, restart: bool = False) -> Iterator[Partial]:
-    """Opens the results of before, if there are any; None keeps them in memory alone.
+    """Opens the results of an earlier run, if any; None keeps results in memory alone.
 
     Raises:
         CommandFailed: if the file cannot be used, or another process is at the same work.
@@ -82,13 +82,13 @@ def opened(path: Path | None, *, restart: bool = False) -> Iterator[Partial]:
             text = f"The same rescoring is under way in another process, which holds {path}."
             raise CommandFailed(text, exit_code=Exit.CONFLICT) from None
         known, whole = ({}, 0) if restart else _read(file)
-        # What a killed process left of its last line.
+        # Drop the incomplete last line of a killed process.
         file.truncate(whole)
         yield Partial(done=known, file=file)
 
 
 def _read(file: BinaryIO) -> tuple[dict[str, Compared], int]:
-    """Returns the results up to the first line that is not whole, and where that begins."""
+    """Returns the results before the first incomplete line, and the offset of that line."""
     found: dict[str, Compared] = {}
     whole = 0
     file.seek(0)

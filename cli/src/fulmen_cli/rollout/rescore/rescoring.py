@@ -1,4 +1,4 @@
-"""Reads stored rollouts and lets a grader score them, a few at once.
+"""Scores stored rollouts with a grader, a few at once.
 
 Invariant: what is held in memory is a page of names, the rollouts that are being scored, and the scores.
 """

@@ -1,4 +1,4 @@
-"""What another grader changes: means, orders within groups, and what failed."""
+"""Summary of a rescoring: means, changed orders within groups, failures; and finding published scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Summary", "found_scores", "summary_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures over all results.
+    """Metrics over all results.
 
     Attributes:
         rollouts: How many there are.
@@ -42,7 +42,7 @@ class Summary:
     failures: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures as JSON-ready values."""
+        """Returns the metrics as JSON-ready values."""
         return {
             "rollouts": self.rollouts,
             "scored": self.scored,
@@ -52,7 +52,7 @@ class Summary:
         }
 
     def lines(self) -> list[str]:
-        """Says the same to a person."""
+        """Returns the metrics as lines of text."""
         said = [f"{self.scored} of {self.rollouts} rollouts scored."]
         if self.old_mean is not None and self.new_mean is not None:
             said.append(f"mean reward {self.old_mean:.4g} -> {self.new_mean:.4g}")
@@ -64,7 +64,7 @@ class Summary:
 
 
 def summary_of(results: Sequence[Compared]) -> Summary:
-    """Computes the figures."""
+    """Computes the summary."""
     pairs: list[tuple[float, float]] = []
     groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for each in results:
@@ -88,7 +88,7 @@ def summary_of(results: Sequence[Compared]) -> Summary:
 
 
 def _moved(group: Sequence[tuple[float, float]]) -> int:
-    """Counts members that have more or fewer members below them than before."""
+    """Counts group members whose rank within the group changed."""
 
     def ranks(values: list[float]) -> list[int]:
         return [sum(other < value for other in values) for value in values]
@@ -98,7 +98,7 @@ def _moved(group: Sequence[tuple[float, float]]) -> int:
 
 
 async def found_scores(client: Client, given: str) -> resource_pb2.ResourceVersion:
-    """Returns the version with its content; without `@version` the latest. After `@` an alias is possible, too.
+    """Returns the published scores of a name such as `scores.better@3`, by default the latest; an alias may follow the `@`.
 
     Raises:
         CommandFailed: if there is none, or it is something else.
