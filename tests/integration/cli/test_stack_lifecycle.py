@@ -73,7 +73,7 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     assert status["queue"] is not None
 
     again = fulmen("up", *there)
-    assert "already runs" in again.stdout
+    assert "already running" in again.stdout
 
     first = pids(state)
     created = json.loads(
@@ -123,7 +123,7 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) ->
         failed = fulmen("up", "--state-dir", str(state), "--port", f"store={port}", check=False)
 
     assert failed.returncode != 0
-    assert failed.stderr.startswith(f"error: The port is in use: store={port}.")
+    assert failed.stderr.startswith(f"error: Port in use: store={port}.")
     assert "Traceback" not in failed.stderr
     assert not StackFolder(state).is_running()
     assert not EmbeddedPostgres(state / "postgres").log_file.exists()

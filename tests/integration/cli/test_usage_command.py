@@ -15,6 +15,7 @@ from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
+from tests.support.cli.screens import check_screen
 from tests.support.postgres import shared_server
 from tests.support.store.running import StoreHandle, create, running_store
 
@@ -53,8 +54,7 @@ async def test_usage_is_shown_with_tokens_and_dollars(store: StoreHandle) -> Non
     )
     await stubs.usage.SyncUsage(request)
     shown = (await fulmen(store, "usage", "--run", "demo", "--by", "rollout")).stdout
-    assert shown.splitlines()[1].split() == [rollout, "3", "1", "120,000", "0", "4", "1.2500"]
-    assert "(none)" in (await fulmen(store, "usage", "--by", "backend")).stdout
+    check_screen("usage", shown + (await fulmen(store, "usage", "--by", "backend")).stdout)
     as_json = json.loads((await fulmen(store, "usage", "--by", "all", "--days", "1", "-o", "json")).stdout)
     assert as_json == [
         {

@@ -112,7 +112,7 @@ def test_down_without_a_stack_changes_nothing(tmp_path: Path) -> None:
     result = runner.invoke(app, ["down", "--state-dir", str(tmp_path / "none")])
 
     assert result.exit_code == 0
-    assert "No stack runs" in result.output
+    assert "No stack is running" in result.output
     assert not (tmp_path / "none").exists()
 
 

@@ -98,7 +98,7 @@ def test_what_is_not_toml_is_one_clear_error(folder: Path) -> None:
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load_train_config(tmp_path / "none.toml")
 
 

@@ -90,7 +90,7 @@ class ExchangeEvents:
         return self._branch >= self._asked.rollback_count and self.step >= self._asked.step
 
     def check(self) -> None:
-        """Sees to it that the events goes on.
+        """Raises if the events can no longer be followed.
 
         Raises:
             CommandFailed: if the service could not be reached for 3 minutes.
@@ -145,8 +145,8 @@ async def follow_events(client: Client, run: training_run_pb2.TrainingRun) -> As
 
     following = asyncio.create_task(follow(), name="exchange-events")
     try:
-        # A run that has ended has a last event; of one that goes on nothing says which event is the newest. What counts
-        # are looks, not the clock: while this process itself was services up, nothing could be heard.
+        # Only a run that has ended has a last event; nothing marks the newest one of a run that continues. Intervals are
+        # counted instead of reading the clock: events cannot arrive while this process is suspended.
         while not following.done() and left_s > 0:
             await asyncio.wait({following}, timeout=POLL_INTERVAL_S)
             left_s -= POLL_INTERVAL_S

@@ -168,7 +168,7 @@ async def list_projects(connection: Connection, output: OutputOption = Output.TA
     rows = [
         (each.name, str(each.weight), _limit(each.max_running), _limit(each.max_queued), _kept(each)) for each in found
     ]
-    columns = ("project", "weight", "may run", "may wait", "kept")
+    columns = ("project", "weight", "max running", "max queued", "retention")
     print_rows(output, columns, rows, messages=found, empty="No projects.")
 
 
@@ -224,21 +224,21 @@ def _show(project: pb.Project, output: Output) -> None:
     facts = [
         ("project", project.name),
         ("weight", str(project.weight)),
-        ("may run", _limit(project.max_running)),
-        ("may wait", _limit(project.max_queued)),
-        ("kept", _kept(project)),
+        ("max running", _limit(project.max_running)),
+        ("max queued", _limit(project.max_queued)),
+        ("retention", _kept(project)),
         ("rules", ", ".join(switched) or "the defaults"),
         ("limits", ", ".join(_limits_set(project.model_limits)) or "none"),
         ("created", when(project.create_time)),
     ]
     screen = console()
     for label, value in facts:
-        screen.print(f"{label:<10}{value}", markup=False, soft_wrap=True)
+        screen.print(f"{label:<14}{value}", markup=False, soft_wrap=True)
 
 
 def _limit(value: int) -> str:
-    return str(value) if value else "any number"
+    return str(value) if value else "unlimited"
 
 
 def _kept(project: pb.Project) -> str:
-    return f"{project.retention.ToSeconds() / SECONDS_PER_DAY:g} days" if project.HasField("retention") else "for ever"
+    return f"{project.retention.ToSeconds() / SECONDS_PER_DAY:g} days" if project.HasField("retention") else "unlimited"

@@ -169,7 +169,7 @@ def _print(news: route_service_pb2.WatchRoutesResponse, *, as_json: bool) -> Non
     for route in news.routes:
         screen.print(Text(f"{now}  {route.name}  version {route.version}: {_words(route)}"), soft_wrap=True)
     for name in news.removed:
-        screen.print(Text(f"{now} {name} deleted"), soft_wrap=True)
+        screen.print(Text(f"{now}  {name}  deleted"), soft_wrap=True)
     sys.stdout.flush()
 
 

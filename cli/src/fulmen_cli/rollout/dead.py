@@ -82,7 +82,7 @@ async def retry(
     async with connection.open() as client:
         created = await _by_name(client, rollouts) if rollouts else await _by_filter(client, where, run_name(run))
     rows = [(each.metadata.get(RETRY_OF, ""), each.name, enum_word(each, "state")) for each in created]
-    print_rows(output, ("ran", "runs again as", "state"), rows, messages=created, empty="Nothing to run again.")
+    print_rows(output, ("ran", "runs again as", "state"), rows, messages=created, empty="Nothing to retry.")
 
 
 async def _by_name(client: Client, names: list[str]) -> list[rollout_pb2.Rollout]:

@@ -87,7 +87,7 @@ def _check_link(folder: Path, path: Path) -> None:
     if not target.is_relative_to(folder) or target.is_dir():
         raise ConfigError(
             "The agent's folder cannot be packed; nothing was created.",
-            [f"{path}: a link to {target}, which is outside the directory"],
+            [f"{path}: a link to {target}; only links to files inside the directory can be packed"],
         )
 
 

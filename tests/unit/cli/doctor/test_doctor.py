@@ -100,7 +100,7 @@ def bearer(**claims: object) -> str:
 
 @pytest.mark.parametrize(
     ("days", "ok", "said"),
-    [(30, True, "good for 30 days"), (3, None, "good for 3 days"), (-2, False, "expired 2 days ago")],
+    [(30, True, "valid for 30 days"), (3, None, "valid for 3 days"), (-2, False, "expired 2 days ago")],
 )
 def test_a_token_that_ends_soon_is_worth_knowing_and_one_that_has_ended_is_a_failure(
     days: int, ok: bool | None, said: str

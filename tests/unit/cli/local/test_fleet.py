@@ -31,7 +31,7 @@ def test_a_range_is_a_number_auto_or_auto_with_limits() -> None:
     "text", ["", "65", "-1", "auto:", "auto:0-3", "auto:4-3", "auto:1-65", "auto:1", "many", "1-3"]
 )
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"runners|write"):
+    with pytest.raises(ValueError, match="must be"):
         fleet_range(text)
 
 

@@ -34,7 +34,7 @@ def test_each_column_is_the_mean_of_its_steps_and_a_dot_where_nothing_was_measur
     assert _sparkline(curve, low=0.0, high=1.0, last_step=last_step) == drawn
 
 
-def test_a_long_curve_fits_the_width_and_a_flat_one_is_sparkline() -> None:
+def test_a_long_curve_fits_the_width_and_a_flat_one_is_a_line() -> None:
     assert _sparkline([(n, n / 999) for n in range(1000)], low=0.0, high=1.0, last_step=999)[0::59] == "▁█"
     assert _sparkline([(0, 3.0), (1, 3.0)], low=3.0, high=3.0, last_step=1) == "▁▁"
 
@@ -43,7 +43,7 @@ def test_only_what_differs_is_listed_and_what_one_has_not_is_a_dash() -> None:
     assert differing({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == {"b": ("2", "3"), "c": ("–", "4")}
 
 
-def histories(name: str, *steps: dict[str, float]) -> RunHistory:
+def history(name: str, *steps: dict[str, float]) -> RunHistory:
     return RunHistory(
         run=training_run_pb2.TrainingRun(name=f"trainingRuns/{name}"),
         steps=[training_run_pb2.StepMetrics(step=number, values=values) for number, values in enumerate(steps, 1)],
@@ -52,37 +52,37 @@ def histories(name: str, *steps: dict[str, float]) -> RunHistory:
 
 def test_the_curves_become_a_picture(tmp_path: Path) -> None:
     file = tmp_path / "curves.png"
-    _save_picture(file, [histories("a", {"loss": 2.0}, {"loss": 1.0}), histories("b", {"loss": 2.5})])
+    _save_picture(file, [history("a", {"loss": 2.0}, {"loss": 1.0}), history("b", {"loss": 2.5})])
 
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="Neither run"):
-        _save_picture(tmp_path / "curves.png", [histories("a"), histories("b", {"step_seconds": 1.0})])
+        _save_picture(tmp_path / "curves.png", [history("a"), history("b", {"step_seconds": 1.0})])
 
 
 def test_runs_that_differ_in_times_alone_are_the_same() -> None:
-    first = histories("a", {"loss": 2.0, "step_seconds": 1.0}, {"loss": 1.0, "step_seconds": 1.0})
-    second = histories("b", {"loss": 2.0, "step_seconds": 3.0}, {"loss": 1.0, "step_seconds": 2.0})
+    first = history("a", {"loss": 2.0, "step_seconds": 1.0}, {"loss": 1.0, "step_seconds": 1.0})
+    second = history("b", {"loss": 2.0, "step_seconds": 3.0}, {"loss": 1.0, "step_seconds": 2.0})
 
     assert first_deviation(first, second) is None
 
 
 def test_the_first_step_that_differs_is_named_also_where_one_run_lacks_it() -> None:
-    first = histories("a", {"loss": 2.0}, {"loss": 1.0}, {"loss": 0.5})
+    first = history("a", {"loss": 2.0}, {"loss": 1.0}, {"loss": 0.5})
 
-    assert first_deviation(first, histories("b", {"loss": 2.0}, {"loss": 1.5}, {"loss": 0.5})) == Deviation(
-        step=2, figure="loss", before=1.0, after=1.5
+    assert first_deviation(first, history("b", {"loss": 2.0}, {"loss": 1.5}, {"loss": 0.5})) == Deviation(
+        step=2, metric="loss", before=1.0, after=1.5
     )
-    assert first_deviation(first, histories("b", {"loss": 2.0}, {"loss": 1.0})) == Deviation(
-        step=3, figure="loss", before=0.5, after=None
+    assert first_deviation(first, history("b", {"loss": 2.0}, {"loss": 1.0})) == Deviation(
+        step=3, metric="loss", before=0.5, after=None
     )
 
 
 def test_what_is_no_number_twice_is_the_same() -> None:
-    assert first_deviation(histories("a", {"loss": float("nan")}), histories("b", {"loss": float("nan")})) is None
-    assert first_deviation(histories("a", {"loss": float("nan")}), histories("b", {"loss": 1.0})) is not None
+    assert first_deviation(history("a", {"loss": float("nan")}), history("b", {"loss": float("nan")})) is None
+    assert first_deviation(history("a", {"loss": float("nan")}), history("b", {"loss": 1.0})) is not None
 
 
 class Stream:
@@ -144,7 +144,7 @@ OLD = (state(RUNNING), step(1, loss=5), step(2, loss=4), step(3, loss=3))
 
 
 @pytest.mark.parametrize("closes", [True, False])
-async def test_a_run_that_ended_and_was_rolled_back_has_the_figures_of_its_last_branch(closes: bool) -> None:
+async def test_a_run_that_ended_and_was_rolled_back_has_the_metrics_of_its_last_branch(closes: bool) -> None:
     ended = state(SUCCEEDED, step=3)
     back = state(RUNNING, step=1, rolled_back=1)
     service = Service(
@@ -153,7 +153,7 @@ async def test_a_run_that_ended_and_was_rolled_back_has_the_figures_of_its_last_
     assert await curve(service) == [(1, 5), (2, 2), (3, 1)]
 
 
-async def test_a_run_that_goes_on_after_a_rollback_has_no_figure_that_was_taken_back() -> None:
+async def test_a_run_that_goes_on_after_a_rollback_has_no_discarded_metric() -> None:
     back = state(RUNNING, step=1, rolled_back=1)
     assert await curve(Service(*OLD, back, closes=False)) == [(1, 5)]
     assert await curve(Service(*OLD, back, step(2, loss=2), closes=False, step=2)) == [(1, 5), (2, 2)]

@@ -66,7 +66,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "agent" / "link.txt").symlink_to(tmp_path / "secret.txt")
 
-    with pytest.raises(ConfigError, match="only links to files inside the folder"):
+    with pytest.raises(ConfigError, match="only links to files inside the directory"):
         pack_bundle(tmp_path / "agent")
 
 

@@ -1,4 +1,4 @@
-"""What a run's stream says of its exchange, put together; and how numbers are written."""
+"""The exchange of a run, collected from its events and shards; and how numbers are formatted."""
 
 from __future__ import annotations
 
@@ -38,59 +38,59 @@ def notice(message: str, severity: str = "info") -> Event:
     return Event(notice=training_run_pb2.RunNotice(severity=severity, message=message))
 
 
-def events(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -> ExchangeEvents:
-    told = ExchangeEvents(run=asked or run())
+def history(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -> ExchangeEvents:
+    shown = ExchangeEvents(run=asked or run())
     for event in events:
-        told.add(event)
-    return told
+        shown.add(event)
+    return shown
 
 
-def test_the_newest_value_of_each_figure_of_the_exchange_counts_with_its_step() -> None:
-    told = events(
+def test_the_newest_value_of_each_metric_of_the_exchange_counts_with_its_step() -> None:
+    shown = history(
         step(1, loss=2.0, exchange_ratio=4.0, exchange_cosine=0.9),
         step(2, loss=1.0, exchange_ratio=16.0),
     )
 
-    assert told.step == 2
-    assert told.metrics == {
+    assert shown.step == 2
+    assert shown.metrics == {
         "exchange_ratio": Metric(step=2, value=16.0),
         "exchange_cosine": Metric(step=1, value=0.9),
     }
 
 
 def test_the_share_of_an_exchange_is_that_of_the_time_that_training_took_so_far() -> None:
-    told = events(
+    shown = history(
         step(1, spent_train_seconds=1.0, spent_start_seconds=7.0),
         step(2, exchange_ratio=4.0, spent_train_seconds=3.0, spent_exchange_seconds=1.0),
     )
 
-    assert told.share == Metric(step=2, value=0.25)
+    assert shown.share == Metric(step=2, value=0.25)
 
 
 def test_a_run_without_an_exchange_has_no_share_of_it() -> None:
-    told = events(step(1, spent_train_seconds=1.0))
+    shown = history(step(1, spent_train_seconds=1.0))
 
-    assert told.share is None
-    assert not told.any_exchange
+    assert shown.share is None
+    assert not shown.any_exchange
 
 
 def test_what_a_rollback_has_taken_back_is_not_shown() -> None:
-    told = events(
+    shown = history(
         step(1, exchange_ratio=4.0),
         step(5, exchange_cosine=0.9),
         Event(run=run(1, rollbacks=1)),
         step(2, exchange_ratio=16.0),
     )
 
-    assert told.metrics == {"exchange_ratio": Metric(step=2, value=16.0)}
+    assert shown.metrics == {"exchange_ratio": Metric(step=2, value=16.0)}
 
 
-def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() -> None:
+def test_only_what_was_decided_on_the_exchange_is_shown_and_of_that_the_newest() -> None:
     texts = [f"round {number}" for number in range(NOTICES_KEPT + 3)]
-    told = events(notice("Goes on."), *(notice(f"exchange: {text}", "warning") for text in texts))
+    shown = history(notice("Goes on."), *(notice(f"exchange: {text}", "warning") for text in texts))
 
-    assert [each.message for each in told.notices] == texts[-NOTICES_KEPT:]
-    assert {each.severity for each in told.notices} == {"warning"}
+    assert [each.message for each in shown.notices] == texts[-NOTICES_KEPT:]
+    assert {each.severity for each in shown.notices} == {"warning"}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,10 @@ def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() 
         ([step(3), Event(run=run(2, rollbacks=1)), step(3)], True),
     ],
 )
-def test_a_story_has_come_to_where_the_run_was_in_its_last_branch(events: Sequence[Event], is_current: bool) -> None:
-    assert events(*events, asked=run(3, rollbacks=1)).is_current is is_current
+def test_events_are_current_once_they_reach_the_step_of_the_run_in_its_last_branch(
+    events: Sequence[Event], is_current: bool
+) -> None:
+    assert history(*events, asked=run(3, rollbacks=1)).is_current is is_current
 
 
 class Service:
@@ -142,22 +144,22 @@ class Service:
         self.cancelled = True
 
 
-async def test_the_story_of_a_run_that_goes_on_is_told_as_far_as_it_is() -> None:
+async def test_the_events_of_a_running_run_are_followed_up_to_now() -> None:
     service = Service([Event(run=run()), step(1, exchange_ratio=4.0)])
-    async with follow_events(cast(Client, service), run(1)) as told:
-        told.check()
-        assert told.metrics == {"exchange_ratio": Metric(step=1, value=4.0)}
+    async with follow_events(cast(Client, service), run(1)) as shown:
+        shown.check()
+        assert shown.metrics == {"exchange_ratio": Metric(step=1, value=4.0)}
 
     assert service.cancelled
 
 
-async def test_the_story_of_a_run_that_has_ended_is_told_to_its_end() -> None:
+async def test_the_events_of_an_ended_run_are_read_to_the_end() -> None:
     service = Service([step(1), Event(run=run(1, state=SUCCEEDED))])
-    async with follow_events(cast(Client, service), run(1, state=SUCCEEDED)) as told:
-        assert told.run.state == SUCCEEDED
+    async with follow_events(cast(Client, service), run(1, state=SUCCEEDED)) as shown:
+        assert shown.run.state == SUCCEEDED
 
 
-async def test_a_service_that_refuses_is_heard() -> None:
+async def test_a_refusal_of_the_service_is_raised() -> None:
     with pytest.raises(TrainingRunNotFound):
         async with follow_events(cast(Client, Service([], refuses=True)), run()):
             pass
@@ -220,5 +222,5 @@ def test_sizes_have_three_digits(size_bytes: float, text: str) -> None:
     ("name", "text"),
     [("sent_bytes", "2 B"), ("wait_seconds", "2 s"), ("ratio", "2x"), ("late_share", "200 %"), ("cosine", "2")],
 )
-def test_a_figure_is_written_in_the_unit_of_its_name(name: str, text: str) -> None:
+def test_a_metric_is_formatted_in_the_unit_of_its_name(name: str, text: str) -> None:
     assert amount(name, 2.0) == text
