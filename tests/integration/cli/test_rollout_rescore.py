@@ -219,7 +219,7 @@ async def test_a_dry_run_shows_both_rewards_and_keeps_nothing(
 
 async def test_usage_errors_name_what_to_do(store: StoreHandle, rollouts: list[str], folder: Path) -> None:
     for arguments, text in (
-        (["--name", "x"], "Name what scores"),
+        (["--name", "x"], "Give one grader"),
         (["--grader", "graders.py:longest"], "Give the scores a name"),
         (["--grader", "nowhere.py:grade", "--name", "x"], "nowhere.py"),
         (["--judge-model", "m", "--judge-min", "9", "--judge-max", "3", "--name", "x"], "must be more than min"),
