@@ -1,4 +1,4 @@
-"""Fulmen's SDK. What agents use is here, and is imported when it is first used: `import fulmen` costs next to nothing."""
+"""Fulmen's SDK: the API for agents. Everything is imported at first use, so `import fulmen` is cheap."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

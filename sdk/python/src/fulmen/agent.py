@@ -1,4 +1,4 @@
-"""What an agent may know of the attempt that it runs in. Agents need none of it: the environment says the same.
+"""The current attempt, for agents that want to know. The environment has the same information.
 
 Invariant: the current attempt lives in a context variable, so that any number of attempts share one process; it is
 carried into tasks, and by the runner into threads.
@@ -30,7 +30,7 @@ RewardKey = tuple[str, int | None, bytes]
 
 
 class NotInAttempt(RuntimeError):
-    """Something that belongs to an attempt was used outside of one."""
+    """Raised when an API of attempts is used outside of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ _acting: ContextVar[str] = ContextVar("fulmen_acting", default="")
 
 
 def current() -> Context | None:
-    """Returns the attempt that this code runs in, or None outside of one."""
+    """Returns the current attempt; None outside of one."""
     return _current.get()
 
 
@@ -136,12 +136,12 @@ def prompt(default: str | None = None, *, name: str = "prompt") -> str:
 
 
 def current_step() -> int | None:
-    """Returns the step that this code belongs to; None outside of generators of steps."""
+    """Returns the current step; None outside of generators of steps."""
     return _step.get()
 
 
 def begin_step(step: int | None) -> None:
-    """Says which step begins in this context; None ends the last one. For what runs generators of steps."""
+    """Sets the current step; None ends the last one. For code that runs generators of steps."""
     _step.set(step)
 
 
@@ -152,7 +152,7 @@ def acting_agent() -> str:
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Gives the model calls of the body an agent name, such as `GRADER_AGENT`."""
+    """Sets the agent name of model calls in the body, such as `GRADER_AGENT`."""
     token = _acting.set(name)
     try:
         yield
@@ -177,7 +177,7 @@ def require_current() -> Context:
 
 @contextmanager
 def entered(context: Context) -> Iterator[Context]:
-    """Makes an attempt the current one for the body; used by runners and by tests of agents."""
+    """Sets the current attempt for the body; for runners and tests."""
     token = _current.set(context)
     try:
         yield context

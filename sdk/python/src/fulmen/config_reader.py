@@ -1,4 +1,4 @@
-"""Takes parsed TOML tables apart, strictly: an unknown key is a problem with the nearest known key, and every problem
+"""Reads parsed TOML tables strictly: unknown keys are problems, with the nearest known key, and all problems
 of a file is found in one reading.
 """
 
@@ -22,17 +22,17 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 class ConfigError(Exception):
-    """Raised when a configuration or data file is wrong; `problems` holds every problem, one line each."""
+    """Raised when a configuration or data file is invalid; `problems` has one line for each problem."""
 
     def __init__(self, summary: str, problems: Iterable[str]) -> None:
-        """Keeps the summary and every problem."""
+        """Stores the summary and the problems."""
         self.summary = summary
         self.problems = tuple(problems)
         super().__init__("\n".join([summary, *(f"  {problem}" for problem in self.problems)]))
 
 
 class TableReader:
-    """Reads the values of one table; what is wrong is added to `problems` and read as if it were not there."""
+    """Reads the values of one table; invalid ones are added to `problems` and treated as missing."""
 
     def __init__(self, table: Mapping[str, Any], where: str, problems: list[str]) -> None:
         """Takes a table.
@@ -47,22 +47,22 @@ class TableReader:
         self._problems = problems
 
     def __contains__(self, key: str) -> bool:
-        """Tells whether the table has a key."""
+        """Returns whether the table has a key."""
         return key in self._table
 
     def known(self, *keys: str) -> None:
-        """Finds keys that are none of these."""
+        """Reports keys other than these."""
         for key in self._table:
             if key not in keys:
                 self.problem(key, f"no such key{hint(key, keys)}")
 
     def problem(self, key: str, what: str) -> None:
-        """Notes what is wrong with a key; an empty key means the table itself."""
+        """Adds a problem of a key; an empty key means the table itself."""
         full = ".".join(part for part in (self._where, key) if part)
         self._problems.append(f"{full}: {what}" if full else what)
 
     def nested(self, table: Mapping[str, Any], where: str) -> TableReader:
-        """Makes a reader of another table that adds to the same problems."""
+        """Returns a reader of another table with the same list of problems."""
         return TableReader(table, where, self._problems)
 
     def table(self, key: str, *, required: bool = False) -> TableReader:
@@ -76,19 +76,19 @@ class TableReader:
         return TableReader({}, full, self._problems)
 
     def text(self, key: str, *, required: bool = False) -> str:
-        """Reads a text that is not empty."""
+        """Reads a non-empty text."""
         found = self._typed(key, lambda value: isinstance(value, str) and bool(value), "", "a text", required)
         return str(found)
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """Reads one of some words; the first is the default."""
+        """Reads one of several words; the first is the default."""
         word = self.text(key)
         if word and word not in choices:
             self.problem(key, f"must be one of {', '.join(filter(None, choices))}{hint(word, choices, list_all=False)}")
         return word if word in choices else choices[0]
 
     def words(self, key: str, example: str) -> tuple[str, ...]:
-        """Reads a list of texts, not empty."""
+        """Reads a list of non-empty texts."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
@@ -96,7 +96,7 @@ class TableReader:
         return tuple(self._typed(key, fits, (), f"a list of texts, such as {example}", required=False))
 
     def texts(self, key: str) -> dict[str, str]:
-        """Reads a table whose values are texts."""
+        """Reads a table of texts."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
@@ -104,7 +104,7 @@ class TableReader:
         return dict(self._typed(key, fits, {}, "a table of texts", required=False))
 
     def whole_number(self, key: str, *, least: int, most: int) -> int:
-        """Reads a whole number within a range; 0 if it is not given."""
+        """Reads an integer within a range; 0 if missing."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
@@ -112,7 +112,7 @@ class TableReader:
         return int(self._typed(key, fits, 0, f"a whole number from {least} to {most}", required=False))
 
     def number(self, key: str) -> float | None:
-        """Reads a finite number; None if it is not given."""
+        """Reads a finite number; None if missing."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
@@ -156,7 +156,7 @@ class TableReader:
 
 
 def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
-    """Returns the nearest known word as the end of a sentence, or what is known."""
+    """Returns a suggestion: the nearest known word, or all of them."""
     choices = list(known)
     nearest = difflib.get_close_matches(word, choices, n=1)
     if nearest:
@@ -165,7 +165,7 @@ def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
 
 
 def _size_bytes(value: object) -> int:
-    """Returns 0 for what is no size."""
+    """Parses a size; 0 if malformed."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     parts = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None

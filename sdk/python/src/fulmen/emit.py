@@ -1,4 +1,4 @@
-"""Lets an agent say what its spans and its model calls do not: rewards, notes, messages, objects, errors.
+"""Emitters for agents: rewards, annotations, messages, objects, exceptions.
 
 Invariants: a reward that was emitted reaches the store with the attempt's completion, or not at all; the same dimension,
 step and span emitted again replaces the earlier value. Everything is a span of its own as well, below the one that is
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
 
 MAX_REWARDS = 256
-"""How many rewards an attempt may have."""
+"""Maximum number of rewards of an attempt."""
 
 SPAN_ID_BYTES = 8
 
 CURRENT_SPAN = "current"
-"""Said as `span`: the one that is open where the reward is given."""
+"""As `span`: the open span."""
 
 _DIMENSION = re.compile(r"[a-z0-9_.-]{1,64}")
 
@@ -52,7 +52,7 @@ def emit_reward(
     span: Span | SpanContext | HasSpanId | bytes | str | None = None,
     trace: bool = True,
 ) -> None:
-    """Gives the current attempt a reward, or several.
+    """Reports one or several rewards of the current attempt.
 
     Args:
         value: Finite; unitless. A mapping gives one for each dimension that it names.
@@ -90,7 +90,7 @@ def emit_reward(
 
 
 def emit_annotation(attributes: Mapping[str, object]) -> None:
-    """Notes something about the attempt, where it is now.
+    """Adds an annotation to the attempt.
 
     Args:
         attributes: At most 64. Numbers and truth values stay what they are, texts are cut at 8192 characters, and
@@ -103,7 +103,7 @@ def emit_annotation(attributes: Mapping[str, object]) -> None:
 
 
 def emit_message(content: str, *, role: str = "assistant", attributes: Mapping[str, object] | None = None) -> None:
-    """Notes something that was said: to the agent, by it, or between agents.
+    """Records a message to, from or between agents.
 
     Args:
         content: Cut at 8192 characters.
@@ -119,7 +119,7 @@ def emit_message(content: str, *, role: str = "assistant", attributes: Mapping[s
 
 
 def emit_object(value: object, *, name: str = "", attributes: Mapping[str, object] | None = None) -> None:
-    """Notes a value that the agent works with.
+    """Records a value.
 
     Args:
         value: Anything. As much as 8192 characters of JSON hold; what JSON has no form for is there by its type.
@@ -135,7 +135,7 @@ def emit_object(value: object, *, name: str = "", attributes: Mapping[str, objec
 
 
 def emit_exception(error: BaseException, *, attributes: Mapping[str, object] | None = None) -> None:
-    """Notes an exception that the agent caught; the attempt goes on.
+    """Records an exception that the agent caught; the attempt continues.
 
     Args:
         error: With its traceback, as OpenTelemetry records exceptions.
@@ -148,7 +148,7 @@ def emit_exception(error: BaseException, *, attributes: Mapping[str, object] | N
 
 
 def _give(rewards: Mapping[RewardKey, float]) -> None:
-    """Hands rewards to the runner: by the attempt's context, or by the file that its environment names."""
+    """Passes rewards to the runner, through the attempt's context or the rewards file."""
     context = current()
     if context is None:
         from fulmen.rewards_file import REWARDS_FILE_VARIABLE, append_rewards
@@ -195,7 +195,7 @@ def _span(
     link: bytes = b"",
     error: BaseException | None = None,
 ) -> None:
-    """Makes a span that ends as it begins, below the open one."""
+    """Creates a span of zero duration below the open one."""
     from opentelemetry import trace
 
     from fulmen.recorded import cut
@@ -240,7 +240,7 @@ def checked_reward(value: object, *, dimension: str, step: int | None = None, sp
 
 
 def as_number(value: object) -> float | None:
-    """Returns a number as a float, None for anything else; takes what `float` takes, except text."""
+    """Converts a number to a float; None for text and anything that `float` refuses."""
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(type(value), "__float__"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""`fulmen.operation`: a piece of an agent's work as a span, around a function or a block.
+"""`fulmen.operation`: a function or block of an agent as a span.
 
 Invariant: what is wrapped behaves as before: same results, same exceptions, and the same kind of function (plain, async,
 generator, async generator). Its span is the open one only while its own code runs.
@@ -50,7 +50,7 @@ def operation(
     record_arguments: bool = True,
     record_result: bool = True,
 ) -> Any:
-    """Makes a span of a function (`@operation`, `@operation("plan")`) or of a block (`with operation("plan"):`).
+    """Records a function (`@operation`, `@operation("plan")`) or block (`with operation("plan"):`) as a span.
 
     Args:
         wrapped: The function, or the span's name. The name of a function is its own if none is given.
@@ -67,7 +67,7 @@ def operation(
 
 
 class OpenOperation:
-    """An operation that runs."""
+    """A running operation."""
 
     def __init__(self, span: trace.Span, agent: str) -> None:
         self._span = span
@@ -75,20 +75,20 @@ class OpenOperation:
 
     @property
     def span_id(self) -> bytes:
-        """The span, for `emit_reward(..., span=...)`; eight bytes, all zero if nothing traces here."""
+        """The span, for `emit_reward(..., span=...)`; eight bytes, all zero without tracing."""
         return self._span.get_span_context().span_id.to_bytes(8, "big")
 
     def set_attribute(self, key: str, value: object) -> None:
-        """Puts an attribute on the span."""
+        """Sets an attribute of the span."""
         self._set(*plain_attributes({key: value}))
 
     def set_result(self, value: object) -> None:
-        """Says what came out, cut to 8192 characters of JSON."""
+        """Records the result, truncated to 8192 characters of JSON."""
         text, was_cut = json_text(value)
         self._set({names.OPERATION_RESULT: text}, was_cut)
 
     def set_arguments(self, arguments: Mapping[str, object]) -> None:
-        """Says what went in, cut to 8192 characters of JSON."""
+        """Records the input, truncated to 8192 characters of JSON."""
         text, was_cut = json_text(dict(arguments))
         self._set({names.OPERATION_ARGUMENTS: text}, was_cut)
 
@@ -113,7 +113,7 @@ class OpenOperation:
 
 
 class Operation:
-    """What `operation` returns: decorates functions, any number, or is one block (`with`, `async with`)."""
+    """The result of `operation`: a decorator, or a context manager for one block."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 class FileFormat(StrEnum):
-    """What a file is."""
+    """Format of a file."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -47,14 +47,14 @@ class Column(StrEnum):
 
 
 class ExtraMissing(Exception):
-    """A library that comes with an extra is not installed; the text says how to install it."""
+    """A library of an extra is not installed; the text names the extra."""
 
 
 class RowWriter(Protocol):
-    """Takes rows."""
+    """A sink of rows."""
 
     def write(self, row: Row) -> None:
-        """Takes one row."""
+        """Writes a row."""
         ...
 
 
@@ -115,7 +115,7 @@ def writing_parquet(path: Path, columns: Mapping[str, Column]) -> Iterator[RowWr
 
 
 class _Groups:
-    """Collects rows until they make a row group."""
+    """Buffers rows up to a row group."""
 
     def __init__(self, write_group: Any, columns: Mapping[str, Column]) -> None:
         self._write_group = write_group

@@ -74,7 +74,7 @@ class GraderIdentity:
 
     @property
     def digest(self) -> str:
-        """Tells graders apart, hexadecimal."""
+        """Digest that identifies the grader, hexadecimal."""
         return hashlib.sha256(_packed(asdict(self))).hexdigest()
 
 
@@ -139,7 +139,7 @@ class Scores:
 
     @property
     def failed(self) -> int:
-        """How many rollouts have a problem instead of a score."""
+        """Number of rollouts with a problem instead of a score."""
         return sum(each.problem is not None for each in self.rollouts)
 
 

@@ -1,4 +1,4 @@
-"""Knows which spans their receiver has acknowledged, whatever becomes of the others.
+"""Tracks which spans their receiver has acknowledged.
 
 Invariant: a span counts as undelivered from its end until an export that holds it has succeeded. One that a full queue
 dropped, or whose export was given up, is undelivered for good: nothing is lost in silence.
@@ -19,19 +19,19 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 __all__ = ["MAX_QUEUED_SPANS", "DeliveringProcessor"]
 
 MAX_QUEUED_SPANS: Final = 16_384
-"""How many spans wait to be sent at most; of more, the oldest are dropped and counted as undelivered."""
+"""Maximum number of queued spans; beyond it the oldest are dropped and count as undelivered."""
 
 MAX_SPANS_PER_EXPORT: Final = 512
-"""As many as the store packs into one chunk."""
+"""As many spans as the store packs into one chunk."""
 
 SEND_AFTER_MS: Final = 1000.0
-"""How long a span waits for others, at most, before it is sent."""
+"""Maximum delay of a span before it is sent."""
 
 OwnerOf = Callable[[ReadableSpan], str]
 
 
 class _Ledger:
-    """Counts undelivered spans by whose they are; threads of agents end spans, another one sends them."""
+    """Counts undelivered spans by owner. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,13 +64,13 @@ class _Ledger:
 
 
 def _forked(ledger: _Ledger | None) -> None:
-    """Forgets in a new process what is its parent's to deliver."""
+    """Clears the state in a forked process: the parent delivers its own spans."""
     if ledger is not None:
         ledger.forked()
 
 
 class _CountedExporter(SpanExporter):
-    """Hands spans to an exporter and strikes off what it has delivered."""
+    """Passes spans to an exporter and counts those delivered."""
 
     def __init__(self, exporter: SpanExporter, ledger: _Ledger, owner_of: OwnerOf) -> None:
         self._exporter = exporter
@@ -88,7 +88,7 @@ class _CountedExporter(SpanExporter):
 
 
 class DeliveringProcessor(SpanProcessor):
-    """Sends spans in batches from a thread of its own, and knows of each owner how many have not arrived.
+    """Sends spans in batches from a thread, and counts undelivered ones by owner.
 
     A receiver that is away is tried again, with growing pauses, for as long as `give_up_s`.
     """
@@ -130,17 +130,17 @@ class DeliveringProcessor(SpanProcessor):
             self._batches.on_end(span)
 
     def undelivered(self, owner: str) -> int:
-        """Returns how many ended spans of an owner were not acknowledged yet."""
+        """Returns the number of ended spans of an owner that were not acknowledged yet."""
         return self._ledger.undelivered(owner)
 
     def forget(self, owner: str) -> None:
-        """Forgets what an owner has not had delivered."""
+        """Drops the count of an owner."""
         self._ledger.forget(owner)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Sends what is queued, however long that takes; blocks. `undelivered` tells what came of it."""
+        """Sends the queued spans; blocks without a timeout. See `undelivered` for the result."""
         return self._batches.force_flush(timeout_millis)
 
     def shutdown(self) -> None:
-        """Sends what is queued and ends."""
+        """Sends the queued spans and stops."""
         self._batches.shutdown()

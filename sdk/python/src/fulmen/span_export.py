@@ -23,7 +23,7 @@ __all__ = ["SPAN_COLUMNS", "SpanRows"]
 
 
 class SpanRows:
-    """Turns chunks into rows; the chunks of a rollout must come together, as the store sends them.
+    """Converts chunks to rows; chunks of a rollout must be consecutive, as the store sends them.
 
     Attributes:
         duplicates: how many spans came again.
@@ -31,7 +31,7 @@ class SpanRows:
     """
 
     def __init__(self) -> None:
-        """Begins with nothing seen."""
+        """Starts empty."""
         self.duplicates = 0
         self.unreadable = 0
         self._rollout = ""

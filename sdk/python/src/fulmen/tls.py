@@ -1,4 +1,4 @@
-"""TLS of connections: by which authorities a server is known, and which certificate a client shows.
+"""TLS settings of connections: trusted authorities, and the client certificate.
 
 The files are read again when they change: certificates are renewed without a restart.
 """
@@ -18,7 +18,7 @@ SERVER_NAME_VARIABLE: Final = "FULMEN_TLS_SERVER_NAME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Paths of PEM files, and the name by which to know a server.
+    """Paths of PEM files, and the expected server name.
 
     Attributes:
         ca_file: The authorities of the other side's certificates; empty for a server that asks for none.
@@ -34,7 +34,7 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "TlsFiles | None":
-        """Returns what FULMEN_TLS_CA_FILE and the variables beside it say; None if they name no authorities."""
+        """Reads FULMEN_TLS_CA_FILE and related variables; None without authorities."""
         ca_file = environment.get(CA_VARIABLE, "")
         if not ca_file:
             return None
@@ -51,7 +51,7 @@ class TlsFiles:
 
 
 class TlsMaterial(NamedTuple):
-    """What the files hold; None for one that is not named."""
+    """Contents of the files; None for missing ones."""
 
     ca: bytes | None
     certificate: bytes | None
@@ -59,7 +59,7 @@ class TlsMaterial(NamedTuple):
 
 
 class TlsWatch:
-    """Follows the files."""
+    """Watches the files for changes."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Reads them.
@@ -74,7 +74,7 @@ class TlsWatch:
         self._material = self._read()
 
     def material(self) -> TlsMaterial:
-        """Returns what they hold; another object once that has changed."""
+        """Returns their contents; a new object after a change."""
         material = self._read()
         if self._seen() != self._versions:
             self._material, self._versions = material, self._seen()

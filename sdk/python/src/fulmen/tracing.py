@@ -37,14 +37,14 @@ LIMITS: Final = SpanLimits(
     max_links=32,
     max_link_attributes=8,
 )
-"""A span holds no more than this; OpenTelemetry counts in the span what it dropped."""
+"""Limits of a span; OpenTelemetry counts dropped items in the span."""
 
 _OWNER: Final = "this process"
 _NEEDED: Final = ("FULMEN_ROLLOUT", "FULMEN_ATTEMPT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 def tracer() -> trace.Tracer:
-    """Returns what makes spans of the attempt that runs here; outside of one, that of the program's own tracing."""
+    """Returns the tracer of the current attempt; outside of one, the program's own."""
     # First: a runner's child has the environment of one attempt after the other, and must begin no tracing for one.
     if current() is not None and isinstance(trace.get_tracer_provider(), TracerProvider):
         return trace.get_tracer(SCOPE)
@@ -53,7 +53,7 @@ def tracer() -> trace.Tracer:
 
 
 def parent_context() -> otel_context.Context:
-    """Returns the context of the open span; in a process without one, the attempt's, which `TRACEPARENT` names."""
+    """Returns the context of the open span; without one, that of `TRACEPARENT`."""
     here = otel_context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
@@ -63,7 +63,7 @@ def parent_context() -> otel_context.Context:
 
 
 def flush(timeout_s: float = FLUSH_S) -> int:
-    """Waits until the spans of this process have arrived; in a runner, which does that by itself, it does nothing.
+    """Waits until the spans of this process are acknowledged. Does nothing in a runner, which waits by itself.
 
     Args:
         timeout_s: How long it waits at most.
@@ -76,7 +76,7 @@ def flush(timeout_s: float = FLUSH_S) -> int:
 
 
 class _ProcessDelivery:
-    """Tracing of a process of which one attempt is all there is."""
+    """Tracing of a process that runs a single attempt."""
 
     def __init__(self) -> None:
         self._delivery = DeliveringProcessor(owner_of=lambda _: _OWNER, give_up_s=FLUSH_S)
@@ -111,7 +111,7 @@ class _ProcessDelivery:
 
 
 class _ThisProcess:
-    """Starts the tracing of this process when it is first used, and again after a fork."""
+    """Starts the tracing of this process at first use, and again after a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,12 +132,12 @@ class _ThisProcess:
             return self._delivery
 
     def forked(self) -> None:
-        """Forgets what is the parent's."""
+        """Clears the parent's state after a fork."""
         self._lock = threading.Lock()
         self._delivery = None
 
     def end(self) -> None:
-        """Waits for the spans, and says so if some did not arrive."""
+        """Waits for the spans and warns about lost ones."""
         tell_undelivered_spans(0 if self._delivery is None else self._delivery.flush(FLUSH_S))
 
 

@@ -1,4 +1,4 @@
-"""A file that others replace while a program runs: a secret, a certificate."""
+"""A file that is replaced while a program runs: a secret, a certificate."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 LOOK_S: Final = 1.0
-"""How often a file is looked at, at most, seconds."""
+"""Minimum interval between checks of a file, seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class WatchedFile:
         return self._path
 
     def content(self) -> bytes:
-        """Returns what the file holds, or held when it could last be read; `version` grows with every change."""
+        """Returns the last readable content; `version` grows with every change."""
         now_s = self._clock()
         if now_s < self._look_at_s:
             return self._content

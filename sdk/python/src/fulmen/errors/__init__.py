@@ -1,4 +1,4 @@
-"""The errors that Fulmen's services answer with; see `catalogue`."""
+"""The errors of Fulmen's services; see `catalogue`."""
 
 from fulmen.errors.catalogue import (
     ERROR_DOMAIN,

@@ -26,7 +26,7 @@ Metadata = tuple[tuple[str, str], ...]
 DEFAULT_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 LEAVE_S = 3600.0
-"""How long calls may go on over a connection that was made with a certificate that was renewed since, seconds."""
+"""Grace for calls on a connection whose certificate has been renewed since, seconds."""
 
 Token = str | Callable[[], str | None] | None
 
@@ -62,7 +62,7 @@ _OPTIONS = (
 
 
 class _Line:
-    """The connection to a target; a new one for new calls once the files of TLS have changed."""
+    """The connection to a target, replaced for new calls when the TLS files change."""
 
     def __init__(self, target: str, tls: TlsFiles | None) -> None:
         self._target = target
@@ -85,7 +85,7 @@ class _Line:
         return self._channel
 
     async def close(self, grace: float | None) -> None:
-        """Closes the connections, those that were left as well."""
+        """Closes all connections, including replaced ones."""
         left = dict(self._leaving)
         for leaving in left:
             leaving.cancel()
@@ -98,7 +98,7 @@ class _Line:
 
 
 class FulmenChannel:
-    """What generated stubs need of a channel; made by `open_channel`."""
+    """The channel interface of generated stubs; see `open_channel`."""
 
     def __init__(self, line: _Line, *, token: Token, timeout_s: float) -> None:
         self._line = line
@@ -106,7 +106,7 @@ class FulmenChannel:
         self._timeout_s = timeout_s
 
     def _calling(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[[], Any]:
-        """Returns what returns gRPC's own callable of a method, over the connection of now."""
+        """Returns a factory of gRPC's callable of a method, on the current connection."""
         channel: grpc.aio.Channel | None = None
         call: Any = None
 
@@ -136,7 +136,7 @@ class FulmenChannel:
         await self._line.close(grace)
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Makes the callable of a unary rpc: `await stub.Rpc(request, timeout=seconds)`."""
+        """Returns the callable of a unary rpc: `await stub.Rpc(request, timeout=seconds)`."""
         calling = self._calling("unary_unary", method, args, kwargs)
 
         async def invoke(
@@ -155,7 +155,7 @@ class FulmenChannel:
         return invoke
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "ResponseStream[Any]"]:
-        """Makes the callable of a server stream: `async for message in stub.Rpc(request)`."""
+        """Returns the callable of a server stream: `async for message in stub.Rpc(request)`."""
         calling = self._calling("unary_stream", method, args, kwargs)
 
         def invoke(
@@ -173,7 +173,7 @@ class FulmenChannel:
         return invoke
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Makes the callable of a client stream: `await stub.Rpc(requests, timeout=seconds)`."""
+        """Returns the callable of a client stream: `await stub.Rpc(requests, timeout=seconds)`."""
         calling = self._calling("stream_unary", method, args, kwargs)
 
         async def invoke(
@@ -191,7 +191,7 @@ class FulmenChannel:
         return invoke
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "DuplexStream[Any, Any]"]:
-        """Makes the callable of a bidirectional stream, with `write`, `read`, `done_writing`, `cancel`."""
+        """Returns the callable of a bidirectional stream, with `write`, `read`, `done_writing`, `cancel`."""
         calling = self._calling("stream_stream", method, args, kwargs)
 
         def invoke(
@@ -214,7 +214,7 @@ class FulmenChannel:
 
 
 def _trace_context() -> Metadata:
-    """Returns the span that runs here as W3C trace context, so that the server's span lies below it; nothing without one."""
+    """Returns the current span as W3C trace context, the parent of the server's span; empty without one."""
     # Who has not imported it has no span, and need not pay for it.
     trace = sys.modules.get("opentelemetry.trace")
     context = trace.get_current_span().get_span_context() if trace is not None else None
@@ -224,7 +224,7 @@ def _trace_context() -> Metadata:
 
 
 class ResponseStream(Generic[Response]):
-    """The answers of a stream, as an asynchronous iterator that raises the classes of `fulmen.errors`."""
+    """The responses of a stream; errors are those of `fulmen.errors`."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -239,7 +239,7 @@ class ResponseStream(Generic[Response]):
         return message
 
     async def read(self) -> Response | Any:
-        """Returns the next message, or `grpc.aio.EOF` when the server has closed the stream well."""
+        """Returns the next message, or `grpc.aio.EOF` at the end of the stream."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -251,7 +251,7 @@ class ResponseStream(Generic[Response]):
 
 
 class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
-    """Both directions of a stream; several tasks may write to it."""
+    """A bidirectional stream; several tasks may write to it."""
 
     def __init__(self, call: Any) -> None:
         super().__init__(call)
@@ -272,7 +272,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
             raise await self._ending() from None
 
     async def done_writing(self) -> None:
-        """Tells the server that no more messages come."""
+        """Half-closes the stream."""
         try:
             async with self._writing:
                 await self._call.done_writing()
@@ -285,7 +285,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
             raise await self._ending() from None
 
     async def _why_ended(self) -> Exception:
-        """Returns what ended a stream that was found ended, for grpc.aio does not say so to a writer."""
+        """Returns the error of an ended stream, which grpc.aio does not report to a writer."""
         if not self._call.done():
             return asyncio.InvalidStateError("The stream takes no more messages: done_writing was called.")
         return await self._ending()
@@ -299,7 +299,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
 
 
 def _of_stream(error: grpc.aio.AioRpcError) -> FulmenError:
-    """Decodes what ended a stream; INTERNAL without details is grpc's own word for a connection that broke."""
+    """Decodes the error of a stream; grpc reports a broken connection as INTERNAL without details."""
     decoded = decode(error)
     if isinstance(decoded, InternalError) and not decoded.metadata:
         return Unavailable(f"The stream has broken off: {decoded.message}")

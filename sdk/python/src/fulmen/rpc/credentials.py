@@ -1,4 +1,4 @@
-"""TLS files as gRPC takes them."""
+"""TLS files as gRPC credentials."""
 
 import grpc
 

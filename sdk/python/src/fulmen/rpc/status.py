@@ -23,7 +23,7 @@ _GENERIC: dict[grpc.StatusCode, type[FulmenError]] = {
 
 
 def grpc_code(code: Code) -> grpc.StatusCode:
-    """Returns grpc's name of a canonical code."""
+    """Returns the grpc status code of a canonical code."""
     return grpc.StatusCode[code.value]
 
 
@@ -57,7 +57,7 @@ def _more(count: int) -> error_details_pb2.BadRequest.FieldViolation:
 
 
 def decode(error: grpc.RpcError) -> FulmenError:
-    """Turns what grpc raised into the class that the server raised.
+    """Decodes a grpc error into the class that the server raised.
 
     A status without `ErrorInfo` (from a broken connection, a limit of grpc's own or another server) becomes the
     general class of its code.

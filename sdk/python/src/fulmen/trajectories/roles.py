@@ -1,4 +1,4 @@
-"""Whose call it was, and of which step: what a span does not say itself, its nearest ancestor that does says for it.
+"""The agent and step of a call: its own attributes, or those of the nearest ancestor that has them.
 
 Invariants: the answer depends on the spans alone, not on their order; spans that are each other's parents, which only a
 broken writer makes, end the search; nothing is guessed from times.
@@ -24,10 +24,10 @@ _RESPONSE_ID = RESPONSE_ID_ATTRIBUTE.encode()
 
 
 class SpanTree:
-    """All spans of one attempt: who is whose parent, and what they say of agents and steps."""
+    """The spans of one attempt: their parents, agents and steps."""
 
     def __init__(self) -> None:
-        """Begins without spans."""
+        """Starts empty."""
         self._parents: dict[bytes, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._steps: dict[bytes, int] = {}
@@ -35,17 +35,17 @@ class SpanTree:
 
     @classmethod
     def of_calls(cls, calls: Iterable[ModelCall]) -> SpanTree:
-        """Makes the tree of calls whose other spans are not known."""
+        """Returns the tree of calls without other spans."""
         tree = cls()
         tree._parents = {call.span_id: call.parent_span_id for call in calls}
         return tree
 
     def __contains__(self, span_id: object) -> bool:
-        """Tells whether the attempt has such a span."""
+        """Returns whether the attempt has this span."""
         return span_id in self._parents
 
     def add(self, span: Span, packed: bytes, *, is_call: bool) -> None:
-        """Takes a span.
+        """Adds a span.
 
         Args:
             span: The span.

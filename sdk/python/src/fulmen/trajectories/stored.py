@@ -1,4 +1,4 @@
-"""Reads trajectories out of the store, with the rewards that the attempts were given.
+"""Reads trajectories from the store, with the attempts' rewards.
 
 Invariant: what is held in memory is a page of names and the spans of a few attempts, however many rollouts there are.
 """
