@@ -106,7 +106,7 @@ class Connection:
         return files
 
     def targets(self) -> Targets:
-        """Returns where each service listens; of those that nobody named, what is usual on this machine.
+        """Returns the address of each service; by default those of the running stack or the default ports.
 
         Raises:
             CommandFailed: if neither a target nor a running stack is known.

@@ -23,7 +23,7 @@ def main() -> None:
         emit.register(app)
         app(prog_name="fulmen")
         return
-    # Whoever stops a command is told what Ctrl-C tells: what goes on without it, and how to get back to it.
+    # SIGTERM is handled like Ctrl-C: the command reports what continues without it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     from fulmen_cli.main import main as run
 

@@ -90,7 +90,7 @@ def message(
 def _deliver() -> None:
     from fulmen.tracing import flush
 
-    # The runner is told as well, when this process ends.
+    # The runner learns of undelivered spans when this process exits.
     if flush():
         raise typer.Exit(NOT_DELIVERED)
 

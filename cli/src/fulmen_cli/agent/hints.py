@@ -49,11 +49,11 @@ def hints(attempt: Attempt) -> list[str]:
     failure = attempt.ended.get("failure") or {}
     message = str(failure.get("message", ""))
     if "ModuleNotFoundError" in message or "No module named" in message:
-        found.append("A module is missing: install what the agent imports where runners are installed, too.")
+        found.append("A module is missing: install the agent's dependencies in the runners' environment.")
     if "BdbQuit" in message:
-        found.append("The debugger was left with `quit`: `continue` lets the agent go on.")
+        found.append("The debugger was left with `quit`: use `continue` to resume the agent.")
     if "outside of an attempt" in message:
-        found.append("A model was called while the module was imported: call it from the agent's function.")
+        found.append("A model was called at import time: call it from the agent's function.")
     return found
 
 
@@ -68,7 +68,7 @@ def _about_reward(attempt: Attempt) -> list[str]:
         if attempt.in_process
         else "print a number, or a JSON object of numbers, as the last line, run `fulmen emit reward 0.5`"
     )
-    return [f'Nothing gave a reward: {ways}, or name a grader (grader = "grader.py:grade" in [agent], or --grader).']
+    return [f'No reward: {ways}, or set a grader (grader = "grader.py:grade" in [agent], or --grader).']
 
 
 def _about_calls(attempt: Attempt) -> list[str]:
@@ -76,8 +76,8 @@ def _about_calls(attempt: Attempt) -> list[str]:
     past = sorted(host for host in attempt.hosts if any(host == each or host.endswith(f".{each}") for each in _VENDORS))
     if past:
         found.append(
-            f"The agent called {', '.join(past)} past the proxy: such calls are not recorded and cannot be trained on. "
-            "Take base_url (or the host) out of its code: clients read OPENAI_BASE_URL and ANTHROPIC_BASE_URL."
+            f"The agent called {', '.join(past)} directly: calls that bypass the proxy are not captured and cannot be trained on. "
+            "Remove base_url (or the host) from its code: clients read OPENAI_BASE_URL and ANTHROPIC_BASE_URL."
         )
     if attempt.refused:
         found.append(
@@ -87,15 +87,13 @@ def _about_calls(attempt: Attempt) -> list[str]:
     failure = attempt.ended.get("failure") or {"kind": NO_REWARD}
     if failure["kind"] == NO_REWARD and not (attempt.calls or attempt.refused or past):
         found.append(
-            "No model call was seen: the agent must send them to OPENAI_BASE_URL (with OPENAI_API_KEY) or "
-            "ANTHROPIC_BASE_URL (with ANTHROPIC_API_KEY), which it finds in its environment. If it asks no model, all is "
-            "well, and there is nothing to train."
+            "No model call: the agent must use OPENAI_BASE_URL (with OPENAI_API_KEY) or "
+            "ANTHROPIC_BASE_URL (with ANTHROPIC_API_KEY) of its environment. Without model calls there is nothing to train."
         )
     unreached = any(each in str(failure.get("message", "")) for each in _UNREACHED)
     if unreached and not (attempt.calls or attempt.refused or past):
         found.append(
-            "The agent could not connect, and no call came to the model that it was given: is there a base_url or a host "
-            "in its code? Clients read OPENAI_BASE_URL and ANTHROPIC_BASE_URL."
+            "The agent could not connect, and no call reached the model: remove base_url or a host from its code. Clients read OPENAI_BASE_URL and ANTHROPIC_BASE_URL."
         )
     statuses = {call.status for call in attempt.calls}
     if statuses & set(UNAUTHORIZED):
@@ -103,9 +101,8 @@ def _about_calls(attempt: Attempt) -> list[str]:
     if NOT_FOUND in statuses:
         models = sorted({call.model for call in attempt.calls if call.status == NOT_FOUND and call.model})
         found.append(
-            f"The endpoint does not know {', '.join(models) or 'what was asked for'}: `--model NAME` asks for another "
-            "model than the agent names, `--fake-model` needs none, `fulmen proxy routes` lists those of the stack."
+            f"The endpoint does not know {', '.join(models) or 'the model'}: replace the agent's model with `--model NAME`, use `--fake-model`, or see `fulmen proxy routes` for the stack's."
         )
     if any(call.usage.completion is None and call.status < min(UNAUTHORIZED) for call in attempt.calls):
-        found.append('An answer said no token counts: streams of OpenAI need stream_options={"include_usage": true}.')
+        found.append('An answer had no token counts: OpenAI streams need stream_options={"include_usage": true}.')
     return found

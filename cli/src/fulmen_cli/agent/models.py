@@ -16,7 +16,7 @@ __all__ = ["Answer", "EchoModel", "Endpoint", "Models"]
 READ_BYTES: Final = 64 * 1024
 TIMEOUT_S: Final = 900.0
 ECHO_MODEL: Final = "echo"
-# Belong to one connection, or are written anew.
+# Hop-by-hop headers, and those that are set again.
 _HOP_HEADERS: Final = frozenset(
     {
         "accept-encoding", "authorization", "connection", "content-length", "host", "keep-alive", "te",

@@ -28,7 +28,7 @@ _SECRET_SHAPES: Final = (
     re.compile(r"(?i)\bbearer\s+[^\s\"',;]+"),
     re.compile(r"(?<=://)[^/\s@\"']+(?=@)"),
 )
-# What may hold a prompt, an answer, or the text of an error that nobody foresaw.
+# May contain prompts, answers, or unexpected error texts.
 _FREE_TEXT: Final = frozenset(
     {"exception", "stack", "stdout", "stderr", "output", "outcome", "input", "prompt", "body", "content", "message", "text",
      "task", "line", "answer", "request", "response"}

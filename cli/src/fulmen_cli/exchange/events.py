@@ -54,7 +54,7 @@ class ExchangeEvents:
         step: The newest that was measured.
         metrics: By name, `exchange_*`, and what the run has spent on exchanges and on training besides.
         notices: The newest, oldest first.
-        problem: What is told while the service cannot be reached; empty while it can.
+        problem: Message while the service is unreachable; empty otherwise.
     """
 
     run: training_run_pb2.TrainingRun
@@ -127,7 +127,7 @@ class ExchangeEvents:
 
 @asynccontextmanager
 async def follow_events(client: Client, run: training_run_pb2.TrainingRun) -> AsyncIterator[ExchangeEvents]:
-    """Yields the events of a run as far as it is; it goes on while the context is open. See `ExchangeEvents.check`."""
+    """Yields the events of a run up to now, and follows them while the context is open. See `ExchangeEvents.check`."""
     events = ExchangeEvents(run=run)
     left_s = FIRST_LIMIT_S
 

@@ -1,4 +1,4 @@
-"""`fulmen proxy health`: how backends do, as each proxy sees them; with --watch a picture that is drawn anew."""
+"""`fulmen proxy health`: the health of backends as each proxy sees them; with --watch, refreshed."""
 
 from __future__ import annotations
 

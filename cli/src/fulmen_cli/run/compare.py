@@ -1,4 +1,4 @@
-"""`fulmen run compare`: two training runs side by side: what was set otherwise, what came of it, and the curves."""
+"""`fulmen run compare`: two training runs side by side: different settings, metrics, and curves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunHistory:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What came of it: the metrics of the last step that has each, and the results."""
+        """The latest value of each metric, and the results."""
         last = {name: value for step in self.steps for name, value in sorted(step.values.items())}
         return {**last, **dict(sorted(self.run.results.items()))}
 
@@ -140,7 +140,7 @@ async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[trai
 
 
 def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
-    """Tells whether an event of the run's last branch says what the run was when it was read."""
+    """Returns whether an event of the run's last branch shows the run's state as it was read."""
     if run.state in FINAL_STATES:
         return event.HasField("run") and event.run.state in FINAL_STATES
     if event.HasField("run"):

@@ -94,7 +94,7 @@ async def rollback(
     request = training_run_service_pb2.RollbackTrainingRunRequest(checkpoint=name)
     async with connection.open() as client:
         found = (await client.training_runs.RollbackTrainingRun(request)).training_run
-    _show(found, output, note=f"goes on from step {found.step} when it is its turn")
+    _show(found, output, note=f"resumes from step {found.step} once a run slot is free")
 
 
 def run_name(given: str) -> str:

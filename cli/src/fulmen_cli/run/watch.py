@@ -38,7 +38,7 @@ async def follow_run(
     Args:
         client: the services.
         name: `trainingRuns/{id}`.
-        on_interruption: is told when the service cannot be reached.
+        on_interruption: Called when the service is unreachable.
 
     Raises:
         CommandFailed: if the service cannot be reached for 3 minutes.
@@ -79,5 +79,5 @@ async def follow_run(
 
 
 async def _check_alive(client: Client, name: str) -> None:
-    """Asks for the run, so that a silent service is told from a slow run."""
+    """Reads the run, to distinguish a silent service from a slow run."""
     await client.training_runs.GetTrainingRun(training_run_service_pb2.GetTrainingRunRequest(name=name))

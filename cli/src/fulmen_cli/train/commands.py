@@ -78,12 +78,12 @@ async def train(
     """Trains an agent as configured in a train.toml.
 
     Checks every file first: if there are problems, all of them are reported and nothing is created. Ctrl-C only detaches:
-    the run goes on, and the command says how to watch or stop it.
+    the run continues, and the command prints how to watch or stop it.
 
     With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
     algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
     ended for taking long. The database is a child process, as are the script that builds the first weights and agents
-    that are commands. Everything begins anew each time and ends with the command; take few steps.
+    that are commands. State starts empty and ends with the command; run few steps.
 
     Examples:
 
@@ -245,7 +245,7 @@ class _Training:
             self.screen.print(
                 "Stopped: the run ended with this process."
                 if self.in_process
-                else f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
+                else f"Detached; the run continues. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )
             if left and not self.in_process:
                 self.screen.print(f"Stages that this command does not begin any more: {', '.join(left)}.")

@@ -1,6 +1,6 @@
 """What a span holds of values of the agent's: bounded, whatever they are, and without the attempt's key.
 
-Invariant: recording takes bounded time and memory, and runs no code of the value's; who records is told if something
+Invariant: recording takes bounded time and memory, and runs no code of the value; the caller learns whether something
 was left out.
 """
 

@@ -2,7 +2,7 @@
 
 Invariants: inside a runner they go to the runner's own tracing, in a process that a runner started to the store, by what
 its environment says, and anywhere else to whatever tracing the program has, which may be none. They leave the agent's
-path at once; what a process could not deliver by its end is told to the runner, and the attempt is not complete then.
+path at once; the runner learns of undelivered spans when the process exits, and the attempt is then incomplete.
 """
 
 import atexit

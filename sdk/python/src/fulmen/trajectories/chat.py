@@ -66,14 +66,14 @@ def offered_tools(call: ModelCall) -> Messages:
 
 
 def same_answer(answer: Message, repeated: Message) -> bool:
-    """Tells whether a message of a request repeats an answer; absent, null and empty fields are the same."""
+    """Returns whether a message of a request repeats an answer; absent, null and empty fields are the same."""
     return repeated.get("role") == "assistant" and all(
         (answer.get(key) or None) == (repeated.get(key) or None) for key in ("content", "tool_calls")
     )
 
 
 def has_reasoning(message: Message) -> bool:
-    """Tells whether a message carries the model's reasoning."""
+    """Returns whether a message carries the model's reasoning."""
     return bool(message.get("reasoning_content") or message.get("reasoning"))
 
 
