@@ -31,7 +31,7 @@ error. Every command that talks to services also has the options of [the last se
 | 1 | failed; the message says what to do |
 | 2 | wrong usage or input |
 | 3 | not found |
-| 4 | in conflict with what is there |
+| 4 | conflict |
 | 130 | ended by Ctrl-C or SIGTERM |
 """
 CONNECTION = ("--state-dir", "--store-target", "--algorithm-target", "--llm-proxy-target", "--token")

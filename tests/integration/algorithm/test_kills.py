@@ -121,7 +121,7 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     shown = await command(folder, "checkpoints", ended.name)
     assert f"{ended.policy_version.rpartition('/')[0]}/" in shown
     told = await command(folder, "rollback", ended.name, str(target.sequence))
-    assert told == f"{ended.name}: pending (goes on from step 2 when it is its turn)\n"
+    assert told == f"{ended.name}: pending (resumes from step 2 once a run slot is free)\n"
     with pytest.raises(TrainingRunStateInvalid):
         await client.training_runs.RollbackTrainingRun(service_pb.RollbackTrainingRunRequest(checkpoint=target.name))
     await watcher.until_notice("Rolled back to checkpoint")
