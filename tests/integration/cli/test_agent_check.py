@@ -89,7 +89,7 @@ def test_a_configuration_is_checked_on_one_of_its_tasks_with_its_grader(folder: 
     done = check(folder, "train.toml", "--task", "2", "--times", "2")
 
     assert done.returncode == 0, done.stderr
-    check_screen("agent-check", done.stdout)
+    check_screen("agent-check", done.stdout, durations=True)
 
 
 def test_a_configuration_of_an_agent_and_no_more_is_enough(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_agent_without_a_reward_fails_and_gets_a_hint(folder: Path) -> None:
     done = check(folder, "agent.py:silent", "--input", '{"question": "a"}')
 
     assert done.returncode == 1
-    check_screen("agent-check-no-reward", done.stdout)
+    check_screen("agent-check-no-reward", done.stdout, durations=True)
 
 
 def test_what_an_agent_raises_is_shown_without_frames_of_others(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_end_of_standard_error_says_why_a_command_failed(folder: Path) -> No
     done = check(folder, "--command", "--input", "x", "--", "bash", "-c", "echo why >&2; exit 3")
 
     assert done.returncode == 1
-    check_screen("agent-check-command-failed", done.stdout)
+    check_screen("agent-check-command-failed", done.stdout, durations=True)
 
 
 def test_what_is_missing_is_named_with_the_right_exit_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_what_is_missing_is_named_with_the_right_exit_status(folder: Path, monke
         assert done.exit_code == code
         screen += f"$ fulmen agent check {' '.join(arguments)}\n{done.stderr}"
 
-    check_screen("agent-check-errors", screen)
+    check_screen("agent-check-errors", screen, folder=str(folder))
 
 
 class _Vendor(BaseHTTPRequestHandler):

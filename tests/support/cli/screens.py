@@ -20,8 +20,10 @@ _VARIABLE = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12} *"), "UUID "),
     (re.compile(r"127\.0\.0\.1:\d+ *"), "ADDRESS "),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "YYYY-MM-DD HH:MM:SS"),
-    (re.compile(r" *\b\d+(\.\d+)? (ms|s)\b"), " TIME"),
 )
+_DURATION = re.compile(r" *\b\d+(\.\d+)? (ms|s)\b")
+# Services that run in the process of a test log to its standard error.
+_LOG = '{"event":'
 
 
 def rendered(renderable: RenderableType) -> str:
@@ -32,19 +34,22 @@ def rendered(renderable: RenderableType) -> str:
     return capture.get()
 
 
-def check_screen(name: str, text: str, **masked: str) -> None:
+def check_screen(name: str, text: str, *, durations: bool = False, **masked: str) -> None:
     """Compares a screen with its file.
 
     Args:
         name: Name of the file.
         text: The screen.
+        durations: Whether it has durations, which differ from run to run.
         masked: Texts that differ from run to run, by what stands for each in the file.
     """
     for placeholder, value in masked.items():
         text = text.replace(value, placeholder.upper())
     for pattern, placeholder in _VARIABLE:
         text = pattern.sub(placeholder, text)
-    text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    if durations:
+        text = _DURATION.sub(" TIME", text)
+    text = "".join(f"{line.rstrip()}\n" for line in text.splitlines() if not line.startswith(_LOG))
     file = SCREENS / f"{name}.txt"
     if os.environ.get("FULMEN_TEST_UPDATE_SCREENS"):
         file.parent.mkdir(parents=True, exist_ok=True)
