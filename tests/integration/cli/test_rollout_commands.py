@@ -26,7 +26,7 @@ async def test_dead_rollouts_are_listed_shown_and_run_again_once(store: StoreHan
     listed = await fulmen(store, "dead", "--filter", "task_type = long")
     shown = await fulmen(store, "show", names[0])
     assert all(name in listed for name in names)
-    check_screen("rollout-dead", listed + shown)
+    check_screen("rollout-dead", listed + shown, durations=True)
     again = json.loads(await fulmen(store, "retry", "--filter", "failure_kind = AGENT_ERROR", "--output", "json"))
     assert sorted(one["metadata"]["fulmen.retry_of"] for one in again) == sorted(names)
     assert "Nothing to retry." in await fulmen(store, "retry", "--filter", "*")
