@@ -192,7 +192,7 @@ async def test_a_grader_that_fails_is_told_with_its_rollout_and_nothing_is_publi
     allowed = await fulmen(store, folder, *arguments, "--max-failed", "1", "--output", "json")
 
     assert refused.exit_code == Exit.FAILED
-    assert f"{rollouts[1]}: AGENT_ERROR: The grader failed." in refused.stderr
+    assert f"{rollouts[1]}: AGENT_ERROR: grader failed:" in refused.stderr
     assert "eleven is no answer" in refused.stderr
     assert "failed on 1 of 20 rollouts" in refused.stderr
     assert allowed.exit_code == 0, allowed.output

@@ -76,7 +76,7 @@ async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, 
     proxy.confirming = False
     if away:
         await proxy.stop_grpc()
-        with pytest.raises(CapturesUnavailable, match="cannot be reached"):
+        with pytest.raises(CapturesUnavailable, match="is unreachable"):
             await captures.instances()
     started = time.monotonic()
     with pytest.raises(CapturesUnavailable):

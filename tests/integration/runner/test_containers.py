@@ -230,7 +230,7 @@ async def test_nothing_but_the_work_directory_can_be_written_where_that_is_set(
 
 @pytest.mark.parametrize(
     ("address", "says"),
-    [("unix:///nowhere/docker.sock", "FULMEN_RUNNER_CONTAINER_ENGINE"), ("off", "runs no containers")],
+    [("unix:///nowhere/docker.sock", "FULMEN_RUNNER_CONTAINER_ENGINE"), ("off", "containers are disabled")],
 )
 async def test_without_an_engine_the_attempt_says_what_to_do(
     store: DoubleStore, start_runner: StartRunner, address: str, says: str

@@ -91,12 +91,12 @@ LATE = late(rf"timeout of {TIMEOUT_S} s")
 LEFT = late("keeps its slot until it returns")
 MISSING = End(kind="REWARD_MISSING", rewards=0)
 CROWD = error(rf"limit of {PROCESS_COUNT} processes .*\(FULMEN_RUNNER_ATTEMPT_PROCESSES\)")
-FLOOD = error(r"wrote more than 1000000 bytes.*MAX_COMMAND_OUTPUT")
+FLOOD = error(r"output limit of 1000000 bytes.*MAX_COMMAND_OUTPUT")
 HUNGRY = error(r"memory limit of 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY_BYTES\)")
 SIGNAL = error(r"signal 11 \(SIGSEGV\)")
 MASKED = error(r"my key is \[masked\]")
 NO_NUMBER = error("finite")
-TOO_MANY = error("at most 256 rewards")
+TOO_MANY = error("at most 256 are allowed")
 
 # misdeed: in the runner, in a process of its own, as a command
 MATRIX: dict[str, tuple[End | None, End | None, End | None]] = {

@@ -82,7 +82,7 @@ def fated(fate: Fate, kind: str, *says: str) -> Case:
 CASES = {
     "a whole agent": Case(template=template(WHOLE), rewards={("mine", None): 1.0}),
     "a status": Case(
-        template=template("import sys; sys.exit('gone wrong')"), kind="AGENT_ERROR", says=("status 1.\ngone wrong",)
+        template=template("import sys; sys.exit('gone wrong')"), kind="AGENT_ERROR", says=("status 1\ngone wrong",)
     ),
     "a signal": Case(template=template("import os; os.kill(os.getpid(), 11)"), kind="AGENT_ERROR", says=("signal 11",)),
     "no reward": Case(template=template("print('done')"), kind="REWARD_MISSING", says=("agent succeeded",)),
@@ -97,7 +97,7 @@ CASES = {
         says=("log of the agent exceeds 1048576 bytes",),
     ),
     "a hang": Case(
-        template=template("import time; time.sleep(3600)"), kind="TIMEOUT", says=("within 2 s",), timeout_s=2
+        template=template("import time; time.sleep(3600)"), kind="TIMEOUT", says=("timeout of 2 s",), timeout_s=2
     ),
     "a deadline of the template's": Case(
         template=template("import time; time.sleep(3600)", job={"activeDeadlineSeconds": 1}),

@@ -166,7 +166,7 @@ async def test_a_backend_without_structured_output_is_asked_without(world: World
 async def test_a_failing_backend_is_no_fault_of_the_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fulmen_runner.agents.judge.RETRY_PAUSE_S", 0.0)
     world.backend.switches.refusals.extend([500] * 100)
-    with pytest.raises(HostUnavailable, match="cannot be asked: 5"):
+    with pytest.raises(HostUnavailable, match="is unavailable: 5"):
         await world.grade(lambda _: scores(reward=1))
 
 

@@ -69,7 +69,7 @@ def test_every_problem_with_files_of_secrets_is_named_and_none_of_them_shown(
     told = {violation.field: violation.description for violation in caught.value.violations}
     assert set(told) == {f"{PREFIX}{name}_FILE" for name in ("KEYS", "SIGNING_KEY", "PORT")}
     assert told[f"{PREFIX}PORT_FILE"] == "no such setting"
-    assert "set one" in told[f"{PREFIX}SIGNING_KEY_FILE"]
+    assert "set only one" in told[f"{PREFIX}SIGNING_KEY_FILE"]
     for secret in (OLD, NEW, "sk-1"):
         assert secret not in str(caught.value)
 

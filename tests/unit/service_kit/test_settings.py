@@ -55,12 +55,12 @@ def test_the_resolved_settings_mask_secrets() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"tls_certificate_file": "a.pem"}, "belong together"),
-        ({"tls_key_file": "a.key"}, "belong together"),
-        ({"tls_client_ca_file": "ca.pem"}, "needs tls_certificate_file"),
+        ({"tls_certificate_file": "a.pem"}, "must be set together"),
+        ({"tls_key_file": "a.key"}, "must be set together"),
+        ({"tls_client_ca_file": "ca.pem"}, "requires tls_certificate_file"),
         (
             {"tls_certificate_file": "a.pem", "tls_key_file": "a.key", "agents_port": 7104},
-            "only with tls_client_ca_file",
+            "requires tls_client_ca_file",
         ),
     ],
 )

@@ -1,7 +1,7 @@
-"""The audit log: who asked for what, of calls that change how a deployment works, and what came of it.
+"""The audit log of administrative calls: caller, request and result.
 
-One JSON object a line, whatever the log level; to a file of its own, or to standard error among the other lines, with
-`"event": "audit"`. A call that is refused is there, too. Never a secret: only fields that the policy names are written.
+One JSON object per line, independent of the log level, to a file or to standard error with `"event": "audit"`. Rejected
+calls are included. Only fields named by the policy are written, so that no secret appears.
 """
 
 import datetime
@@ -23,27 +23,31 @@ _log = structlog.get_logger()
 
 
 class AuditLog:
-    """Writes the lines; safe from several threads."""
+    """Writes audit lines. Thread-safe."""
 
     def __init__(self, path: str = "", *, service: str = "") -> None:
-        """Opens the file for appending, readable by its owner only; empty: standard error.
+        """Opens the file for appending, readable by its owner only.
+
+        Args:
+            path: The file; empty for standard error.
+            service: Name of the service.
 
         Raises:
-            OSError: if it cannot be opened.
+            OSError: If the file cannot be opened.
         """
         self._service = service
         self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if path else None
 
     def __call__(self, *, rpc: str, code: str, reason: str, caller: Caller | None, asked: dict[str, Any]) -> None:
-        """Writes one line. If the file takes none, that is logged, and the line goes to standard error: what it tells of is done.
+        """Writes one line; if the file cannot be written, logs an error and writes to standard error.
 
         Args:
-            rpc: Full name of what was called.
-            code: How it ended, OK or a canonical code.
-            reason: Fulmen's own reason, of an error.
-            caller: Who called; None if that is not known.
-            asked: The fields of the request.
+            rpc: Full name of the rpc.
+            code: OK or the canonical error code.
+            reason: Reason of the error.
+            caller: The caller; None if unknown.
+            asked: Fields of the request.
         """
         context = trace.get_current_span().get_span_context()
         line = {
@@ -73,7 +77,7 @@ class AuditLog:
 
 
 def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
-    """Returns fields of a message by their paths; enumerations by name, long texts cut, those that are not there left out."""
+    """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted."""
     found: dict[str, Any] = {}
     for path in paths:
         message = request

@@ -1,6 +1,6 @@
-"""Who calls the rpc that runs now, and which roles may call which rpc.
+"""Authentication and authorization of rpcs.
 
-Nothing is open by default: an rpc that the policy does not name is closed to everyone but admins.
+Invariant: an rpc that the policy does not name is open to admins only.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.tokens import FORGED, Caller, Role
 
-# Health and reflection tell nothing about anybody's data; probes have no token.
+# Health and reflection expose no data; probes have no token.
 _OPEN_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 _log = structlog.get_logger()
@@ -25,7 +25,7 @@ _caller: ContextVar[Caller] = ContextVar("fulmen_caller")
 
 
 def current_caller() -> Caller:
-    """Returns who called the rpc that runs now.
+    """Returns the caller of the current rpc.
 
     Raises:
         LookupError: Outside an rpc.
@@ -34,21 +34,20 @@ def current_caller() -> Caller:
 
 
 def set_caller(caller: Caller) -> None:
-    """Binds the caller of the rpc that runs in this context; for the rpc edge and HTTP edges."""
+    """Sets the caller in this context; for the rpc and HTTP edges."""
     _caller.set(caller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePolicy:
-    """Which roles may call what.
+    """Roles that may call each service and rpc.
 
     Attributes:
         services: Roles by full service name, such as `fulmen.store.v1.LeaseService`.
-        rpcs: Roles by full rpc name, such as `/fulmen.store.v1.LeaseService/StreamLeases`; goes before `services`.
-        self_checking: Services whose callers may have no authorization header: their servicers find a token in the
-            request and pass it to `Authenticator.identify`. Nothing else may be done before that.
-        audited: Administrative rpcs, each with the fields of its request that tell what was asked: paths such as
-            `project.name`. Every call of one, refused or not, is a line of the audit log.
+        rpcs: Roles by full rpc name, such as `/fulmen.store.v1.LeaseService/StreamLeases`; overrides `services`.
+        self_checking: Services that accept calls without an authorization header. Their servicers read a token from the
+            request and must call `Authenticator.identify` first.
+        audited: Administrative rpcs with the request fields to write to the audit log, paths such as `project.name`.
     """
 
     services: Mapping[str, frozenset[Role]]
@@ -63,7 +62,7 @@ class RolePolicy:
         return self.services.get(_service_of(rpc), frozenset())
 
     def is_self_checking(self, rpc: str) -> bool:
-        """Tells whether the servicer of an rpc finds out itself who calls, if no header says so."""
+        """Returns True if the servicer of an rpc authenticates calls without a header itself."""
         return _service_of(rpc) in self.self_checking
 
 
@@ -72,48 +71,53 @@ def _service_of(rpc: str) -> str:
 
 
 class Verifier(Protocol):
-    """Knows whose a token is: by the deployment's keys, or by asking the store."""
+    """Verifies tokens. Implementations: `TokenVerifier` with the deployment's keys, `StoreVerifier` with an rpc."""
 
     async def prepare(self, token: str) -> None:
-        """Finds out what `verify` needs to know; raises `Unavailable` if that cannot be had."""
+        """Loads what `verify` needs. Raises Unavailable."""
 
     def verify(self, token: str) -> Caller:
-        """Returns whose it is, or raises `TokenInvalid`."""
+        """Returns the token's caller. Raises TokenInvalid."""
         ...
 
     def check(self, caller: Caller) -> None:
-        """Raises `TokenInvalid` if the token of a caller was revoked since."""
+        """Raises TokenInvalid if the caller's token was revoked since."""
 
 
 class Authenticator:
-    """Decides whether a call may go on."""
+    """Authenticates and authorizes calls."""
 
     def __init__(
         self, *, verifier: Verifier, policy: RolePolicy, dev_mode: bool, failures: FailedKeys | None = None
     ) -> None:
-        """Takes who knows tokens, what roles may do, and how many bad tokens an address may show; None: any number."""
+        """Initializes the authenticator.
+
+        Args:
+            verifier: Verifies tokens.
+            policy: Roles by rpc.
+            dev_mode: Whether calls without a token are those of an admin.
+            failures: Limits forged tokens by address; None for no limit.
+        """
         self._verifier = verifier
         self._policy = policy
         self._dev_mode = dev_mode
         self._failures = failures
         self._refused = metrics.get_meter("fulmen.auth").create_counter(
-            "auth.refused", description="Tokens that were refused, by what was wrong with them."
+            "auth.refused", description="Rejected tokens by problem."
         )
 
     @property
     def policy(self) -> RolePolicy:
-        """Which roles may call what."""
+        """Roles by rpc."""
         return self._policy
 
     async def admit(self, rpc: str, authorization: str, address: str) -> Caller | None:
-        """Returns who calls an rpc from an address, or None where that is open to everybody, or found out by itself.
-
-        What the caller may do is `authorize`'s to say.
+        """Authenticates a call; returns None if the rpc is open to everyone or authenticates calls itself.
 
         Raises:
-            TokenInvalid: There is no good token.
-            TooManyInvalidTokens: So it is, and the address has shown too many that this deployment did not make.
-            Unavailable: It cannot be found out now whose the token is.
+            TokenInvalid: If the token is missing or invalid.
+            TooManyInvalidTokens: If it is forged and the address has exceeded its limit.
+            Unavailable: If the token cannot be verified now.
         """
         if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
             return None
@@ -124,18 +128,18 @@ class Authenticator:
         """Checks that a caller may call an rpc.
 
         Raises:
-            PermissionDenied: The role may not.
+            PermissionDenied: If its role may not.
         """
         if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
             raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
 
     def identify(self, rpc: str, authorization: str, address: str) -> Caller:
-        """Returns who calls from an address, for a servicer that finds the token in its request.
+        """Authenticates and authorizes a call, for a servicer that reads the token from its request.
 
         Raises:
-            TokenInvalid: There is no good token.
-            TooManyInvalidTokens: So it is, and the address has shown too many that this deployment did not make.
-            PermissionDenied: The role may not call this rpc.
+            TokenInvalid: If the token is missing or invalid.
+            TooManyInvalidTokens: If it is forged and the address has exceeded its limit.
+            PermissionDenied: If its role may not call this rpc.
         """
         caller = self._known(authorization, address)
         self.authorize(rpc, caller)
@@ -164,9 +168,9 @@ class Authenticator:
         return self._verifier.verify(token.strip())
 
     def check(self, caller: Caller) -> None:
-        """Checks that a caller whose stream is open may go on.
+        """Checks that the caller of an open stream is still authorized.
 
         Raises:
-            TokenInvalid: The token was revoked.
+            TokenInvalid: If the token was revoked.
         """
         self._verifier.check(caller)

@@ -1,4 +1,4 @@
-"""The command line of a service: `serve` and `config`, and what the service adds."""
+"""The command line of a service: `serve`, `config`, and commands that the service adds."""
 
 import sys
 from collections.abc import Callable, Coroutine
@@ -17,12 +17,12 @@ Run = Callable[[ServiceSettings, Build], Coroutine[None, None, int]]
 
 
 def service_cli(settings_class: type[ServiceSettings], build: Build, *, run: Run = run_service) -> typer.Typer:
-    """Makes the command line of a service.
+    """Returns the command line of a service.
 
     Args:
-        settings_class: Read from the environment.
-        build: The service's composition root.
-        run: Runs the service; for one that runs in several processes.
+        settings_class: Settings, read from the environment.
+        build: Composition root of the service.
+        run: Runs the service; replaced by a service with several processes.
     """
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,7 +47,7 @@ def service_cli(settings_class: type[ServiceSettings], build: Build, *, run: Run
 
 
 def load_settings(settings_class: type[ServiceSettings]) -> ServiceSettings:
-    """Reads the settings, or ends the process with status 2 and every problem on standard error."""
+    """Reads the settings; on error, prints all problems and exits with status 2."""
     try:
         return settings_class.from_environment()
     except FulmenError as error:
@@ -55,7 +55,7 @@ def load_settings(settings_class: type[ServiceSettings]) -> ServiceSettings:
 
 
 def fail(message: str, *, status: int = 1) -> NoReturn:
-    """Ends the process with a message on standard error."""
+    """Prints an error and exits."""
     typer.echo(f"error: {message}", err=True)
     sys.exit(status)
 

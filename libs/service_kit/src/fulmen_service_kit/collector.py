@@ -1,6 +1,6 @@
-"""Exporters to an OpenTelemetry collector: OTLP over gRPC, with TLS whose files may change while they are in use.
+"""Exporters to an OpenTelemetry collector: OTLP over gRPC, with TLS files that may change at runtime.
 
-Imported where an endpoint is set: most deployments are scraped, and the exporters take time and memory.
+Imported only if an endpoint is set: most deployments are scraped, and the exporters take time and memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,19 @@ ExporterT = TypeVar("ExporterT", OTLPSpanExporter, OTLPMetricExporter)
 
 
 def span_exporter(endpoint: str, tls: TlsFiles | None) -> SpanExporter:
-    """Returns what sends spans to `http://host:port`, or with TLS to `https:`, whose server `tls` knows; None: the system."""
+    """Returns an exporter of spans.
+
+    Args:
+        endpoint: `http://host:port`, or `https:` for TLS.
+        tls: Files for TLS; None for the system's CAs.
+    """
     if tls is None or not _is_tls(endpoint):
         return OTLPSpanExporter(endpoint=endpoint, insecure=not _is_tls(endpoint))
     return _SpanExporter(_Latest(TlsWatch(tls), lambda **known: OTLPSpanExporter(endpoint=endpoint, **known)))
 
 
 def metric_exporter(endpoint: str, tls: TlsFiles | None) -> MetricExporter:
-    """Returns what sends metrics, likewise."""
+    """Returns an exporter of metrics; see `span_exporter`."""
     if tls is None or not _is_tls(endpoint):
         return OTLPMetricExporter(endpoint=endpoint, insecure=not _is_tls(endpoint))
     return _MetricExporter(_Latest(TlsWatch(tls), lambda **known: OTLPMetricExporter(endpoint=endpoint, **known)))
@@ -38,7 +43,7 @@ def _is_tls(endpoint: str) -> bool:
 
 
 class _Latest(Generic[ExporterT]):
-    """The exporter that was made of the files as they are."""
+    """An exporter that is recreated when its TLS files change."""
 
     def __init__(self, watch: TlsWatch, make: Callable[..., ExporterT]) -> None:
         self._watch = watch
@@ -50,7 +55,7 @@ class _Latest(Generic[ExporterT]):
         return self._make(insecure=False, credentials=channel_credentials(material))
 
     def exporter(self) -> ExporterT:
-        """Returns it; one that the files have left behind is closed."""
+        """Returns the current exporter."""
         material = self._watch.material()
         if material is not self._material:
             self._exporter.shutdown()

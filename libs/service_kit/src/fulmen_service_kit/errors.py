@@ -1,5 +1,5 @@
-"""Errors of starting a service."""
+"""Startup errors of a service."""
 
 
 class StartupError(Exception):
-    """The service cannot start; the text tells a person why and what to do."""
+    """The service cannot start; the text says why and what to do."""

@@ -1,7 +1,7 @@
-"""How many forged keys an address may show before it is told to wait.
+"""Rate limit of forged keys by address.
 
-Invariant: only keys that this deployment did not make count, so whoever has a good key is never held up by who shares
-its address. One event loop owns the table.
+Invariant: only forged keys count, so a valid key is never rejected because of others behind the same address. Not
+thread-safe: use it on one event loop.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _MINUTE_S: Final = 60.0
 
 
 class FailedKeys:
-    """A token bucket for each address that showed a forged key lately."""
+    """A token bucket for each address that has recently sent a forged key."""
 
     def __init__(self, *, per_minute: int, clock: Callable[[], float], max_addresses: int = MAX_ADDRESSES) -> None:
-        """Creates an empty table.
+        """Initializes an empty table.
 
         Args:
-            per_minute: forged keys that an address may show at once, and per minute; 0: any number.
-            clock: monotonic clock, in seconds.
-            max_addresses: addresses that are remembered at most; the one that failed longest ago is forgotten first.
+            per_minute: Burst, and forged keys per minute, of an address; 0 for no limit.
+            clock: Monotonic clock, in seconds.
+            max_addresses: Size of the table; the least recently failed address is dropped first.
         """
         self._per_minute = per_minute
         self._clock = clock
         self._max_addresses = max_addresses
-        # What is left of each bucket, and when that was: in the order of the last failure.
+        # Remaining tokens and time of each bucket, ordered by the last failure.
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def failed(self, address: str) -> float:
-        """Counts a forged key; returns the seconds after which another may be shown, 0 while there is room."""
+        """Counts a forged key; returns the time to wait in seconds, 0 if within the limit."""
         if not self._per_minute:
             return 0.0
         now_s, refill_per_s = self._clock(), self._per_minute / _MINUTE_S

@@ -1,4 +1,4 @@
-"""uvicorn inside the service's own process and lifecycle."""
+"""uvicorn, embedded in the service's process and lifecycle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fulmen_service_kit.tls import http_context
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
 ANSWERS_SHARE: Final = 0.8
-"""Of the grace of a drain, in which answers may finish: those that are cut then still need some of it to be recorded."""
+"""Share of the grace period in which responses may finish; the rest is for recording those that were cut off."""
 
 _LINGER_S = 1.0
 _OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
@@ -32,27 +32,27 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 128
 MAX_URL_BYTES: Final = 8 * 1024
 HEAD_LIMIT_S = 30.0
-"""How long a connection may take for the head of a request, once it is open or has sent its first byte."""
+"""Timeout for the head of a request, from the opening of the connection or the first byte."""
 WRITE_TIMEOUT_S: Final = 60.0
-"""How long a peer may take nothing of an answer that waits for it."""
+"""Time without progress after which a connection with unsent response data is closed."""
 
 
 def _refusal(status: bytes, code: str, message: str) -> bytes:
-    # With `type` at the top, it is an error to clients of either vendor's API.
+    # An error in the formats of both OpenAI's and Anthropic's API.
     error = {"type": "invalid_request_error", "code": code, "message": message, "param": None}
     body = json.dumps({"type": "error", "error": error}).encode()
     head = b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(body)) + body
 
 
-_URL_TOO_LONG: Final = _refusal(b"414 URI Too Long", "url_too_long", f"The URL is over {MAX_URL_BYTES} bytes.")
+_URL_TOO_LONG: Final = _refusal(b"414 URI Too Long", "url_too_long", f"URL exceeds {MAX_URL_BYTES} bytes")
 _HEAD_TOO_LARGE: Final = _refusal(
     b"431 Request Header Fields Too Large",
     "headers_too_large",
-    f"The headers are over {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}.",
+    f"headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields",
 )
-_HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "The request did not arrive in time.")
-_MALFORMED: Final = _refusal(b"400 Bad Request", "request_malformed", "The request is not HTTP as it should be.")
+_HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "request was not received in time")
+_MALFORMED: Final = _refusal(b"400 Bad Request", "request_malformed", "request is not valid HTTP")
 
 
 class HttpApp(Protocol):
@@ -78,19 +78,18 @@ class HttpServer:
         tls: TlsFiles | None = None,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """Takes what answers, and where.
+        """Initializes the server.
 
         Args:
             app: Answers the requests.
             listener: The bound port.
-            grace_s: How long a drain waits for answers, seconds.
+            grace_s: Grace period of a drain, in seconds.
             private: A second bound socket, for the service's own processes.
-            tls: The certificate to show; None for no TLS. The private socket then speaks TLS, too.
-            write_timeout_s: How long a peer may take nothing of an answer that waits for it, seconds; then its
-                connection is cut.
+            tls: The server's certificate, also used on the private socket; None for no TLS.
+            write_timeout_s: Time without progress after which a connection with unsent data is closed, in seconds.
 
         Raises:
-            StartupError: If a file of `tls` cannot be used.
+            StartupError: If a file of `tls` is unusable.
         """
 
         class Protocol(BoundedHttpProtocol):
@@ -120,15 +119,15 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that is served."""
+        """The bound port."""
         return int(self._listener.getsockname()[1])
 
     async def run(self) -> None:
-        """Serves until it is drained, and then waits to be cancelled, as a role must."""
+        """Serves until drained, then waits to be cancelled, as a role must."""
         try:
             await self._server.serve(sockets=[s for s in (self._listener, self._private) if s is not None])
         finally:
-            # A cancelled server does not close its own.
+            # uvicorn does not close its sockets when cancelled.
             for listening in getattr(self._server, "servers", ()):
                 listening.close()
             self._stopped.set()
@@ -137,25 +136,24 @@ class HttpServer:
         await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Gives the port back, also if the server never ran."""
+        """Closes the sockets, also if the server never ran."""
         self._listener.close()
         if self._private is not None:
             self._private.close()
 
     async def drain(self) -> None:
-        """Takes no new calls and returns when the answers under way are complete; the caller limits it."""
+        """Rejects new requests and waits until pending responses are complete; the caller applies a timeout."""
         self._app.draining = True
         self._server.should_exit = True
         await self._stopped.wait()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on the head of a request and on a peer's slowness, and news of lost connections.
+    """uvicorn's protocol with limits on the head of a request, a write timeout, and notification of lost connections.
 
-    The parser by itself would collect a head without end. A request over them is answered 414 or 431, one that does
-    not arrive in time 408, one that is not HTTP 400; then its connection is closed. What was asked before it on the
-    same connection is answered first, and nothing after. A peer that takes nothing of its answer for
-    `write_timeout_s` loses its connection; one that is only slow does not.
+    A head that exceeds a limit is answered with 414 or 431, one that does not arrive in time with 408, and malformed HTTP
+    with 400; then the connection is closed. Earlier requests on the connection are answered first, later ones are not.
+    A connection whose peer reads nothing for `write_timeout_s` is closed; a slow reader is not.
     """
 
     write_timeout_s = WRITE_TIMEOUT_S
@@ -170,20 +168,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Awaits the first request."""
+        """Starts the timeout for the first request."""
         super().connection_made(transport)
         self._departures = Departures()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Awaits nothing any more; whoever watches hears of it."""
+        """Cancels the timers and notifies the watchers."""
         self._forget_timer()
         self._forget_write_timer()
         super().connection_lost(exc)
         self._departures.tell()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came, and counts it while no body is on its way."""
+        """Parses data, counting it unless it belongs to a body."""
         if self._refused:
             return
         if not self._in_body:
@@ -198,33 +196,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._await_head()
 
     def on_message_begin(self) -> None:
-        """Notes that the first byte of a request has come."""
+        """Records the start of a request."""
         self._in_head = True
         super().on_message_begin()
         self.scope[DEPARTURES] = self._departures  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
-        """Checks the head before anything is made of it.
+        """Checks the head.
 
         Raises:
-            ValueError: if it is over a bound, or asks for a tunnel; the parser stops, and `send_400_response` says why.
+            ValueError: If it exceeds a limit or is a CONNECT; the parser stops and calls `send_400_response`.
         """
         if len(self.url) > MAX_URL_BYTES:
             self._refusal = _URL_TOO_LONG
         elif len(self.headers) > MAX_HEADERS or (self._head_bytes > MAX_HEAD_BYTES and self._size() > MAX_HEAD_BYTES):
             self._refusal = _HEAD_TOO_LARGE
         if self._refusal:
-            raise ValueError("the head of the request is too large")
+            raise ValueError("head of the request is too large")
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise ValueError("there is nothing to connect to")
-            return  # it comes again, without the offer
+                raise ValueError("CONNECT is not supported")
+            return  # parsed again without the upgrade
         super().on_headers_complete()
         self._forget_timer()
         self._in_head, self._in_body = False, True
 
     def on_message_complete(self) -> None:
-        """Begins to count anew."""
+        """Resets the count."""
         if self.parser.should_upgrade():
             return
         self._in_body, self._head_bytes = False, 0
@@ -232,14 +230,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what the parser cannot go on with."""
+        """Answers a request that the parser has rejected."""
         if self._refusal:
             self._refuse(self._refusal)
         else:
             self._refuse(_MALFORMED)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Goes on as if no other protocol had been offered; the parser by itself would stop before the body."""
+        """Ignores the offered upgrade: parses the request again without it, since the parser would stop at the body."""
         error = sys.exc_info()[1]
         assert isinstance(error, httptools.HttpParserUpgrade)
         version = self.parser.get_http_version().encode()
@@ -250,12 +248,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :])
 
     def pause_writing(self) -> None:
-        """Begins to watch whether the peer takes its answer."""
+        """Starts the write timeout."""
         super().pause_writing()
         self._await_progress()
 
     def resume_writing(self) -> None:
-        """Ends the watch."""
+        """Cancels the write timeout."""
         self._forget_write_timer()
         super().resume_writing()
 
@@ -275,7 +273,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def _size(self) -> int:
-        # The chunk that brought the end of the head may have brought much of the body too.
+        # The chunk with the end of the head may contain much of the body.
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _await_head(self) -> None:
@@ -291,7 +289,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         if self.cycle is not None and not self.cycle.response_complete:
             if not self._in_body:
-                # Another request is being answered: a refusal now would land in the midst of that answer.
+                # Another response is being sent: do not write into it.
                 self.cycle.keep_alive = False
                 return
             self.cycle.disconnected = True
@@ -299,7 +297,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_body and self.cycle.response_started:
             self.transport.close()
             return
-        # A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
+        # Closing while the peer is still sending would reset the connection before it reads the response.
         self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -307,7 +305,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """uvicorn without signal handlers: the lifecycle owns the signals."""
+    """uvicorn without signal handlers; signals belong to the lifecycle."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -315,18 +313,18 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Binds the listening socket; from here on connections wait for the server instead of being refused.
+    """Binds a listening socket; connections are queued until the server runs.
 
     Args:
-        host: The address.
-        port: The port; 0 takes a free one.
-        shared: Other processes listen on the same port too; the kernel spreads the connections.
+        host: Address.
+        port: Port; 0 for a free one.
+        shared: Whether other processes listen on the same port (SO_REUSEPORT).
 
     Raises:
-        StartupError: If the address is in use or not allowed.
+        StartupError: If the address is in use or not permitted.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio sends without delay only on sockets that say that they are TCP's.
+    # asyncio sets TCP_NODELAY only if the protocol is given.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
@@ -337,17 +335,17 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError:
         listener.close()
         raise StartupError(
-            f"Cannot listen on {host}:{port} (HTTP): the port is in use or not allowed. Choose another."
+            f"cannot listen on {host}:{port} (HTTP): port is in use or not permitted. Choose another port."
         ) from None
     listener.setblocking(False)
     return listener
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Binds a port without listening, so that it stays this service's while its processes come and go.
+    """Binds a port without listening, to reserve it for the service's processes.
 
     Raises:
-        StartupError: If the port is in use or not allowed.
+        StartupError: If the port is in use or not permitted.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
@@ -357,13 +355,13 @@ def reserve(host: str, port: int) -> socket.socket:
     except OSError:
         held.close()
         raise StartupError(
-            f"Cannot listen on {host}:{port}: the port is in use or not allowed. Choose another."
+            f"cannot listen on {host}:{port}: port is in use or not permitted. Choose another port."
         ) from None
     return held
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Binds a socket that only processes with access to the file reach; one left behind is replaced."""
+    """Binds a Unix socket, replacing a stale one."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))

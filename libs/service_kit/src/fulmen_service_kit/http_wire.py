@@ -1,4 +1,4 @@
-"""ASGI in a few functions: read a body, send a document, notice that the caller left."""
+"""ASGI helpers: read a body, send a response, detect a disconnected caller."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Header = tuple[bytes, bytes]
 
 JSON_TYPE = b"application/json"
 
-# How much of a refused body is still read, and for how long, so that its sender gets to see the refusal.
+# Limits for reading the rest of a rejected body, so that its sender can read the response.
 _LINGER_BYTES = 64 * 1024 * 1024
 _LINGER_S = 2.0
 
 
 class CallerGone(Exception):
-    """The caller closed its connection before its answer was complete."""
+    """The caller disconnected before its response was complete."""
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """Returns the first header of that lower-case name, or nothing."""
+    """Returns the first header with a lower-case name, empty if absent."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -38,14 +38,17 @@ def header(scope: Scope, name: bytes) -> bytes:
 async def read_body(
     scope: Scope, receive: Receive, limit_bytes: int, take: Callable[[int], None] = lambda _: None
 ) -> bytes:
-    """Reads the request's body; the caller gives the deadline.
+    """Reads the body of a request; the caller applies a timeout.
 
     Args:
-        take: Is told the size of each part before the next is read; what it raises ends the reading.
+        scope: Scope of the request.
+        receive: ASGI's receive.
+        limit_bytes: Maximum size.
+        take: Called with the size of each part; its exceptions end the reading.
 
     Raises:
-        MessageTooLarge: as soon as the length is declared or found to be over the limit.
-        CallerGone: if the caller leaves first.
+        MessageTooLarge: If the declared or actual length exceeds the limit.
+        CallerGone: If the caller disconnects.
     """
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit_bytes:
@@ -67,7 +70,7 @@ async def read_body(
 
 
 def _too_large(limit_bytes: int) -> MessageTooLarge:
-    return MessageTooLarge(f"The request body is over the limit of {limit_bytes} bytes.", limit_bytes=limit_bytes)
+    return MessageTooLarge(f"request body exceeds the limit of {limit_bytes} bytes", limit_bytes=limit_bytes)
 
 
 async def respond(
@@ -78,9 +81,9 @@ async def respond(
     extra: Iterable[Header] = (),
     unread: Receive | None = None,
 ) -> None:
-    """Sends a whole answer; if the request's body is still `unread`, throws that away before it ends.
+    """Sends a complete response; with `unread`, discards the rest of the request's body before its end.
 
-    A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
+    Closing while the peer is still sending would reset the connection before it reads the response.
     """
     await send(
         {
@@ -95,12 +98,12 @@ async def respond(
     )
     if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        await _throw_away(unread)
+        await _discard(unread)
         body = b""
     await send({"type": "http.response.body", "body": body})
 
 
-async def _throw_away(receive: Receive) -> None:
+async def _discard(receive: Receive) -> None:
     left = _LINGER_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
@@ -112,7 +115,7 @@ async def _throw_away(receive: Receive) -> None:
 
 
 class Departures:
-    """Who wants to know when a connection is lost; one object per connection, in the scope of its requests."""
+    """Watchers of a connection's loss; one object per connection, in the scope of its requests."""
 
     __slots__ = ("lost", "watchers")
 
@@ -121,30 +124,29 @@ class Departures:
         self.watchers: set[Callable[[], None]] = set()
 
     def tell(self) -> None:
-        """Says that the connection is lost."""
+        """Notifies the watchers that the connection is lost."""
         self.lost = True
         for watcher in list(self.watchers):
             watcher()
 
 
 BODY_CAME = "fulmen.body_came"
-"""In the scope of a request whose body has come to its end: reading it waits for nothing, and needs no deadline."""
+"""Scope key, set when the whole body has been received: reading it does not wait and needs no timeout."""
 
 DEPARTURES = "fulmen.departures"
-"""Where a scope of `HttpServer` has its connection's Departures."""
+"""Scope key of the connection's Departures, set by `HttpServer`."""
 
 
 class DisconnectWatch:
-    """Raises CallerGone in its block as soon as the caller closes the connection.
+    """Raises CallerGone in its block as soon as the caller disconnects.
 
-    It hears of it from the server's protocol itself: a task that waits for ASGI's `http.disconnect` instead would cost
-    every call a tenth of what it costs altogether.
+    Notified by the server's protocol: a task waiting for ASGI's `http.disconnect` would add 10 % to the cost of a call.
     """
 
     __slots__ = ("_departures", "_gone", "_task")
 
     def __init__(self, scope: Scope) -> None:
-        """Takes the scope of a request that `HttpServer` serves."""
+        """Initializes the watch with the scope of a request of `HttpServer`."""
         self._departures: Departures = scope[DEPARTURES]
         self._gone = False
         self._task: asyncio.Task[Any] | None = None
@@ -160,14 +162,14 @@ class DisconnectWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.settle()
-        # The same protocol as asyncio.timeout: only a cancellation that is ours becomes an error.
+        # As in asyncio.timeout: only our own cancellation becomes an error.
         if self._gone and self._task is not None:
             mine = self._task.uncancel() == 0
             if mine and kind is asyncio.CancelledError:
                 raise CallerGone from error
 
     def settle(self) -> None:
-        """Ends the watch: from here on the caller's leaving is no news."""
+        """Ends the watch."""
         self._departures.watchers.discard(self._leave)
 
     def _leave(self) -> None:

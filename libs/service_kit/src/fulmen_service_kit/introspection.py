@@ -1,6 +1,6 @@
-"""Whose a token is, asked of the store: for a service that must not hold the deployment's signing key (RFC 7662).
+"""Token introspection (RFC 7662): verification by the store, for a service that must not hold the signing key.
 
-A runner runs other people's code. Whoever takes it over finds its own token there, and nothing with which to make others.
+A runner executes untrusted code. An attacker who takes it over finds the runner's token, but cannot create others.
 """
 
 import time
@@ -18,7 +18,7 @@ from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen_service_kit.tokens import FORGED, MISSING, Caller, Role, TokenVerifier
 
 KEEP_S: Final = 3.0
-"""How long an answer is believed: within five seconds a revoked token is good nowhere."""
+"""Time for which an answer is cached; a revoked token must be rejected everywhere within five seconds."""
 
 LIMIT_S: Final = 5.0
 MAX_KEPT: Final = 1024
@@ -33,12 +33,12 @@ _ROLE_NUMBERS: Final = {role: number for number, role in ROLES.items()}
 
 
 def introspected(verifier: TokenVerifier, token: str, *, asked_by: Caller) -> pb.IntrospectTokenResponse:
-    """Answers for a service that holds the keys: whose a token is.
+    """Returns the introspection of a token.
 
     Args:
-        verifier: Knows tokens by the keys.
+        verifier: Verifies the token with the keys.
         token: The token.
-        asked_by: Who asks; to one of a project, tokens of other projects are as if they were not good.
+        asked_by: The caller; tokens of projects that it may not access are reported as forged.
     """
     try:
         caller = verifier.verify(token)
@@ -58,19 +58,19 @@ def introspected(verifier: TokenVerifier, token: str, *, asked_by: Caller) -> pb
 
 
 class StoreVerifier:
-    """A `Verifier` that asks the store."""
+    """A verifier that asks the store."""
 
     def __init__(self, channel: FulmenChannel, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the way to the store, with a token of the service's own."""
+        """Initializes the verifier; `channel` carries the service's own token."""
         self._projects = project_service_pb2_grpc.ProjectServiceStub(channel)
         self._clock = clock
         self._answers: OrderedDict[str, tuple[float, pb.IntrospectTokenResponse]] = OrderedDict()
 
     async def prepare(self, token: str) -> None:
-        """Asks about a token, unless it has just been asked.
+        """Introspects a token unless the answer is cached.
 
         Raises:
-            Unavailable, DeadlineExceeded: if the store does not answer.
+            Unavailable, DeadlineExceeded: If the store does not answer.
         """
         known = self._answers.get(token)
         if not token or (known is not None and known[0] > self._clock()):
@@ -82,16 +82,16 @@ class StoreVerifier:
             self._answers.popitem(last=False)
 
     def verify(self, token: str) -> Caller:
-        """Returns whose it is, as the store said.
+        """Returns the caller from the store's answer.
 
         Raises:
-            TokenInvalid: if it is not good.
+            TokenInvalid: If the token is not valid.
         """
         if not token:
             raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
         answer = self._answers[token][1]
         if not answer.active:
-            raise TokenInvalid("The token is not good here.", problem=answer.problem)
+            raise TokenInvalid("token is invalid", problem=answer.problem)
         info = answer.info
         return Caller(
             role=ROLES[info.role],
@@ -102,4 +102,4 @@ class StoreVerifier:
         )
 
     def check(self, caller: Caller) -> None:
-        """Believes what was said when the call began: calls here are short."""
+        """Does nothing: rpcs of such services are short."""

@@ -1,8 +1,8 @@
-"""One lifecycle for every service: build, serve, drain, stop, close in reverse.
+"""The lifecycle of every service: build, serve, drain, stop, close in reverse order.
 
-On SIGTERM or SIGINT: health says NOT_SERVING, the service drains, the server stops within the grace, roles are
-cancelled, resources are closed in reverse order, exit status 0. A background role that ends or raises while the
-service runs stops the process the same way with exit status 1: half a service is worse than none.
+On SIGTERM or SIGINT, health becomes NOT_SERVING, the service drains, the server stops within the grace period, roles are
+cancelled, resources are closed in reverse order, and the exit status is 0. If a background role ends or raises, the
+service stops in the same way with exit status 1, rather than run in part.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ import structlog
 from fulmen_service_kit.server import RpcServer
 from fulmen_service_kit.settings import ServiceSettings
 
-# New objects before a look at the young ones; looks at the young before one at the middle-aged; and so on.
+# Thresholds of the three generations of the garbage collector.
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 _log = structlog.get_logger()
 
 
 class Role(Protocol):
-    """A background job of a service: one module, one class, one job title."""
+    """A background role of a service."""
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
+        """Runs until cancelled."""
 
 
 async def _nothing() -> None:
@@ -40,15 +40,15 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceParts:
-    """What a service consists of; made by its `app.build`.
+    """The parts of a service, built by its `app.build`.
 
     Attributes:
         server: The bound gRPC server.
-        roles: Background roles by name; they start after the server.
-        drain: Called first on a stop, within the grace: tell peers, finish work.
-        stop_requested: Set it to stop the service from inside, as SIGTERM would (a `Drain` rpc).
+        roles: Background roles by name, started after the server.
+        drain: Called first on a stop, within the grace period.
+        stop_requested: Set to stop the service from inside, like SIGTERM.
         ports: Further ports to announce, such as `http_port`.
-        serve_metrics: False if the service serves /metrics on a port of its own.
+        serve_metrics: Whether the lifecycle serves /metrics.
     """
 
     server: RpcServer
@@ -63,16 +63,16 @@ Build = Callable[[ServiceSettings, AsyncExitStack], Awaitable[ServiceParts]]
 
 
 async def run_service(settings: ServiceSettings, build: Build) -> int:
-    """Runs a service until it is told to stop; returns the process's exit status.
+    """Runs a service until it is stopped; returns the exit status.
 
     Args:
-        settings: Its settings.
-        build: Makes the parts; what must be closed goes on the stack, and is closed in reverse order.
+        settings: Settings of the service.
+        build: Builds the parts; resources pushed onto the stack are closed in reverse order.
 
     Raises:
         StartupError: If it cannot start.
     """
-    # Imported when something is served: commands such as `migrate` measure nothing.
+    # Deferred: not needed by commands such as `migrate`.
     from fulmen_service_kit.telemetry import Telemetry
 
     telemetry = Telemetry(settings)
@@ -90,9 +90,9 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
 
 
 async def run_inside(settings: ServiceSettings, build: Build, stop: asyncio.Event) -> int:
-    """Runs a service beside others in one process until it is told to stop; returns the status that it would exit with.
+    """Runs a service beside others in one process until `stop` is set; returns its exit status. For debugging.
 
-    Leaves alone what belongs to the process: signals, /metrics, exporters, the garbage collector. For debugging.
+    Does not touch process-wide state: signals, /metrics, exporters, the garbage collector.
 
     Raises:
         StartupError: If it cannot start.
@@ -103,10 +103,10 @@ async def run_inside(settings: ServiceSettings, build: Build, stop: asyncio.Even
 
 
 def _quieten_collector() -> None:
-    """Keeps the garbage collector from looking through what stays for ever, and from looking after every few objects.
+    """Reduces garbage collection: freezes long-lived objects and raises the thresholds.
 
-    A server makes thousands of short-lived objects per batch, nearly all without cycles: with the usual limits an eighth
-    of the store's time under load went into looking for some.
+    A server creates thousands of short-lived objects per batch, nearly all without cycles. With the default thresholds,
+    the store spent an eighth of its time under load in the collector.
     """
     gc.collect()
     gc.freeze()
@@ -141,7 +141,7 @@ async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.E
 
 
 async def _wait_for_stop(stop: asyncio.Event, inner: asyncio.Event, roles: Sequence[asyncio.Task[None]]) -> bool:
-    """Returns True if a role ended, False if the service was told to stop."""
+    """Waits for a stop; returns True if a role has ended instead."""
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(inner.wait())]
     await asyncio.wait([*waits, *roles], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -154,7 +154,7 @@ async def _wait_for_stop(stop: asyncio.Event, inner: asyncio.Event, roles: Seque
 
 
 def announce(settings: ServiceSettings, ports: Mapping[str, int], **more: int) -> None:
-    """Says that the service serves: in the log, and in the ready file if there is to be one; `more` is for the log."""
+    """Announces that the service is serving, in the log and in the ready file if configured; `more` is only logged."""
     _log.info("serving", host=settings.host, pid=os.getpid(), **more, **ports)
     if settings.ready_file:
         path = Path(settings.ready_file)

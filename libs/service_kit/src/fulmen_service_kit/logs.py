@@ -1,4 +1,4 @@
-"""Structured logs: the event is a constant, the data are keys; never payloads, prompts, tokens or secrets."""
+"""Structured logs: a constant event with data as keys; never payloads, prompts, tokens or secrets."""
 
 import logging
 import re
@@ -13,17 +13,17 @@ from fulmen.ids import trace_id_of
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-_MOST_CAUSES = 8
+_MAX_CAUSES = 8
 _ROLLOUT = re.compile("rollouts/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def configure_logs(*, service: str, log_format: str, level: str) -> None:
-    """Sets up structlog and the standard library's logging to write one line per event to standard error.
+    """Configures structlog and logging to write one line per event to standard error.
 
     Args:
-        service: Added to every line.
+        service: Name of the service, added to every line.
         log_format: `json` or `console`.
-        level: Least level written.
+        level: Minimum level.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -51,12 +51,12 @@ def configure_logs(*, service: str, log_format: str, level: str) -> None:
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Returns the types and places of an error and of what led to it, the last first, without any of their texts.
+    """Returns types and stack frames of an error and its causes, without their texts.
 
-    The text of an error that nobody foresaw may hold what a caller sent.
+    The text of an unexpected error may contain a caller's data.
     """
     found: list[str] = []
-    while len(found) < _MOST_CAUSES:
+    while len(found) < _MAX_CAUSES:
         frames = traceback.extract_tb(error.__traceback__)
         places = " < ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames))
         found.append(f"{type(error).__name__} at {places}")
@@ -68,7 +68,7 @@ def places_of(error: BaseException) -> list[str]:
 
 
 def _add_trace_id(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Adds the trace of the span that runs here; of a line about an attempt or a rollout, that of the rollout."""
+    """Adds the trace id: of the event's rollout or attempt, otherwise of the current span."""
     context = trace.get_current_span().get_span_context()
     named = _ROLLOUT.match(str(event.get("attempt") or event.get("rollout") or ""))
     if named is not None:

@@ -1,10 +1,10 @@
-"""What services did for a rollout, as one tree at the operator's collector.
+"""Operators' traces: the services' own spans of a rollout, as one tree at the collector.
 
-No call goes through all services: a lease is streamed, a model call is the agent's, spans are stored in batches. So each
-service puts its own spans where names alone say they belong: the trace is the rollout's id, a rollout or an attempt as a
-whole has the span that `fulmen.ids` gives it. A backend gets its place from the proxy, as `traceparent`.
+No call passes through all services: leases are streamed, model calls come from agents, spans are stored in batches. So
+trace and span ids are derived from names: the trace id is the rollout's id, and `fulmen.ids` defines the span ids of
+rollouts and attempts. The proxy passes the context to backends as `traceparent`.
 
-Nothing here is captured or trained on, and no content of an agent is in it: spans of agents go to the store.
+These spans contain no agent data and are never trained on; agents' spans go to the store.
 """
 
 import functools
@@ -26,17 +26,17 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OwnTraces:
-    """Sends spans whose places are known beforehand; `keeps` tells whether a trace is sampled, for who adds much to it."""
+    """Sends spans with given ids. `keeps` returns whether a trace is sampled."""
 
     def __init__(self, *, resource: "Resource", sampler: "Sampler", processor: "SpanProcessor") -> None:
-        """Takes what a tracer provider consists of.
+        """Initializes the exporter of spans.
 
         Args:
-            resource: of the service.
-            sampler: asked about the trace alone, so that all services with the same setting keep the same rollouts.
-            processor: sends spans.
+            resource: Resource of the service.
+            sampler: Samples by trace id alone, so that services with the same setting keep the same rollouts.
+            processor: Sends spans.
         """
-        # Imported here: a service without a collector does without the SDK.
+        # Deferred: a service without a collector does not need the SDK.
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -44,12 +44,12 @@ class OwnTraces:
         self._scope = InstrumentationScope("fulmen")
         self._resource = resource
         self._sampler = sampler
-        # Of a trace that is asked about several spans come, one right after the other.
+        # Several spans of a trace are added in a row.
         self.keeps = functools.lru_cache(maxsize=256)(self._keeps)
         self._processor = processor
 
     def _keeps(self, trace_id: str) -> bool:
-        # Samplers of a ratio compare the lower half, and in ids of rollouts its first bits are always the same (RFC 9562, 4).
+        # Ratio samplers compare the lower half, whose first bits are constant in UUIDs of rollouts (RFC 9562, 4).
         spread = int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:16])
         return self._sampler.should_sample(None, spread, _NAME_OF_ALL).decision.is_sampled()
 
@@ -66,16 +66,18 @@ class OwnTraces:
         attributes: Mapping[str, str | int | float] | None = None,
         error: str = "",
     ) -> None:
-        """Adds a span that is over.
+        """Adds an ended span.
 
         Args:
-            trace_id: 32 hexadecimal digits.
-            start_ns: wall clock, nanoseconds since 1970.
-            end_ns: likewise; 0: now.
-            span_id: 16 hexadecimal digits; empty: any.
-            parent_id: likewise; empty: it has none.
-            calls_out: it is a call of another's service.
-            error: what went wrong, in a word; empty if nothing did.
+            name: Name of the span.
+            trace_id: Trace id, 32 hexadecimal digits.
+            start_ns: Start, Unix nanoseconds.
+            end_ns: End, Unix nanoseconds; 0 for now.
+            span_id: Span id, 16 hexadecimal digits; empty for a random one.
+            parent_id: Span id of the parent; empty for none.
+            calls_out: Whether it is a call to another service.
+            attributes: Attributes of the span.
+            error: Error status; empty on success.
         """
         if not self.keeps(trace_id):
             return
@@ -102,11 +104,11 @@ _of_this_process: OwnTraces | None = None
 
 
 def own_traces() -> OwnTraces | None:
-    """Returns where this service's spans go; None if no collector is set."""
+    """Returns the traces of this process; None without a collector."""
     return _of_this_process
 
 
 def set_own_traces(traces: OwnTraces | None) -> None:
-    """Says where they go, once in a process."""
-    global _of_this_process  # as OpenTelemetry keeps its providers
+    """Sets the traces of this process."""
+    global _of_this_process  # as OpenTelemetry's providers
     _of_this_process = traces

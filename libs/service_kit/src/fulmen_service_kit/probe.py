@@ -1,6 +1,6 @@
-"""A health probe for containers: `python -m fulmen_service_kit.probe HOST:PORT/PATH` exits 0 if that answers 200.
+"""A health probe for containers: `python -m fulmen_service_kit.probe HOST:PORT/PATH` exits with 0 on status 200.
 
-It asks by HTTP, and by HTTPS where the port speaks that.
+Tries HTTP, then HTTPS.
 """
 
 import http.client
@@ -11,12 +11,12 @@ _TIMEOUT_S = 3.0
 
 
 def main() -> int:
-    """Asks the service in this container; returns the exit status."""
+    """Probes the service; returns the exit status."""
     address, slash, path = sys.argv[1].partition("/") if len(sys.argv) == 2 else ("", "", "")
     if not slash:
         sys.stderr.write("usage: python -m fulmen_service_kit.probe HOST:PORT/PATH\n")
         return 2
-    # Whoever asks is in the same container: there is nobody between, and no name to check.
+    # The service is in the same container: the certificate need not be verified.
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     problem = ""

@@ -1,4 +1,4 @@
-"""Whether a service can do its work, and what stands in the way: `/readyz` beside `/metrics`, for probes and people."""
+"""Readiness of a service: `/readyz` beside `/metrics`."""
 
 import json
 from collections.abc import Callable
@@ -14,23 +14,23 @@ class _Part:
 
 
 class Readiness:
-    """The parts that a service depends on. Asked from other threads; a probe only looks at what is known already."""
+    """The dependencies of a service. Probes are called from other threads and must not block."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
 
     def add(self, name: str, probe: Probe, *, is_needed: bool = True) -> None:
-        """Adds a part.
+        """Adds a dependency.
 
         Args:
-            name: Such as `database`.
-            probe: Returns what is wrong with it, for people; empty if nothing is.
-            is_needed: Whether the service is of no use without it. What is not needed is told, and counts for nothing.
+            name: Name, such as `database`.
+            probe: Returns the problem, empty if there is none.
+            is_needed: Whether a problem makes the service not ready; otherwise it is only reported.
         """
         self._parts[name] = _Part(probe=probe, is_needed=is_needed)
 
     def report(self) -> tuple[bool, dict[str, str]]:
-        """Returns whether the service is ready, and how each part is."""
+        """Returns whether the service is ready, and the state of each part."""
         found = {name: part.probe() for name, part in self._parts.items()}
         ready = not any(problem for name, problem in found.items() if self._parts[name].is_needed)
         return ready, {name: problem or "ok" for name, problem in found.items()}

@@ -1,7 +1,7 @@
-"""Which tokens were revoked, as a service last heard it; followed by asking every few seconds.
+"""Revoked tokens, polled every few seconds.
 
-Invariant: what was once heard to be revoked stays so while the source is away. A service that has just started and
-cannot reach the store knows of no revocation until it can.
+Invariant: a known revocation stays in force while the source is unavailable. A service that has just started knows of no
+revocation until it has reached the store.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from fulmen.store.v1 import project_service_pb2, project_service_pb2_grpc
 
 _log = structlog.get_logger()
 
-# A revocation is known everywhere within five seconds: one interval, and one answer that came late.
+# A revocation takes effect within five seconds: one interval plus one slow answer.
 INTERVAL_S: Final = 1.5
 LIMIT_S: Final = 3.0
 
@@ -34,12 +34,12 @@ class RevokedTokens:
         return token_id in self._ids
 
     def add(self, token_id: str) -> None:
-        """Adds one at once and for good: a list that was on its way already does not have it."""
+        """Adds an id permanently: a list that is already in flight does not contain it."""
         self._added.add(token_id)
         self._ids |= self._added
 
     def replace(self, token_ids: Iterable[str]) -> None:
-        """Takes a newer list."""
+        """Replaces the list with a newer one."""
         self._ids = self._added.union(token_ids)
 
 
@@ -47,12 +47,12 @@ class RevocationFollower:
     """Background role: keeps `RevokedTokens` up to date."""
 
     def __init__(self, *, revoked: RevokedTokens, fetch: Fetch, interval_s: float = INTERVAL_S) -> None:
-        """Wires the role.
+        """Initializes the role.
 
         Args:
-            revoked: Is kept up to date.
-            fetch: Returns the ids of all revoked tokens that have not expired, or raises a FulmenError.
-            interval_s: How often it is asked, in seconds.
+            revoked: Updated by the role.
+            fetch: Returns the ids of all revoked tokens that have not expired. Raises FulmenError.
+            interval_s: Polling interval, in seconds.
         """
         self._revoked = revoked
         self._fetch = fetch
@@ -61,17 +61,17 @@ class RevocationFollower:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the source, as last seen; empty if nothing is."""
-        return "it does not answer" if self._away else ""
+        """Problem of the last poll; empty if there was none."""
+        return "store does not answer" if self._away else ""
 
     async def run(self) -> None:
-        """Follows until it is cancelled."""
+        """Polls until cancelled."""
         while True:
             await self.follow_once()
             await asyncio.sleep(self._interval_s)
 
     async def follow_once(self) -> None:
-        """Reads the list; keeps the old one if it cannot be read."""
+        """Polls once; keeps the old list on failure."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 self._revoked.replace(await self._fetch())
@@ -84,7 +84,7 @@ class RevocationFollower:
 
 
 def revoked_at_store(channel: FulmenChannel) -> Fetch:
-    """Returns what asks the store for revoked tokens; the channel's token needs the role service or admin."""
+    """Returns a function that fetches revoked tokens from the store; the channel's token needs role service or admin."""
     stub = project_service_pb2_grpc.ProjectServiceStub(channel)
 
     async def fetch() -> Iterable[str]:

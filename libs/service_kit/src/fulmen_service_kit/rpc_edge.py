@@ -1,7 +1,7 @@
 """The edge of every rpc: authenticates, maps errors, measures, and writes one log line.
 
-Errors of the catalogue go out as they are. Anything else is logged with an id and goes out as INTERNAL with that id:
-an exception's own text never reaches a client.
+Invariant: errors of the catalogue are sent as they are. Any other exception is logged with an id and sent as INTERNAL
+with that id; its text never reaches a client.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from fulmen_service_kit.tokens import Caller, Role
 
 _log = structlog.get_logger()
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-# What everybody does all the time is logged at debug level.
+# Logged at debug level.
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
 
@@ -43,13 +43,13 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         audit: AuditLog | None = None,
         mutual_tls: bool = False,
     ) -> None:
-        """Takes who decides about callers.
+        """Initializes the edge.
 
         Args:
-            authenticator: Decides.
-            log_error_texts: Whether the text of an error that nobody foresaw is logged: not where it may hold prompts.
-            audit: Writes down administrative calls; by default, to standard error.
-            mutual_tls: Whether all but agents must show a certificate.
+            authenticator: Authenticates and authorizes callers.
+            log_error_texts: Whether texts of unexpected errors are logged; False where they may contain prompts.
+            audit: Log of administrative calls; None for standard error.
+            mutual_tls: Whether all callers but agents must present a certificate.
         """
         self._mutual_tls = mutual_tls
         self._authenticator = authenticator
@@ -59,8 +59,8 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
             "rpc.server.duration",
             unit="s",
-            description="How long rpcs took, by method and code.",
-            # OpenTelemetry's own bounds are milliseconds'.
+            description="Duration of rpcs by method and code.",
+            # OpenTelemetry's default bounds are for milliseconds.
             explicit_bucket_boundaries_advisory=_BOUNDS_S,
         )
 
@@ -135,7 +135,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One rpc, from its first byte to its log line."""
+    """One rpc, from its start to its log line."""
 
     def __init__(self, edge: RpcEdge, rpc: str, metadata: dict[str, str]) -> None:
         self._edge = edge
@@ -149,13 +149,13 @@ class _Call:
         self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
 
     async def begin(self, context: grpc.aio.ServicerContext) -> None:
-        """Authenticates the caller.
+        """Authenticates and authorizes the caller.
 
         Raises:
-            FulmenError: The call may not go on.
+            FulmenError: If the call is rejected.
         """
         if self._span.get_span_context().is_valid:
-            # For what is logged and called in here; the context is the rpc's own, and ends with it.
+            # Never detached: the context ends with the rpc.
             otel_context.attach(trace.set_span_in_context(self._span))
         authorization = self._metadata.get("authorization", "")
         caller = await self._edge._authenticator.admit(self._rpc, authorization, address_of(context.peer()))
@@ -168,19 +168,19 @@ class _Call:
             set_caller(caller)
 
     def check(self) -> None:
-        """Checks before each message of a stream that its caller may go on: streams outlive revocations.
+        """Checks before each message of a stream that the token was not revoked.
 
         Raises:
-            TokenInvalid: The token was revoked.
+            TokenInvalid: If it was.
         """
         if self._caller is not None:
             self._edge._authenticator.check(self._caller)
 
     def checked(self, request: Any) -> Any:
-        """Returns a request as it is, and a stream of requests with a check before each message.
+        """Returns a request unchanged, or a stream of requests with a check before each message.
 
         Raises:
-            ArgumentInvalid: The request's bytes are no message of this rpc.
+            ArgumentInvalid: If the request cannot be decoded.
         """
         if hasattr(request, "__anext__"):
             return _Checked(request, self)
@@ -189,7 +189,7 @@ class _Call:
         return _readable(request)
 
     async def fail(self, error: BaseException, context: grpc.aio.ServicerContext) -> None:
-        """Ends the rpc with the status of an error; returns only for a cancellation or an abort under way."""
+        """Aborts the rpc with the status of an error; returns only for a cancellation or a pending abort."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self.end("CANCELLED")
             return
@@ -203,8 +203,8 @@ class _Call:
         else:
             error_id = uuid.uuid4().hex[:12]
             known = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
-            told = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
-            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **told)
+            details = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
+            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **details)
         self.end(known.code.value, reason=known.reason)
         await context.abort(
             grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)
@@ -231,7 +231,7 @@ class _Call:
 
 
 class _Checked:
-    """A stream of requests that ends with an error once its caller may not go on."""
+    """A stream of requests that raises once its caller's token is revoked."""
 
     def __init__(self, messages: Any, call: _Call) -> None:
         self._messages = messages
@@ -247,26 +247,26 @@ class _Checked:
 
 
 class _Unreadable:
-    """Stands for a message whose bytes could not be decoded: gRPC itself would answer with internal text."""
+    """Placeholder for a message that could not be decoded; gRPC would send its internal error text."""
 
 
 def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
-    """Checks that a caller other than an agent has shown a certificate, which gRPC has then verified.
+    """Checks that a caller other than an agent has presented a certificate, which gRPC has verified.
 
     Args:
-        caller: Who calls.
-        connection: gRPC's properties of it; a socket file within the service's own folder is no TLS at all.
+        caller: The caller.
+        connection: gRPC's properties of the connection; the service's own Unix socket has no TLS.
 
     Raises:
-        PermissionDenied: If it has shown none.
+        PermissionDenied: If it has not.
     """
     is_tls = connection.get("transport_security_type") in (b"ssl", [b"ssl"])
     if is_tls and caller.role is not Role.ATTEMPT and "x509_pem_cert" not in connection:
-        raise PermissionDenied("This port is for agents: call the one that asks for a certificate, with one.")
+        raise PermissionDenied("client certificate is required. This port is for agents; use the mTLS port.")
 
 
 def address_of(peer: str) -> str:
-    """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all who come by a socket file are one."""
+    """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all peers of a Unix socket count as one."""
     return peer.partition(":")[2].rpartition(":")[0] if peer.startswith("ip") else peer
 
 
@@ -285,6 +285,6 @@ def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], A
 
 def _readable(message: Any) -> Any:
     if isinstance(message, _Unreadable):
-        problem = Violation(field="", description="its bytes are no message of this rpc")
-        raise ArgumentInvalid("The request cannot be decoded.", violations=[problem])
+        problem = Violation(field="", description="not a message of this rpc")
+        raise ArgumentInvalid("request cannot be decoded", violations=[problem])
     return message

@@ -1,4 +1,4 @@
-"""Secrets of a service: from its environment, or from files that may change while it runs."""
+"""Secrets of a service: from its environment, or from files that may change at runtime."""
 
 from typing import Final
 
@@ -12,16 +12,15 @@ _log = structlog.get_logger()
 
 
 class Secret:
-    """A text that is never shown. One from a file follows that file."""
+    """A secret text, masked in its repr. With a file, it follows the file's content."""
 
     def __init__(self, text: str = "", *, file: WatchedFile | None = None) -> None:
-        """Takes the text, or the file that holds it."""
         self._file = file
         self._text = text if file is None else text_of(file)
         self._version = 0 if file is None else file.version
 
     def __call__(self) -> str:
-        """Returns the text as it is now; what is no text leaves the one before in force."""
+        """Returns the current text; if the file is not valid UTF-8, the previous one."""
         if self._file is not None:
             self._file.content()
             if self._file.version != self._version:
@@ -29,7 +28,7 @@ class Secret:
                 try:
                     self._text = text_of(self._file)
                 except UnicodeDecodeError:
-                    _log.error("secret_refused", path=str(self._file.path), reason="it is no UTF-8")
+                    _log.error("secret_refused", path=str(self._file.path), reason="not UTF-8")
         return self._text
 
     def __repr__(self) -> str:
@@ -37,20 +36,20 @@ class Secret:
 
 
 class SigningKeys:
-    """The keys of a deployment's tokens: the first one signs, all of them are accepted.
+    """Signing keys of a deployment: the first signs, all are accepted.
 
-    A deployment changes its key in three steps, none of which needs a restart: add the new key as the second line of the
-    file, make it the first line, and take the old one away when no token that it signed is needed any more.
+    To rotate the key without a restart: add the new key as the second line of the file, make it the first line, and
+    remove the old one when its tokens are no longer needed.
     """
 
     def __init__(self, secret: Secret | str) -> None:
-        """Takes the keys, one a line."""
+        """Initializes the keys from a secret with one key per line."""
         self._secret = Secret(secret) if isinstance(secret, str) else secret
         self._text = self._secret()
         self._keys = split_keys(self._text)
 
     def accepted(self) -> tuple[bytes, ...]:
-        """Returns the keys, that which signs first; another object once they have changed."""
+        """Returns all keys, the signing one first; a new object after a change."""
         text = self._secret()
         if text is not self._text:
             keys = split_keys(text)
@@ -58,12 +57,12 @@ class SigningKeys:
                 self._keys = keys
                 _log.info("signing_keys_changed", count=len(keys))
             else:
-                _log.error("signing_keys_refused", reason=problem_of(keys) or "there is none")
+                _log.error("signing_keys_refused", reason=problem_of(keys) or "no key")
             self._text = text
         return self._keys
 
     def signing(self) -> bytes:
-        """Returns the key that signs."""
+        """Returns the signing key."""
         return self.accepted()[0]
 
     def __bool__(self) -> bool:
@@ -74,21 +73,21 @@ class SigningKeys:
 
 
 def split_keys(text: str) -> tuple[bytes, ...]:
-    """Returns the keys of a text: its lines, empty ones left out."""
+    """Returns the non-empty lines of a text as keys."""
     return tuple(line.strip().encode() for line in text.splitlines() if line.strip())
 
 
 def problem_of(keys: tuple[bytes, ...]) -> str | None:
-    """Returns what is wrong with keys, or None."""
+    """Returns the problem of keys, or None."""
     if any(len(key) < MIN_KEY_BYTES for key in keys):
-        return f"needs at least {MIN_KEY_BYTES} bytes in every line (`fulmen token --new-key` makes a key)"
+        return f"must have at least {MIN_KEY_BYTES} bytes in every line (`fulmen token --new-key` prints a new key)"
     return None
 
 
 def text_of(file: WatchedFile) -> str:
-    """Returns a file's text, without the end of its last line.
+    """Returns a file's text without the final newline.
 
     Raises:
-        UnicodeDecodeError: if it is no UTF-8.
+        UnicodeDecodeError: If it is not UTF-8.
     """
     return file.content().decode().rstrip("\r\n")

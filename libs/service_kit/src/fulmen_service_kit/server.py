@@ -1,4 +1,4 @@
-"""Makes the gRPC server of a service: the edge, health, reflection, limits and keep-alive."""
+"""The gRPC server of a service: edge, health, reflection, limits and keep-alive."""
 
 import asyncio
 import time
@@ -19,17 +19,17 @@ from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tls import rpc_credentials
 
-LOOK_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.5
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcServer:
-    """A server that is bound, its health, and who may call it.
+    """A bound server with its health and authenticator.
 
-    gRPC health by name: the empty one is SERVING from start to stop, since a restart helps nobody when another service is
-    away; the service's package, such as `fulmen.store.v1`, and each of its services follow the readiness.
+    gRPC health by name: the empty name (liveness) is SERVING from start to stop, since a restart does not help when a
+    dependency is unavailable; the package, such as `fulmen.store.v1`, and each of its services follow the readiness.
     """
 
     server: grpc.aio.Server
@@ -41,26 +41,26 @@ class RpcServer:
     readiness: Readiness = field(default_factory=Readiness)
 
     async def set_serving(self, serving: bool) -> None:
-        """Tells probes whether the service takes calls."""
-        self.readiness.add("service", lambda: "" if serving else "it stops")
+        """Sets whether the service accepts calls."""
+        self.readiness.add("service", lambda: "" if serving else "stopping")
         await self.health.set("", _SERVING if serving else _NOT_SERVING)
-        await self.tell_readiness()
+        await self.publish_readiness()
 
-    async def tell_readiness(self) -> None:
-        """Tells probes whether the service can do its work, for who knows of a change at once."""
+    async def publish_readiness(self) -> None:
+        """Publishes the current readiness to gRPC health."""
         ready, _ = self.readiness.report()
         for name in (self.package, *self.service_names):
             await self.health.set(name, _SERVING if ready else _NOT_SERVING)
 
     async def follow_readiness(self) -> None:
-        """Tells them of every change, within a moment, until it is cancelled."""
-        told = None
+        """Publishes changes of the readiness until cancelled."""
+        published = None
         while True:
             ready, _ = self.readiness.report()
-            if ready is not told:
-                told = ready
-                await self.tell_readiness()
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            if ready is not published:
+                published = ready
+                await self.publish_readiness()
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def build_server(
@@ -73,19 +73,19 @@ def build_server(
     log_error_texts: bool = True,
     private: Path | None = None,
 ) -> RpcServer:
-    """Makes and binds a server; `lifecycle.run_service` starts it.
+    """Creates and binds a server; `lifecycle.run_service` starts it.
 
     Args:
         settings: Host, port, certificates and limits.
-        verifier: Knows whose a token is.
-        policy: Which roles may call which rpc.
-        service_names: Full names of the served services, for health and reflection.
+        verifier: Verifies tokens.
+        policy: Roles by rpc.
+        service_names: Full names of the services, for health and reflection.
         register: Adds the servicers.
         log_error_texts: See `RpcEdge`.
-        private: A socket on which the service's own processes reach this one; the port is then shared with them.
+        private: Unix socket for the service's other processes, with which the port is then shared.
 
     Raises:
-        StartupError: If the port cannot be bound, or a file that the settings name cannot be used.
+        StartupError: If the port cannot be bound or a configured file is unusable.
     """
     failures = FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic)
     authenticator = Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode, failures=failures)
@@ -111,7 +111,7 @@ def build_server(
     register(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    # Imported where a server is made: commands that serve nothing do without.
+    # Deferred: not needed by commands that serve nothing.
     from grpc_reflection.v1alpha import reflection
 
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -120,7 +120,7 @@ def build_server(
         _bind(server, settings.host, settings.agents_port, replace(settings.own_tls() or TlsFiles(), ca_file=""))
     if private is not None:
         _bind_socket(server, private)
-    made = RpcServer(
+    bound = RpcServer(
         server=server,
         authenticator=authenticator,
         health=health_servicer,
@@ -128,8 +128,8 @@ def build_server(
         package=f"fulmen.{settings.service_name}.v1",
         service_names=tuple(service_names),
     )
-    made.readiness.add("service", lambda: "it starts")
-    return made
+    bound.readiness.add("service", lambda: "starting")
+    return bound
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
@@ -140,7 +140,9 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, credentials))
     except RuntimeError:
-        raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
+        raise StartupError(
+            f"cannot listen on {address}: port is in use or not permitted. Choose another port."
+        ) from None
 
 
 def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
@@ -148,11 +150,11 @@ def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
         path.unlink(missing_ok=True)
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError:
-        raise StartupError(f"Cannot listen on {path}.") from None
+        raise StartupError(f"cannot listen on {path}") from None
 
 
 def _audit_log(settings: ServiceSettings) -> AuditLog:
     try:
         return AuditLog(settings.audit_file, service=settings.service_name)
     except OSError as error:
-        raise StartupError(f"audit_file {settings.audit_file} cannot be written: {error.strerror}.") from None
+        raise StartupError(f"audit_file {settings.audit_file} cannot be written: {error.strerror}") from None

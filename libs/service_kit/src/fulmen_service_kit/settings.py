@@ -1,6 +1,6 @@
-"""Settings of a service: one frozen class, read from the environment only, where an unknown key is an error.
+"""Settings of a service: one frozen class, read from the environment. Unknown variables are errors.
 
-What is secret may come from a file: `FULMEN_STORE_SIGNING_KEY_FILE` names the file of `FULMEN_STORE_SIGNING_KEY`.
+A secret may come from a file: `FULMEN_STORE_SIGNING_KEY_FILE` names the file of `FULMEN_STORE_SIGNING_KEY`.
 """
 
 import ipaddress
@@ -19,61 +19,65 @@ from fulmen_service_kit.secret import MIN_KEY_BYTES, Secret, SigningKeys, proble
 
 
 class ServiceSettings(BaseSettings):
-    """The settings that all services share. A subclass sets `env_prefix` by `settings_config(prefix)`."""
+    """Settings shared by all services. A subclass sets `env_prefix` with `settings_config(prefix)`."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     service_name: ClassVar[str]
 
-    host: str = Field(default="127.0.0.1", description="Address that the service binds to.")
+    host: str = Field(default="127.0.0.1", description="Address to bind to.")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
-    metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics over HTTP; 0 takes a free one.")
-    dev_mode: bool = Field(default=False, description="Accepts calls without a token; needs a loopback host.")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="HTTP port of /metrics; 0 takes a free one.")
+    dev_mode: bool = Field(default=False, description="Accept calls without a token; requires a loopback host.")
     otlp_endpoint: str = Field(
         default="",
-        description="Where the service's own traces and metrics go by OTLP/gRPC, `http://host:4317`; `https:` for TLS.",
+        description="Collector of the service's traces and metrics, OTLP/gRPC, `http://host:4317`; `https:` for TLS.",
     )
     log_format: str = Field(default="json", pattern="^(json|console)$", description="`json` or `console`.")
-    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least level logged.")
-    drain_grace_s: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for work, seconds.")
-    max_message_bytes: int = Field(default=20 * 1024 * 1024, ge=4096, description="Largest gRPC message, bytes.")
-    ready_file: str = Field(default="", description="Gets the real ports as JSON once the service is serving.")
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Minimum log level.")
+    drain_grace_s: float = Field(
+        default=10.0, ge=0, le=3600, description="Grace period for pending work on a stop, seconds."
+    )
+    max_message_bytes: int = Field(
+        default=20 * 1024 * 1024, ge=4096, description="Maximum size of a gRPC message, bytes."
+    )
+    ready_file: str = Field(
+        default="", description="File to write the bound ports to, as JSON, once the service is serving."
+    )
     tls_certificate_file: str = Field(
         default="",
-        description="PEM file of the service's certificate chain: its ports speak TLS, /metrics apart. Read again when it changes.",
+        description="PEM file of the service's certificate chain; enables TLS on all ports but /metrics. Reloaded on change.",
     )
-    tls_key_file: str = Field(default="", description="PEM file of that certificate's key.")
+    tls_key_file: str = Field(default="", description="PEM file of the certificate's key.")
     tls_client_ca_file: str = Field(
         default="",
-        description="PEM file of the authorities of clients' certificates; with it the gRPC port takes no others (mTLS).",
+        description="PEM file of the CAs of client certificates; the gRPC port then requires one (mTLS).",
     )
     tls_ca_file: str = Field(
         default="",
-        description="PEM file of the authorities by which to know other services, which are then called with TLS; this "
-        "service shows them its own certificate, if it has one.",
+        description="PEM file of the CAs of other services, which are then called with TLS, presenting this service's "
+        "certificate if it has one.",
     )
     agents_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="A second gRPC port, for agents where `tls_client_ca_file` is set: with TLS, without certificates of "
-        "clients, for attempts' keys alone. 0: none.",
+        description="A second gRPC port for agents if `tls_client_ca_file` is set: TLS without client certificates, for "
+        "attempt keys only. 0: none.",
     )
     tls_own_name: str = Field(
         default="",
-        description="A name in the service's own certificate, by which its replicas and processes know one another; empty: "
-        "their addresses.",
+        description="Name in the service's certificate that its replicas and processes verify. Empty: their addresses.",
     )
     auth_failures_per_minute: int = Field(
         default=60,
         ge=0,
         le=1_000_000,
-        description="Tokens not made by this deployment that one address may show a minute; more get RESOURCE_EXHAUSTED or 429. "
-        "0: any.",
+        description="Forged tokens accepted per address and minute; more get RESOURCE_EXHAUSTED or 429. 0: no limit.",
     )
     audit_file: str = Field(
         default="",
-        description="File that gets a line for every administrative call; empty: they go to standard error with the log.",
+        description="File for the audit log of administrative calls. Empty: standard error.",
     )
 
     _secret_files: dict[str, WatchedFile] = PrivateAttr(default_factory=dict)
@@ -81,13 +85,13 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _safe(self) -> Self:
         if self.dev_mode and not is_loopback(self.host):
-            raise ValueError("dev_mode needs a loopback host: it answers calls without a token")
+            raise ValueError("dev_mode requires a loopback host: it accepts calls without a token")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
-            raise ValueError("tls_certificate_file and tls_key_file belong together")
+            raise ValueError("tls_certificate_file and tls_key_file must be set together")
         if self.tls_client_ca_file and not self.tls_certificate_file:
-            raise ValueError("tls_client_ca_file needs tls_certificate_file")
+            raise ValueError("tls_client_ca_file requires tls_certificate_file")
         if self.agents_port and not self.tls_client_ca_file:
-            raise ValueError("agents_port is of use only with tls_client_ca_file")
+            raise ValueError("agents_port requires tls_client_ca_file")
         return self
 
     @classmethod
@@ -95,7 +99,7 @@ class ServiceSettings(BaseSettings):
         """Reads the settings from the environment.
 
         Raises:
-            SettingsInvalid: With every problem at once, unknown variables of the service's prefix included.
+            SettingsInvalid: If any is invalid or unknown; lists all problems.
         """
         prefix = str(cls.model_config.get("env_prefix", "")).upper()
         files = {f"{prefix}{name.upper()}_FILE": name for name in cls.secret_names()}
@@ -109,7 +113,7 @@ class ServiceSettings(BaseSettings):
         try:
             settings = cls(**values)
         except ValidationError as error:
-            # The input is left out: it may be a secret.
+            # Without the input, which may be a secret.
             violations += [
                 Violation(field=_variable(prefix, item["loc"]), description=item["msg"])
                 for item in error.errors(include_input=False, include_url=False)
@@ -117,26 +121,26 @@ class ServiceSettings(BaseSettings):
             settings = None
         violations += _unreadable(cls, settings, prefix) if settings is not None else []
         if violations or settings is None:
-            raise SettingsInvalid(f"The settings of {cls.service_name} are not valid.", violations=violations)
+            raise SettingsInvalid(f"settings of {cls.service_name} are invalid", violations=violations)
         settings._secret_files.update(secret_files)
         return settings
 
     @classmethod
     def secret_names(cls) -> list[str]:
-        """Returns the settings that are secret: those that may come from a file."""
+        """Returns the names of secret settings, which may come from a file."""
         return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
 
     def secret(self, name: str) -> Secret:
-        """Returns a secret setting, which follows its file if it comes from one.
+        """Returns a secret setting; one from a file follows the file.
 
         Args:
-            name: of a setting that is one text.
+            name: Name of a setting of type SecretStr.
         """
         value: SecretStr = getattr(self, name)
         return Secret(value.get_secret_value(), file=self._secret_files.get(name))
 
     def own_tls(self) -> TlsFiles | None:
-        """Returns with what this service serves, or None for no TLS."""
+        """Returns the TLS files of this service's ports; None for no TLS."""
         if not self.tls_certificate_file:
             return None
         return TlsFiles(
@@ -144,7 +148,7 @@ class ServiceSettings(BaseSettings):
         )
 
     def peer_tls(self) -> TlsFiles | None:
-        """Returns with what this service calls others, or None for no TLS."""
+        """Returns the TLS files for calls to other services; None for no TLS."""
         if not self.tls_ca_file:
             return None
         return TlsFiles(
@@ -152,24 +156,24 @@ class ServiceSettings(BaseSettings):
         )
 
     def sibling_tls(self) -> TlsFiles | None:
-        """Returns with what this service calls its own replicas and itself, or None for no TLS."""
+        """Returns the TLS files for calls to the service's own replicas and processes; None for no TLS."""
         peers = self.peer_tls()
         return None if peers is None else replace(peers, server_name=self.tls_own_name)
 
     def describe(self) -> dict[str, str]:
-        """Returns every setting by its environment variable, secrets masked."""
+        """Returns all settings by environment variable, with secrets masked."""
         prefix = str(self.model_config.get("env_prefix", "")).upper()
         found = {f"{prefix}{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields}
         return found | {f"{prefix}{name.upper()}_FILE": str(file.path) for name, file in self._secret_files.items()}
 
 
 class KeyHolderSettings(ServiceSettings):
-    """Settings of a service that holds the deployment's signing key: it knows by itself whose a token is."""
+    """Settings of a service that holds the deployment's signing keys and verifies tokens itself."""
 
     signing_key: SecretStr = Field(
         default=SecretStr(""),
-        description="Keys of all tokens of the deployment, one a line, at least 32 bytes each: the first signs, all are "
-        "accepted. Secret.",
+        description="Signing keys of the deployment, one per line, at least 32 bytes each: the first signs, all are accepted. "
+        "Secret.",
     )
 
     @model_validator(mode="after")
@@ -177,7 +181,7 @@ class KeyHolderSettings(ServiceSettings):
         keys = split_keys(self.signing_key.get_secret_value())
         if not keys and not self.dev_mode:
             raise ValueError(
-                f"signing_key needs at least {MIN_KEY_BYTES} bytes (`fulmen token --new-key` makes one), "
+                f"signing_key must have at least {MIN_KEY_BYTES} bytes (`fulmen token --new-key` prints a new key), "
                 "or set dev_mode=true on a loopback host"
             )
         problem = problem_of(keys)
@@ -186,17 +190,17 @@ class KeyHolderSettings(ServiceSettings):
         return self
 
     def signing_keys(self) -> SigningKeys:
-        """Returns the keys of tokens, which follow their file."""
+        """Returns the signing keys, which follow their file."""
         return SigningKeys(self.secret("signing_key"))
 
 
 def settings_config(prefix: str) -> SettingsConfigDict:
-    """Returns the configuration of a settings class whose variables begin with `prefix`, such as `FULMEN_STORE_`."""
+    """Returns the configuration of a settings class with a variable prefix such as `FULMEN_STORE_`."""
     return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid")
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether a bind address is reachable from this machine only."""
+    """Returns True if a bind address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -206,7 +210,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _unreadable(settings_class: type[ServiceSettings], settings: ServiceSettings, prefix: str) -> list[Violation]:
-    """Returns what is wrong with the files of TLS that settings name."""
+    """Returns violations for TLS files that cannot be read."""
     files = {
         name: getattr(settings, name)
         for name in settings_class.model_fields
@@ -222,7 +226,7 @@ def _unreadable(settings_class: type[ServiceSettings], settings: ServiceSettings
 def _read_secrets(
     settings_class: type[ServiceSettings], files: dict[str, str], prefix: str, violations: list[Violation]
 ) -> tuple[dict[str, WatchedFile], dict[str, Any]]:
-    """Reads the files of secrets that the environment names; adds what is wrong with them to the violations."""
+    """Reads the files of secrets named in the environment; appends problems to the violations."""
     watched: dict[str, WatchedFile] = {}
     values: dict[str, Any] = {}
     for variable, name in files.items():
@@ -230,7 +234,9 @@ def _read_secrets(
         if not path:
             continue
         if os.environ.get(f"{prefix}{name.upper()}"):
-            violations.append(Violation(field=variable, description=f"and {prefix}{name.upper()} are set: set one"))
+            violations.append(
+                Violation(field=variable, description=f"conflicts with {prefix}{name.upper()}; set only one")
+            )
             continue
         try:
             watched[name] = WatchedFile(path)
@@ -240,7 +246,7 @@ def _read_secrets(
         except OSError as error:
             violations.append(Violation(field=variable, description=f"{path} cannot be read: {error.strerror}"))
         except ValueError:
-            violations.append(Violation(field=variable, description=f"{path} does not hold what the setting asks for"))
+            violations.append(Violation(field=variable, description=f"content of {path} is invalid"))
     return watched, values
 
 

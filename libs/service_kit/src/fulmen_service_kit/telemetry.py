@@ -1,4 +1,4 @@
-"""OpenTelemetry of the service itself: traces and metrics by OTLP where an endpoint is set, /metrics always."""
+"""OpenTelemetry of the service itself: traces and metrics over OTLP if an endpoint is set, and /metrics."""
 
 import socket
 import threading
@@ -24,7 +24,7 @@ from fulmen_service_kit.settings import ServiceSettings
 
 
 class Telemetry:
-    """The providers of one process; `close` sends what is still buffered."""
+    """The tracer and meter providers of the process."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         names = {"service.name": f"fulmen-{settings.service_name}", "service.version": version("fulmen")}
@@ -45,7 +45,7 @@ class Telemetry:
         metrics.set_meter_provider(self._meters)
 
     def close(self) -> None:
-        """Sends what is buffered and stops."""
+        """Flushes and stops."""
         if self._tracers is not None:
             set_own_traces(None)
             self._tracers.shutdown()
@@ -53,17 +53,17 @@ class Telemetry:
 
 
 def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int, object]:
-    """Serves /metrics, /healthz and /readyz over HTTP, in threads of its own; returns the port and the server.
+    """Serves /metrics, /healthz and /readyz over HTTP in its own threads; returns the port and the server.
 
     Raises:
         StartupError: If the port cannot be bound.
     """
-    figures = make_wsgi_app()
+    metrics_app = make_wsgi_app()
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            return figures(environ, start_response)
+            return metrics_app(environ, start_response)
         if path == "/healthz":
             ready, content_type, body = True, "text/plain", b"ok\n"
         elif path == "/readyz":
@@ -71,7 +71,7 @@ def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int,
             ready, body = readiness.page()
         else:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"Served are /metrics, /healthz and /readyz.\n"]
+            return [b"not found; try /metrics, /healthz or /readyz\n"]
         start_response("200 OK" if ready else "503 Service Unavailable", [("Content-Type", content_type)])
         return [body]
 
@@ -82,11 +82,11 @@ def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int,
         server = make_server(settings.host, settings.metrics_port, app, Server, _Silent)
     except OSError:
         address = f"{settings.host}:{settings.metrics_port}"
-        raise StartupError(f"Cannot serve metrics on {address}: the port is in use. Choose another.") from None
+        raise StartupError(f"cannot serve metrics on {address}: port is in use. Choose another port.") from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server.server_port, server
 
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as its base class has it
-        """Logs nothing: probes and scrapes come all the time."""
+        """Logs nothing."""

@@ -1,4 +1,4 @@
-"""TLS of what a service serves. Certificates are renewed without a restart: new connections get the new one."""
+"""TLS of a service's ports. Renewed certificates apply to new connections without a restart."""
 
 import ssl
 from pathlib import Path
@@ -14,17 +14,17 @@ _log = structlog.get_logger()
 
 
 def rpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Returns the credentials of a gRPC port; with `ca_file` it takes only clients that show a certificate (mTLS).
+    """Returns the credentials of a gRPC port; with `ca_file`, clients must present a certificate (mTLS).
 
     Raises:
-        StartupError: if a file cannot be read, or certificate and key are no pair.
+        StartupError: If a file cannot be read, or certificate and key do not match.
     """
     _context(files)
     watch = TlsWatch(files)
     shown = watch.material()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        # Asked at every handshake, in a thread of gRPC's.
+        # Called at every handshake, in a thread of gRPC.
         nonlocal shown
         material = watch.material()
         if material is shown:
@@ -39,10 +39,10 @@ def rpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
-    """Returns the context of an HTTP port. It asks for no certificate of clients: agents have a key, and none.
+    """Returns the context of an HTTP port, without client certificates: agents have only a key.
 
     Raises:
-        StartupError: if a file cannot be read, or certificate and key are no pair.
+        StartupError: If a file cannot be read, or certificate and key do not match.
     """
     first = _context(files)
     watch = TlsWatch(files)
@@ -79,9 +79,9 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(files.ca_file)
     except ssl.SSLError as error:
         raise StartupError(
-            f"{files.certificate_file} and {files.key_file} are no certificate and its key in PEM"
-            f"{', or ' + files.ca_file + ' holds no authorities' if files.ca_file else ''}: {error.reason}."
+            f"{files.certificate_file} and {files.key_file} are not a matching certificate and key in PEM"
+            f"{', or ' + files.ca_file + ' contains no CA' if files.ca_file else ''}: {error.reason}"
         ) from None
     except OSError as error:
-        raise StartupError(f"A file for TLS cannot be read: {error.filename}: {error.strerror}.") from None
+        raise StartupError(f"TLS file {error.filename} cannot be read: {error.strerror}") from None
     return context

@@ -1,8 +1,7 @@
-"""Tokens: signed statements of who calls. The signing keys are the deployment's; JWT (RFC 7519) with HS256.
+"""Tokens: JWTs (RFC 7519) with HS256, signed with the deployment's keys.
 
-An attempt key is a token too: it names one attempt and its lease, and is all that an agent ever holds.
-
-Every token is bound to one project, or to all of them (`projects/*`); no role reaches further than its token.
+An attempt key is a token for one attempt and its lease, and the only credential of an agent. Every token is bound to one
+project or to all (`projects/*`), whatever its role.
 """
 
 import base64
@@ -27,12 +26,12 @@ _ALGORITHM = "HS256"
 _CACHE_SIZE = 8192
 _TOKEN_ID_BYTES = 16
 
-# What is wrong with a token: `metadata["problem"]` of TokenInvalid.
+# Problems of a token: `metadata["problem"]` of TokenInvalid.
 MISSING, FORGED, EXPIRED, REVOKED = "missing", "forged", "expired", "revoked"
 
 
 class Role(StrEnum):
-    """What a caller is."""
+    """Role of a caller."""
 
     ADMIN = "admin"
     SERVICE = "service"  # the proxy, the algorithm service
@@ -44,7 +43,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls, as the token says."""
+    """A caller, as identified by its token."""
 
     role: Role
     subject: str = ""
@@ -60,43 +59,42 @@ class Caller:
 
     @property
     def own_project(self) -> str:
-        """The project that is meant when a request names none: the token's, or the default one."""
+        """Project of a request that names none: the token's, or the default one."""
         return DEFAULT_PROJECT if self.project == ALL_PROJECTS else self.project
 
     def may_access(self, project: str) -> bool:
-        """Tells whether the caller may see a project: the token's own, or any with a token for all projects."""
+        """Returns True if the token is bound to the project or to all projects."""
         return self.project in (ALL_PROJECTS, project)
 
 
 def usual_project(role: Role) -> str:
-    """Returns what a token of a role is bound to unless somebody decides: services serve all projects, people one."""
+    """Returns the default project of a role's tokens: all for services, the default one for people."""
     return DEFAULT_PROJECT if role in (Role.CLIENT, Role.READER) else ALL_PROJECTS
 
 
 def new_token_id() -> str:
-    """Mints the id of a token: 22 characters of base64url, no secret."""
+    """Returns a new token id: 22 characters of base64url. Not a secret."""
     return secrets.token_urlsafe(_TOKEN_ID_BYTES)
 
 
 class TokenSigner:
-    """Makes tokens."""
+    """Issues tokens."""
 
     def __init__(self, signing_keys: SigningKeys | str) -> None:
-        """Takes the deployment's keys."""
         self._keys = SigningKeys(signing_keys) if isinstance(signing_keys, str) else signing_keys
 
     def issue(self, role: Role, *, subject: str, ttl_s: float, project: str | None = None, token_id: str = "") -> str:
-        """Makes a token of a role other than ATTEMPT.
+        """Issues a token of a role other than ATTEMPT.
 
         Args:
-            role: What it may do.
-            subject: Who it is for; shows up in logs.
-            ttl_s: How long it is valid, in seconds.
-            project: What it is bound to; None: `usual_project(role)`.
-            token_id: Its id, by which it can be revoked; empty: a new one.
+            role: Role of the caller.
+            subject: Name of the caller, for logs.
+            ttl_s: Validity, in seconds.
+            project: Project that it is bound to; None for `usual_project(role)`.
+            token_id: Id for revocation; empty for a new one.
         """
         if role is Role.ATTEMPT:
-            raise ValueError("an attempt key is made by attempt_key()")
+            raise ValueError("use attempt_key() for role attempt")
         claims: dict[str, object] = {
             "role": role.value,
             "sub": subject,
@@ -115,27 +113,27 @@ class TokenSigner:
         ttl_s: float,
         token_budget: int = 0,
     ) -> str:
-        """Makes the key of one attempt, valid for `ttl_s` seconds.
+        """Issues the key of an attempt.
 
         Args:
-            attempt: Whose key it is.
-            project: The attempt's project.
-            lease_id: The lease that it runs under.
-            epoch: The fencing epoch of that lease.
+            attempt: Name of the attempt.
+            project: Project of the attempt.
+            lease_id: Lease of the attempt.
+            epoch: Fencing epoch of the lease.
             mode: "train", "validation" or "test".
-            ttl_s: How long it is valid, in seconds.
-            token_budget: How many tokens its model calls may use; 0: what the project says.
+            ttl_s: Validity, in seconds.
+            token_budget: Maximum tokens of its model calls; 0 for the project's limit.
         """
         now = int(time.time())
         budget = f',"bud":{token_budget}' if token_budget else ""
-        # Written out, as below: with an encoder it takes twice as long.
+        # Formatted by hand: an encoder takes twice as long.
         return self._signed(
             f'{{"role":"{Role.ATTEMPT.value}","sub":{_quoted(str(attempt))},"prj":{_quoted(project)},"epo":{epoch}'
             f',"lse":{_quoted(lease_id)},"mode":{_quoted(mode)}{budget},"iss":"{_ISSUER}","iat":{now},"exp":{now + int(ttl_s)}}}'
         )
 
     def _sign(self, claims: dict[str, object], ttl_s: float) -> str:
-        # Written out (RFC 7515, 3.1): the store signs a key for every attempt, and the library takes ten times as long.
+        # Implemented here (RFC 7515, 3.1): the store signs a key per attempt, and the library takes ten times as long.
         now = int(time.time())
         return self._signed(_to_json(claims | {"iss": _ISSUER, "iat": now, "exp": now + int(ttl_s)}))
 
@@ -145,7 +143,7 @@ class TokenSigner:
 
 
 class OwnToken:
-    """A token that a service makes for itself, and makes anew long before it ends, or when the keys have changed."""
+    """A token that a service issues to itself, renewed at half of its validity and when the keys change."""
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class OwnToken:
         ttl_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes what `TokenSigner.issue` does."""
+        """Initializes the token; see `TokenSigner.issue` for the arguments."""
         self._signing_keys = signing_keys
         self._signer = TokenSigner(signing_keys)
         self._role, self._subject, self._project, self._ttl_s = role, subject, project, ttl_s
@@ -165,7 +163,7 @@ class OwnToken:
         self._token, self._renew_at_s, self._key = "", -math.inf, b""
 
     def __call__(self) -> str:
-        """Returns the token; empty if there is no key."""
+        """Returns the token; empty without a key."""
         if not self._signing_keys:
             return ""
         key = self._signing_keys.signing()
@@ -178,25 +176,24 @@ class OwnToken:
 
 
 class TokenVerifier:
-    """Checks tokens. Tokens that were good are remembered until they expire, since an agent calls many times."""
+    """Verifies tokens with the deployment's keys. Valid tokens are cached until they expire."""
 
     def __init__(self, signing_keys: SigningKeys | str, *, revoked: Container[str] = frozenset()) -> None:
-        """Takes the deployment's keys and the ids of revoked tokens; both may change at any time."""
+        """Initializes the verifier; keys and revoked token ids may change at any time."""
         self._keys = SigningKeys(signing_keys) if isinstance(signing_keys, str) else signing_keys
         self._known_by = self._keys.accepted()
         self._revoked = revoked
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
     def verify(self, token: str) -> Caller:
-        """Returns who the token is of.
+        """Returns the token's caller.
 
         Raises:
-            TokenInvalid: If it is missing, malformed, expired, revoked or signed with another key; the text and
-                `metadata["problem"]` (missing, forged, expired or revoked) say which.
+            TokenInvalid: If it is missing, forged, expired or revoked; see `metadata["problem"]`.
         """
         keys = self._keys.accepted()
         if keys is not self._known_by:
-            # What a key that was taken away has signed is good no more.
+            # Tokens of a removed key are no longer valid.
             self._known.clear()
             self._known_by = keys
         known = self._known.get(token)
@@ -205,10 +202,10 @@ class TokenVerifier:
         return caller
 
     async def prepare(self, token: str) -> None:
-        """Needs nothing: the keys are here."""
+        """Does nothing: the keys are local."""
 
     def check(self, caller: Caller) -> None:
-        """Checks that the token of a caller was not revoked since it was verified.
+        """Checks that the caller's token was not revoked since it was verified.
 
         Raises:
             TokenInvalid: If it was.
@@ -219,7 +216,7 @@ class TokenVerifier:
     def _read(self, token: str) -> Caller:
         if not token:
             raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
-        # First of all: what somebody else made is not even parsed, and refusing it costs a tenth.
+        # Signature first: forged tokens are not parsed, which makes rejecting them ten times cheaper.
         signed, _, signature = token.encode(errors="replace").rpartition(b".")
         key = next((key for key in self._known_by if _is_by(key, signed, signature)), None)
         if key is None:

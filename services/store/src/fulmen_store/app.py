@@ -133,7 +133,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         database=database,
         dsn=settings.database_url.get_secret_value(),
         connections=settings.database_connections,
-        changed=server.tell_readiness,
+        changed=server.publish_readiness,
     )
     roles = queue.roles | services.roles
     roles |= {"membership-renewer": membership, "database-watch": watch, "http-server": http}

@@ -200,7 +200,7 @@ async def test_a_store_that_drains_is_not_ready_whatever_its_database_is(watched
     await outside.until(SERVING)
     await store.parts.server.set_serving(False)
     await store.parts.drain()
-    await store.parts.server.tell_readiness()  # as the watch of the database does, which is there
+    await store.parts.server.publish_readiness()  # as the watch of the database does, which is there
     assert [await outside.status(name) for name in (LIVENESS, READINESS)] == [NOT_SERVING, NOT_SERVING]
 
 

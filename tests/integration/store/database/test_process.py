@@ -94,7 +94,7 @@ async def test_migrate_and_config_are_commands(database_url: str, tmp_path: Path
     ("settings", "complaint"),
     [
         ({"FULMEN_STORE_LEASE_TLL_S": "3"}, "FULMEN_STORE_LEASE_TLL_S: no such setting"),
-        ({"FULMEN_STORE_SIGNING_KEY": "short"}, "signing_key needs at least 32 bytes"),
+        ({"FULMEN_STORE_SIGNING_KEY": "short"}, "signing_key must have at least 32 bytes"),
         (
             {"FULMEN_STORE_DATABASE_URL": "postgresql://x@127.0.0.1:1/y", "FULMEN_STORE_DATABASE_START_LIMIT_S": "0"},
             "database cannot be reached",
