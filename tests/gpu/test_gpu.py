@@ -13,7 +13,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Preci
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepSettings
-from tests.conformance.trainer.conftest import model_dir, rows, setup_of
+from tests.support.algorithm.trainers import model_dir, rows, setup_of
 
 __all__ = ["model_dir", "rows"]
 

@@ -10,7 +10,7 @@ import pytest
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
-from tests.conformance.trainer.conftest import setup_of
+from tests.support.algorithm.trainers import setup_of
 
 pytestmark = pytest.mark.xdist_group("trainers")
 

@@ -27,7 +27,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
 from fulmen_algorithm.weights.publishing import WeightsOrder
-from tests.conformance.trainer.conftest import GROUPS, build_model, setup_of
+from tests.support.algorithm.trainers import GROUPS, build_model, setup_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

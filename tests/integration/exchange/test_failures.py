@@ -18,21 +18,10 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.errors import ExchangeFailed
-from tests.integration.exchange.test_sums import expected
+from tests.support.exchange.sums import HASTY, SHORT_LEASE_S, alike, exchanged, expected
 from tests.support.exchange.world import Join, Member, Site, gradient_of, running
 
 QUORUM = {"quorum": 0.5, "max_wait_s": 30.0}
-SHORT_LEASE_S = 0.3
-HASTY = {"max_wait_s": 5.0, "straggler_timeout_s": 10.0, "deadline_s": 20.0}
-
-
-async def exchanged(number: int, *members: Member) -> list[Tensor]:
-    """Has members take a round together."""
-    return list(await asyncio.gather(*(asyncio.to_thread(member.exchange, number) for member in members)))
-
-
-def alike(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
 async def test_a_round_closes_with_a_quorum_when_a_member_dies_in_it(site: Site, join: Join) -> None:

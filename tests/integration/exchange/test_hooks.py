@@ -10,8 +10,8 @@ import pytest
 
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange import hook_ranks
+from tests.support.exchange.dgc import bfloat16, published
 from tests.support.exchange.hook_ranks import RankPool, settings_of
-from tests.unit.exchange.codecs.test_dgc import bfloat16, published
 
 pytestmark = pytest.mark.serial
 STEPS = 20

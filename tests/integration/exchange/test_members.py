@@ -14,7 +14,7 @@ from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.settings import CodecSettings
-from tests.integration.exchange.test_failures import HASTY, SHORT_LEASE_S, alike, exchanged
+from tests.support.exchange.sums import HASTY, SHORT_LEASE_S, alike, exchanged
 from tests.support.exchange.world import OTHER_RUN, ROWS, Join, Site, running, settings_named
 
 

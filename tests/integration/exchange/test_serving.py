@@ -20,7 +20,7 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.server import servicer as gradient_exchange
 from fulmen_exchange.server.servicer import ExchangeLimits
-from tests.integration.exchange.test_failures import HASTY, alike, exchanged
+from tests.support.exchange.sums import HASTY, alike, exchanged
 from tests.support.exchange.world import LIMIT_S, OTHER_RUN, RUN, Join, Site, running
 
 DAY_S = 86_400.0

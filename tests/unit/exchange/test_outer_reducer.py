@@ -11,8 +11,8 @@ from torch import Tensor
 from fulmen_exchange.outer import OuterStateInvalid
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.aggregators import stored
 from tests.support.exchange.thread_ranks import Rank, on_ranks
-from tests.unit.exchange.test_residuals import stored
 
 RATE = 0.2
 OUTER = {"kind": "outer", "steps": 3, "learning_rate": 1.0}

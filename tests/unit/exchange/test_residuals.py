@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,20 +16,13 @@ from fulmen_exchange.layout import ParameterSpan
 from fulmen_exchange.policies.state import PolicyStateInvalid
 from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.residuals import ResidualsInvalid, cut, joined, lay
+from tests.support.exchange.aggregators import stored
 from tests.support.exchange.thread_ranks import Rank, on_ranks
 
 CODECS = sorted(load_codecs())
 STATELESS = {"none", "bf16", "fp16", "qsgd"}
 BEFORE, AFTER = 4, 4
 """Rounds before the checkpoint, and after it."""
-
-
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a checkpoint gives back."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def first(rank: Rank) -> tuple[dict[str, Any], list[Tensor]]:

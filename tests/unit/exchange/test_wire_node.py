@@ -15,7 +15,7 @@ import torch
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard_sum import sum_payload
 from tests.support.clients import built
-from tests.unit.exchange.codecs.test_golden import NAMES, bits_of, golden
+from tests.support.exchange.golden import NAMES, bits_of, golden
 
 DECODER = Path(__file__).with_suffix(".mjs")
 LIMIT_S = 60

@@ -20,22 +20,14 @@ from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.waits import DEADLINE_S, until_refused
 
-DEADLINE_S = 30
 OVER = {
     lease_service_pb2.ATTEMPT_STATUS_ENDED: "ended",
     lease_service_pb2.ATTEMPT_STATUS_STALE_EPOCH: "stale_epoch",
     lease_service_pb2.ATTEMPT_STATUS_CANCEL_REQUESTED: "cancel_requested",
     lease_service_pb2.ATTEMPT_STATUS_NOT_FOUND: "not_found",
 }
-
-
-async def until_refused(proxy: RunningProxy, key: str) -> tuple[int, dict[str, Any]]:
-    """Calls until a call is refused."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (answer := await proxy.chat(key))[0] == 200:
-            pass
-        return answer
 
 
 def part(value: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ import pytest
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import failure_pb2, project_service_pb2, rollout_pb2, rollout_service_pb2
 from fulmen_service_kit.tokens import Role
-from tests.integration.llm_proxy.attempts.test_attempt_keys import until_refused
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.waits import until_refused
 from tests.support.postgres import shared_server
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 

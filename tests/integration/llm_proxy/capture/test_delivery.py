@@ -19,10 +19,9 @@ from fulmen_service_kit.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.waits import EARLY_S
 
 DEADLINE_S = 30
-EARLY_S = 2.0
-"""A flush that is answered without the store: a tenth of it is what the answer has to arrive in time."""
 
 
 async def test_a_flush_waits_for_the_stores_acknowledgement(proxy: RunningProxy, store: FakeStore) -> None:

@@ -15,11 +15,11 @@ from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.tokens import TokenSigner
-from tests.integration.llm_proxy.capture.test_delivery import EARLY_S
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
 from tests.support.llm_proxy.proxy_process import ProxyProcess, proxy_process
+from tests.support.llm_proxy.waits import EARLY_S
 from tests.support.postgres import shared_server
 from tests.support.store import running as real
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,62 +16,26 @@ from hypothesis import strategies as st
 
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.effects import (
-    Chunk,
-    CompletedSum,
-    Effect,
     PayloadStatus,
     RankBehind,
     RankReplaced,
-    Reply,
     Response,
     ResumePoint,
     SumDue,
 )
-from fulmen_exchange.aggregator.membership import Key, Member, Membership
+from fulmen_exchange.aggregator.membership import Member, Membership
 from fulmen_exchange.aggregator.rounds import MAX_OPEN, RoundMachine
 from fulmen_exchange.aggregator.shard_sum import PayloadsRefused, ShardSum, TermsRefused, sum_payload
 from fulmen_exchange.aggregator.staging import StagedPayload, Staging
 from fulmen_exchange.aggregator.terms import (
     CHUNK_BYTES,
     MAX_RANKS,
-    SUM,
     ArrivalTimes,
-    CallTerms,
     StragglerPolicy,
-    Terms,
 )
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.codecs.topk import ENTRIES as TOPK
-
-SIZE = 5000
-TERMS = Terms(
-    world_size=2, shard=0, shard_count=1, layout_digest="layout", codec="topk", codec_version=1,
-    settings_json='{"codec": "topk"}', segment_sizes=(SIZE,),
-    patience=StragglerPolicy(quorum=0.75, min_wait_s=0.5, max_wait_s=8.0, straggler_timeout_s=60.0, lease_s=10.0),
-)  # fmt: skip
-PLAIN = CallTerms(bucket=0, codec=SUM, codec_version=1, number=0, ratio=1.0, seed=0, flush=False, total_bytes=4)
-CODED = CallTerms(bucket=0, codec="topk", codec_version=1, number=1, ratio=4.0, seed=0, flush=False)
-
-
-def chunk(key: Key, *, epoch: int, terms: CallTerms = CODED, data: bytes = b"abcd") -> Chunk:
-    """Returns a whole payload."""
-    return Chunk(epoch=epoch, key=key, terms=terms, offset=0, total_bytes=len(data), data=data, crc32=zlib.crc32(data))
-
-
-SUMMED = Reply(size=3, messages=(b"sum",))
-
-
-def started(*ranks: int) -> RoundMachine:
-    """Returns rounds with these members."""
-    machine = RoundMachine(replace(TERMS, world_size=len(ranks)))
-    for rank in ranks:
-        machine.join(rank, str(rank), 0.0)
-    return machine
-
-
-def taken(machine: RoundMachine, rank: int, key: Key, now_s: float = 0.0, terms: CallTerms = CODED) -> list[Effect]:
-    return machine.take(rank, str(rank), chunk(key, epoch=machine.members.epoch, terms=terms), now_s)
-
+from tests.support.exchange.aggregators import CODED, PLAIN, SIZE, SUMMED, TERMS, kept, started, taken
 
 # Deadlines.
 
@@ -174,11 +138,6 @@ def test_a_member_has_few_payloads_put_together_at_a_time() -> None:
     assert answers[:-1] == [[]] * MAX_OPEN
     assert isinstance(answers[-1][0], Response)
     assert "at a time" in answers[-1][0].text
-
-
-def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, CompletedSum]]:
-    """Returns a sum as it is read from its file."""
-    return {key: (CODED, CompletedSum(taken={rank: str(rank)}, member_count=1, reply=SUMMED))}
 
 
 def test_a_restarted_server_does_not_make_a_sum_anew_that_was_replaced_by_a_newer_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fulmen_exchange.aggregator.effects import Effect, PayloadStatus, RankBehind, Response, ResumePoint, SumDue
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CallTerms
-from tests.unit.exchange.aggregator.test_parts import CODED, PLAIN, SUMMED, TERMS, chunk, kept, started, taken
+from tests.support.exchange.aggregators import CODED, PLAIN, SUMMED, TERMS, chunk, kept, started, taken
 
 SECOND = replace(CODED, bucket=0)
 

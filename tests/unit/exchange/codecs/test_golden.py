@@ -5,7 +5,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ import torch
 
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard_sum import sum_payload
-from fulmen_exchange.codecs.codec import PayloadInvalid, Round, SegmentCodec
-from fulmen_exchange.registry import load_codecs
+from fulmen_exchange.codecs.codec import PayloadInvalid, Round
 from tests.support.exchange.codec_cases import plainly_decoded, segment
+from tests.support.exchange.golden import FOLDER, NAMES, bits_of, golden
 
-FOLDER = Path(__file__).parents[4] / "protos" / "testdata" / "exchange"
-NAMES = sorted(name for name, entry in load_codecs().items() if isinstance(entry.make(entry.settings()), SegmentCodec))
 ROUND = {"number": 3, "world_size": 2, "ratio": 4.0, "rank": 1, "seed": 42, "flush": False}
 FEW = [[0, 1.0], [1, -0.25], [2, 0.1], [5, 3.0], [7, -2.75], [8, 0.5], [12, -1e-3], [19, 1.7]]
 """Of 20 elements."""
@@ -149,12 +146,6 @@ def refused(codec_name):
     }
 
 
-def bits_of(case):
-    """Returns the bits of a case's elements; 0 where they are no matter of its settings."""
-    found = case["settings"]
-    return found.get("bits") or found.get("bits_up" if case["way"] == "up" else "bits_down") or 0
-
-
 def text_of(document):
     """Makes the text of a file: one case to a line."""
     cases = [f"    {json.dumps(name)}: {json.dumps(case)}" for name, case in document["cases"].items()]
@@ -218,11 +209,6 @@ def summed():
             "payloads": {why: bytes(wire.encode(each)).hex() for why, each in damaged.items()},
         },
     }
-
-
-def golden(codec_name):
-    """Reads the file of a codec."""
-    return json.loads((FOLDER / f"{codec_name}.json").read_text())
 
 
 def test_every_segment_codec_has_its_vectors():

@@ -34,8 +34,8 @@ from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.settings import RunnerSettings
 from tests.support.runner.assignments import assignment, tracing_restored
-from tests.unit.runner.agents.test_bundles import archive, file
-from tests.unit.runner.attempts.test_executor import Witness, all_acknowledged
+from tests.support.runner.bundles import archive, file
+from tests.support.runner.witness import Witness, all_acknowledged
 
 WAIT_S = 20.0
 AGENT = b"""

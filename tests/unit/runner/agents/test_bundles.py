@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from pathlib import Path
 
@@ -12,19 +11,7 @@ from fulmen_runner.agents import bundles
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.python.loader import load_callable
 from fulmen_runner.attempts.errors import AgentFailed
-
-
-def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for member, data in members:
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def file(name: str, data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
-    return tarfile.TarInfo(name), data
+from tests.support.runner.bundles import archive, file
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:

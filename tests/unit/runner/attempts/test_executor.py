@@ -10,8 +10,7 @@ import pytest
 
 from fulmen_runner.agents.environment import expanded_environment
 from fulmen_runner.attempts.assignment import Assignment
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
-from fulmen_runner.attempts.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
+from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
 from fulmen_runner.attempts.executor import AttemptExecutor
 from fulmen_runner.attempts.masking import MASKED
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, Failed, FailureKind, Outcome, Succeeded
@@ -20,6 +19,7 @@ from fulmen_runner.attempts.rewards import reward_of_number
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.runner.assignments import assignment
+from tests.support.runner.witness import Witness, all_acknowledged
 
 Body = Callable[[Invocation], Awaitable[object]]
 
@@ -43,23 +43,6 @@ class HandedOut:
         return Answer(value=value, rewards=reward_of_number(value))
 
 
-class Witness:
-    """Captures that say what the test wants."""
-
-    def __init__(self, *, reachable: bool = True, confirms: bool = True) -> None:
-        self._reachable, self._confirms = reachable, confirms
-
-    async def instances(self) -> InstanceIds:
-        if not self._reachable:
-            raise CapturesUnavailable("The model proxy cannot be reached.")
-        return ("a",)
-
-    async def flush(self, attempt: str) -> CaptureEvidence:
-        if not self._confirms:
-            raise CapturesUnavailable("not confirmed")
-        return CaptureEvidence(instance_ids=("a",))
-
-
 def executor(
     body: Body, *, flush_spans: Callable[[str], Awaitable[int]] | None = None, **more: object
 ) -> AttemptExecutor:
@@ -72,10 +55,6 @@ def executor(
         workspaces=Workspaces(),
         flush_spans=flush_spans or all_acknowledged,
     )
-
-
-async def all_acknowledged(_: str) -> int:
-    return 0
 
 
 async def one(_: Invocation) -> object:
