@@ -188,11 +188,11 @@ async def test_replicas_know_one_another_by_a_name_of_their_certificate(database
 def test_files_that_are_no_pair_or_not_there_end_the_start(make: object, ours: Authority, tmp_path: Path) -> None:
     assert callable(make)
     good, other = ours.issue("good"), ours.issue("other")
-    with pytest.raises(StartupError, match="no certificate and its key"):
+    with pytest.raises(StartupError, match="not a matching certificate and key"):
         make(TlsFiles(certificate_file=str(good.certificate), key_file=str(other.key)))
     with pytest.raises(StartupError, match="cannot be read"):
         make(TlsFiles(certificate_file=str(good.certificate), key_file=str(tmp_path / "nowhere.key")))
-    with pytest.raises(StartupError, match="no certificate and its key"):
+    with pytest.raises(StartupError, match="not a matching certificate and key"):
         make(TlsFiles(ca_file=str(good.key), certificate_file=str(good.certificate), key_file=str(good.key)))
 
 
