@@ -252,7 +252,7 @@ def require(fields: Fields, names: Iterable[str]) -> None:
 
 
 def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Mapping[str, msgspec.Raw]) -> Fields:
-    """Returns the fields with the backend's model and the route's overrides; an override of null removes a field."""
+    """Returns the fields with the backend's model and the route's overrides; null removes a field."""
     routed = {**fields, **overrides}
     for name in [name for name, value in overrides.items() if not given(value)]:
         del routed[name]

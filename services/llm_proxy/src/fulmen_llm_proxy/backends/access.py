@@ -97,6 +97,6 @@ async def read_whole(response: aiohttp.ClientResponse, backend_id: str, max_byte
 
 
 def unavailable(backend_id: str, what: str, error: Exception | None = None) -> BackendUnavailable:
-    """Returns the error that a caller sees; names the type of an exception, never its text, which may contain addresses."""
+    """Returns the error for the caller; names an exception's type, never its text, which may contain addresses."""
     kind = "" if error is None else f" ({type(error).__name__})"
     return BackendUnavailable(f"Backend '{backend_id}' {what}{kind}.", backend=f"backends/{backend_id}")

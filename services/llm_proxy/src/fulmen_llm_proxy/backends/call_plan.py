@@ -160,7 +160,7 @@ class TranslatedReader:
     __slots__ = ("_reader", "_splitters", "_translators")
 
     def __init__(self, reader: AnswerReader, translators: list[Translator]) -> None:
-        """Sets the reader of the backend's answer, and the translators in the order in which they translated the request."""
+        """Sets the backend's reader, and the translators in the order of the request."""
         self._reader = reader
         self._translators = translators[::-1]
         self._splitters = [EventSplitter(_MAX_EVENT_BYTES) for _ in translators]

@@ -152,7 +152,7 @@ class BackendClient:
         """Returns the answer once it is complete, or once its first piece has arrived; takes over a slot of `state`.
 
         Raises:
-            BackendUnavailable: if the answer is too large, or the proxy lacks the backend's key; another try would not help.
+            BackendUnavailable: if the answer is too large, or the backend's key is not configured; retries would not help.
         """
         period = state.begin()
         try:
@@ -232,8 +232,8 @@ class BackendClient:
 class PatientHandler(ResponseHandler):
     """aiohttp's protocol with one read timer, where the original sets a new one for every piece.
 
-    A stream has a piece per token, and setting timers would cost as much as reading it. The timeout is the same: a timer
-    that fires after data has arrived waits for the rest of the interval.
+    A stream has a piece per token, and setting timers would cost as much as reading it. The timeout is the same: a
+    timer that fires after data has arrived waits for the rest of the interval.
     """
 
     _heard_at = 0.0

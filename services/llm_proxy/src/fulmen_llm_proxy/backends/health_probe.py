@@ -118,7 +118,7 @@ def _forget_load(state: BackendState) -> None:
 
 
 def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:
-    """Reads the number of waiting requests (summed over series) and the cache use (averaged); UNKNOWN if not reported."""
+    """Reads the waiting requests (summed over series) and the cache use (averaged); UNKNOWN if not reported."""
     waiting, cache = _samples(text, metrics.waiting), _samples(text, metrics.cache_use)
     return (
         int(sum(waiting)) if waiting else UNKNOWN,

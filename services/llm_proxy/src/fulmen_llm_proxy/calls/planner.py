@@ -66,7 +66,7 @@ class CallPlanner:
             trained = any(target.policy for target in (route.targets if choice is None else [choice.target]))
             if trained:
                 return 1
-        # A missing fallback route must not turn a backend's failure into RouteNotFound for a model the agent never named.
+        # A missing fallback must not turn a backend's failure into RouteNotFound for a model that was never asked for.
         fallbacks = [model for model in route.fallbacks if model in self._tables.current.routes]
         call.models = (call.request.model, *fallbacks)
         return len(call.models)

@@ -202,7 +202,7 @@ class CallSender:
     async def _acquire(
         self, call: RunningCall, next_try: NextTry, dispatch: Dispatch
     ) -> tuple[Dispatch, BackendState] | TryFailed:
-        """Waits for a slot of the backend, and for the end of a hold; returns the plan that the slot was acquired for."""
+        """Waits for a slot of the backend and the end of a hold; returns the plan that the slot is for."""
         while True:
             if self._is_held(dispatch.backend):
                 dispatch = await self._hold_over(call, next_try)

@@ -1,6 +1,6 @@
 """Reports usage and the state of limits to the store, and receives those of the other processes.
 
-Invariant: usage is reported exactly once. A batch that may or may not have arrived is sent again unchanged under the same
+Invariant: usage is reported exactly once. A batch that may have arrived is sent again unchanged under the same
 sequence number; meanwhile all other usage is counted into the next batch.
 """
 
@@ -220,7 +220,7 @@ class StoreClock:
         return self._monotonic() + self._ahead_s
 
     def sync(self, store_s: float, *, sent: float, received: float) -> bool:
-        """Adjusts to a time that the store reported between two monotonic times; returns whether the clock moved back."""
+        """Adjusts to the store's time, read between two monotonic times; returns whether the clock moved back."""
         ahead_s = store_s - (sent + received) / 2
         step_s = ahead_s - self._ahead_s
         if abs(step_s) <= TOLERANCE_S + (received - sent) / 2:

@@ -98,7 +98,7 @@ class CallMetrics(Collector):
         streamed: bool,
         used: TokenCounts,
     ) -> None:
-        """Counts a finished call and its usage; the mean gap between a stream's tokens is observed here, once per call."""
+        """Counts a finished call, its usage, and the mean gap between a stream's tokens, once per call."""
         place = _NOWHERE if choice is None else (choice.route.model, choice.backend.id)
         counts = self._counts.get(place)
         if counts is None:

@@ -16,7 +16,7 @@ from fulmen_llm_proxy.translation.message_shapes import Block, Source, Turn
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning"})
-"""Where OpenAI-compatible servers put the model's reasoning. A thinking block made of it is signed with the field's name,
+"""Fields in which OpenAI-compatible servers return reasoning. A thinking block made of it is signed with the field's name,
 by which it finds its way back; the signatures of Anthropic's own models mean nothing to other servers."""
 
 TOOL_FAILED = "Error: "

@@ -12,8 +12,8 @@ from fulmen_llm_proxy.apis.collected import Asked, Fields
 class Translator(Protocol):
     """Translates a call from the caller's API to the backend's, and the answer back.
 
-    One object per try, used by one task, in this order: `request`, then `whole`, or for a stream `event` with each event
-    of the backend and `end` after the last one.
+    One object per try, used by one task, in this order: `request`, then `whole`, or for a stream `event` with each
+    event of the backend and `end` after the last one.
 
     Attributes:
         asked: what it needs of the backend's answer beyond the answer itself.
@@ -25,7 +25,7 @@ class Translator(Protocol):
         """Returns the request in the backend's API; `model` and `stream` exist in both.
 
         Raises:
-            ArgumentInvalid: if fields have the wrong type or cannot be expressed in the backend's API; names all of them.
+            ArgumentInvalid: if fields are invalid or cannot be expressed in the backend's API; names all of them.
         """
         ...
 

@@ -198,7 +198,7 @@ def _declared_bytes(scope: Scope) -> int:
 
 
 def _is_uploading(scope: Scope) -> bool:
-    """Returns whether a large part of the request's body may still arrive, which its sender was not asked to hold back."""
+    """Returns whether a large part of the body may still arrive, because its sender does not wait for 100-continue."""
     if _BODY_READ in scope or header(scope, b"expect"):
         return False
     return _declared_bytes(scope) > _SMALL_BODY_BYTES or bool(header(scope, b"transfer-encoding"))
