@@ -311,6 +311,6 @@ async def test_one_that_is_not_there_is_named(options: EngineOptions, policy: Pu
 async def test_weights_that_are_not_whole_start_nothing(options: EngineOptions, policy: PublishedPolicy) -> None:
     weights = policy.path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(EngineFailed, match="is not whole"):
+    with pytest.raises(EngineFailed, match="is truncated"):
         await started(options, policy)
     assert not options.log_folder.exists()

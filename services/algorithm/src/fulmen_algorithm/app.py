@@ -98,7 +98,7 @@ POLICY = RolePolicy(
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
-    """Makes the service's parts; see `fulmen_service_kit.lifecycle`.
+    """Builds the service's parts; see `fulmen_service_kit.lifecycle`.
 
     Raises:
         StartupError: if the port is in use, another process works on the state folder, or an algorithm cannot be loaded.
@@ -172,7 +172,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
 
 async def _channels(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> tuple[FulmenChannel, FulmenChannel]:
-    """Opens the ways to the store and to the proxy."""
+    """Opens the channels to the store and to the proxy."""
     token, tls = _token(settings), settings.peer_tls()
     store = await stack.enter_async_context(open_channel(settings.store_target, token=token, tls=tls))
     proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token, tls=tls))
@@ -291,7 +291,7 @@ def _connections(
 
 
 def _metric_publisher(settings: AlgorithmServiceSettings, runs: RunRegistry, stack: AsyncExitStack) -> MetricPublisher:
-    """Shows the runs to Prometheus, and loads the sinks that are asked for.
+    """Exports the runs to Prometheus, and loads the configured sinks.
 
     Raises:
         StartupError: if the library of one is not installed.

@@ -18,9 +18,9 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     model_config = settings_config("FULMEN_ALGORITHM_")
     service_name: ClassVar[str] = "algorithm"
 
-    port: int = Field(default=ALGORITHM_PORT, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    port: int = Field(default=ALGORITHM_PORT, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
     metrics_port: int = Field(
-        default=METRICS_PORT, ge=0, le=65535, description="Port of /metrics over HTTP; 0 takes a free one."
+        default=METRICS_PORT, ge=0, le=65535, description="Port of /metrics over HTTP; 0 selects a free one."
     )
     state_dir: Path = Field(default=Path(".fulmen/algorithm"), description="Folder of the runs; survives restarts.")
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store.")
@@ -30,14 +30,14 @@ class AlgorithmServiceSettings(KeyHolderSettings):
         description="Token of role `service` for the store and the proxy; empty: made with `signing_key`. Secret.",
     )
     outage_limit_s: float = Field(
-        default=1800.0, gt=0, description="How long a run waits for another service before it fails, seconds."
+        default=1800.0, gt=0, description="Maximum wait of a run for another service before it fails, in seconds."
     )
     engine_host: str = Field(default="127.0.0.1", description="Address that the generation engine binds to.")
     engine_advertise_host: str = Field(
         default="127.0.0.1", description="Host under which the proxy reaches the engine."
     )
     engine_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the first engine, the others follow; 0 takes free ones."
+        default=0, ge=0, le=65535, description="Port of the first engine, the others follow; 0 selects free ones."
     )
     engine_token: SecretStr = Field(
         default=SecretStr(""),
@@ -46,19 +46,22 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     engine_backend: str = Field(
         default="engine",
         pattern=r"^[a-z0-9._-]{1,32}$",
-        description="Ids of the engines' backends at the proxy begin with this, followed by `-` and the policy.",
+        description="Prefix of the ids of the engines' backends at the proxy, followed by `-` and the policy.",
     )
     max_engines: int = Field(
-        default=3, ge=1, le=64, description="Engines at a time; that of an ended run serves until its place is needed."
+        default=3,
+        ge=1,
+        le=64,
+        description="Maximum number of engines; those of ended runs are stopped when the limit is reached.",
     )
-    engine_max_batch_size: int = Field(default=64, ge=1, description="Requests that are generated together.")
+    engine_max_batch_size: int = Field(default=64, ge=1, description="Maximum batch size of generation, in requests.")
     engine_in_process: bool = Field(
         default=False, description="Runs the engine inside the service, where a debugger reaches it; not for training."
     )
     vllm_command: str = Field(
         default="vllm", min_length=1, description="The vLLM program, for runs whose engine is `vllm`."
     )
-    vllm_start_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a start of vLLM, seconds.")
+    vllm_start_deadline_s: float = Field(default=600.0, gt=0, description="Start timeout of vLLM, in seconds.")
     external_engines: dict[str, SecretStr] = Field(
         default_factory=dict,
         description="JSON object of the vLLM servers that runs may name as `external` engines: address, such as"
@@ -79,7 +82,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
         default=64,
         ge=1,
         le=4096,
-        description="Shards of sums of gradients that are held at a time, of all runs together.",
+        description="Maximum number of shards of gradient sums held at a time, over all runs.",
     )
     exchange_max_elements: int = Field(
         default=2**31, ge=1, description="Elements of one such shard, of which it may hold a few float32 each."
@@ -91,7 +94,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
         " rank. A rank for whose payload there is no room is refused.",
     )
     exchange_forget_s: float = Field(
-        default=600.0, gt=0, description="How long a shard that all ranks have left stays in memory, seconds."
+        default=600.0, gt=0, description="How long a shard stays in memory after all ranks have left, in seconds."
     )
     exchange_keep_s: float = Field(
         default=7 * 86_400.0,
@@ -116,19 +119,21 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     trainer_deadline_s: float = Field(
         default=3600.0,
         gt=0,
-        description="How long one call to a group of ranks may take before the group counts as lost, seconds.",
+        description="Timeout of one call to a group of ranks, after which the group counts as lost, in seconds.",
     )
-    build_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a model-building script, seconds.")
+    build_deadline_s: float = Field(default=600.0, gt=0, description="Timeout of a model-building script, in seconds.")
     metric_sinks: str = Field(
         default="tensorboard",
-        description="Where metrics of runs go besides the event log: of `tensorboard`, `wandb`, `mlflow`, with commas.",
+        description="Metric sinks besides the event log, separated by commas: `tensorboard`, `wandb`, `mlflow`.",
     )
-    max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Runs that are active at a time.")
-    keep_checkpoints: int = Field(default=3, ge=1, description="Newest checkpoints of a run that are kept.")
+    max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Run slots: maximum number of active runs.")
+    keep_checkpoints: int = Field(default=3, ge=1, description="Number of newest checkpoints of a run that are kept.")
     modules: str = Field(
         default="", description="Python files with further algorithms, separated by `:` (docs/extending.md)."
     )
-    keep_models: int = Field(default=3, ge=1, description="Newest published models of a run kept, beside the best.")
+    keep_models: int = Field(
+        default=3, ge=1, description="Number of newest published models of a run that are kept, besides the best."
+    )
 
     @property
     def known_exchange_targets(self) -> frozenset[str]:

@@ -196,7 +196,7 @@ async def test_a_search_asks_only_endpoints_that_the_operator_names(searched: Wo
         json.loads((await created(wanted, searched, endpoints={named, other})).settings_json)["editor"]["base_url"]
         == other
     )
-    with pytest.raises(SettingsInvalid, match="needs an address such as"):
+    with pytest.raises(SettingsInvalid, match="must be an address such as"):
         await created(replace(draft, settings_json='{"critic": {"model": "m", "base_url": "file:///etc"}}'), searched)
 
 

@@ -91,7 +91,7 @@ async def test_steps_that_the_machines_fail_are_told_and_in_the_end_fail_the_run
     service.runs.add(run)
     assert await live(service, run, world.crashes)
     entry = service.runs.entry(run.name)
-    assert f"So it was in {LOST_STEPS} steps in a row" in entry.run.failure_message
+    assert f"The same in {LOST_STEPS} steps in a row" in entry.run.failure_message
     told = [n.message for n in entry.events.notices() if "trains on nothing" in n.message]
     assert len(told) == LOST_STEPS - 1
     assert all("(INFRA: 8)" in text and "`fulmen runners`" in text for text in told)

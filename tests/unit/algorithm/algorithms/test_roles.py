@@ -60,7 +60,7 @@ async def test_a_role_that_asks_for_another_model_than_its_own_fails_the_run(
     run = await carried_out(with_settings(grpo_draft, lora=LORA), world, open_service)
     assert run.state is RunState.FAILED
     assert run.failure_message == (
-        f"The role 'planner' called the model {model}; with lora.roles it has to call tiny.planner."
+        f"The role 'planner' called the model {model}; with lora.roles it must call tiny.planner."
     )
 
 

@@ -57,7 +57,7 @@ def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong: str)
 
 
 def test_a_run_cannot_stop_before_it_warns() -> None:
-    with pytest.raises(ValidationError, match="stop needs to be at least warn"):
+    with pytest.raises(ValidationError, match="stop must be at least warn"):
         MismatchSettings(warn=0.1, stop=0.01)
 
 

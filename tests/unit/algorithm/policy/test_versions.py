@@ -1,4 +1,4 @@
-"""What a run publishes can always be put together again: as deltas, as adapters, after crashes and roll backs."""
+"""What a run publishes can always be rebuilt: as deltas, as adapters, after crashes and roll backs."""
 
 import json
 import random
@@ -172,4 +172,4 @@ async def test_weights_whose_delta_is_gone_say_so_and_not_where_it_was(tmp_path:
     chain = [ChainLink(path=tiny_model, sha256=""), ChainLink(path=tmp_path / "gone", sha256="1" * 64)]
     with pytest.raises(RunFailed) as failed:
         await RunFiles(tmp_path / "run").rebuild_model(chain, 7)
-    assert failed.value.message == "The weights of step 7 cannot be put together again: No such file or directory"
+    assert failed.value.message == "The weights of step 7 cannot be rebuilt: No such file or directory"

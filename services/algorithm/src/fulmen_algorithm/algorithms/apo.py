@@ -207,7 +207,7 @@ class _Search:
         candidates: dict[str, Candidate],
         rejected: list[dict[str, str]],
     ) -> None:
-        """Makes candidates out of the answers about a parent, those that can be used."""
+        """Builds candidates from the valid answers about a parent."""
         journal, key = self.state.journal, f"{parent.id}/{branch}"
         gradient = journal.get(f"critic/{key}", "")
         keys = [f"editor/{key}", *(f"paraphrase/{key}/{n}" for n in range(self._settings.paraphrases))]
@@ -366,7 +366,7 @@ class _Search:
         return (self._made.get(name) or self.state.candidates[name]).version
 
     def _minibatch(self, key: str, size: int) -> list[int]:
-        """Draws training tasks: the same ones for everybody who asks with this key."""
+        """Draws training tasks; a function of the key."""
         count = len(self._ctx.inputs.train_tasks)
         return random.Random(f"{self._settings.seed}/{key}").sample(range(count), min(size, count))
 

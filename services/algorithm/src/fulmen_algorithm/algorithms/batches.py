@@ -146,7 +146,7 @@ class BatchBuilder:
         )
 
     async def collect(self, *, refill: Callable[[], Awaitable[None]] | None = None) -> Batch:
-        """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
+        """Collects groups from the source until enough of them can be trained on, or the step has no more.
 
         Args:
             refill: Called after groups were dropped to submit replacements; None if there are no further groups.

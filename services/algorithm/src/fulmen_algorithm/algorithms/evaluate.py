@@ -149,7 +149,7 @@ class Evaluate:
                 if len(tally.passed) % every == 0 and len(tally.passed) < len(groups):
                     await ctx.recorder.end_step(_so_far(mode, tally, of=len(groups)))
         if not any(count for _, count in tally.passed):
-            raise RunFailed(f"Every rollout on the {mode.value} tasks was lost to the machines.")
+            raise RunFailed(f"Every rollout on the {mode.value} tasks was lost to infrastructure failures.")
         if tally.failures.total() == tally.rollouts:
             causes = ", ".join(f"{cause}: {count}" for cause, count in tally.failures.most_common(3))
             ctx.notify("warning", f"No rollout on the {mode.value} tasks succeeded ({causes}).{failed_one(seen)}")

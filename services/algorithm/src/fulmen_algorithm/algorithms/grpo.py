@@ -48,7 +48,9 @@ class GrpoSettings(PolicyGradientSettings):
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         if self.group_size < MIN_COMPARED and compares_groups(self.scoring):
-            raise ValueError(f"group_size: 2 at least, because {self.advantage.kind} compares the rollouts of a group")
+            raise ValueError(
+                f"group_size: must be at least 2, because {self.advantage.kind} compares the rollouts of a group"
+            )
         return self
 
 

@@ -74,7 +74,7 @@ def edited_prompt(answer: str) -> str:
 
 
 def tree(candidates: Mapping[str, Candidate], *, beam: Sequence[str], best: str) -> str:
-    """Shows the candidates as a tree of edits, with their scores."""
+    """Renders the candidates as a tree of edits, with their scores."""
     lines: list[str] = []
 
     def show(candidate: Candidate, depth: int) -> None:
@@ -94,7 +94,7 @@ def tree(candidates: Mapping[str, Candidate], *, beam: Sequence[str], best: str)
 
 
 def difference(first: str, best: str) -> str:
-    """Shows what has become of the first prompt, as a unified diff in Markdown."""
+    """Renders the changes of the first prompt as a unified diff in Markdown."""
     lines = difflib.unified_diff(first.splitlines(), best.splitlines(), "first", "best", lineterm="", n=3)
     text = "\n".join(lines)
     # A prompt may itself contain code fences.
@@ -103,7 +103,7 @@ def difference(first: str, best: str) -> str:
 
 
 def task_text(task: bytes) -> str:
-    """Shows a task to the critic."""
+    """Renders a task for the critic."""
     return json.dumps(json.loads(task), ensure_ascii=False)
 
 

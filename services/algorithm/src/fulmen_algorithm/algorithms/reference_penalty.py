@@ -1,4 +1,4 @@
-"""Takes the divergence from the frozen first weights from the reward of each token, before advantages are made.
+"""KL penalty in the reward: subtracts the divergence from the reference policy from each token's reward.
 
 The penalty is coefficient * (log mu - log reference) of each sampled token, mu being the policy that sampled it: the k1
 estimate of KL(mu || reference), unbiased however old mu is. Estimators that work by token (`reinforce_pp`, `gae`) have it
@@ -41,7 +41,7 @@ class ReferencePenalty:
         self._settings = settings
 
     async def penalised(self, rollouts: Sequence[ScoredRollout]) -> tuple[list[ScoredRollout], dict[str, float]]:
-        """Gives rollouts their penalties.
+        """Computes the penalties of rollouts.
 
         Returns:
             The rollouts, and `kl_reference_sampler` (nats per token) and `kl_penalty_mean` (reward per rollout).

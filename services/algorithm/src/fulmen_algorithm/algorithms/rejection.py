@@ -167,7 +167,7 @@ class Rejection:
         self._lost_steps += 1
         where = f"Check the runners: `fulmen runners`.{failed_one(groups)}"
         if self._lost_steps == LOST_STEPS:
-            raise RunFailed(f"{text} So it was in {LOST_STEPS} steps in a row. {where}")
+            raise RunFailed(f"{text} The same in {LOST_STEPS} steps in a row. {where}")
         ctx.notify("warning", f"{text} The step trains on nothing. {where}")
 
     async def _train(self, ctx: RunContext, rows: Sequence[Row]) -> list[StepResult]:

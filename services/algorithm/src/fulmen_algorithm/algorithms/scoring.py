@@ -344,7 +344,7 @@ def _segments(place: int, sequence: TokenSequence, earned: Sequence[float]) -> l
 
 
 def _steps(segments: Sequence[_Segment], unit_rewards: Sequence[float]) -> tuple[Step, ...]:
-    """Makes a step of each segment; a unit that is not there (stale, of another role) leaves its reward to the one before.
+    """Builds a step from each segment; the reward of a missing unit (stale, of another role) goes to the one before.
 
     The first remaining unit also gets the rewards of the units before it.
     """

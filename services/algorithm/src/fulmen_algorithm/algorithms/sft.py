@@ -60,7 +60,7 @@ class SftSettings(AlgorithmSettings):
     @model_validator(mode="after")
     def _either_steps_or_epochs(self) -> Self:
         if self.epochs is None and not self.steps:
-            raise ValueError("steps: should be greater than or equal to 1, or epochs given instead")
+            raise ValueError("steps: must be 1 or more unless epochs is given")
         if self.epochs is not None and self.steps:
             raise ValueError("epochs: give either steps or epochs, not both")
         return self
@@ -124,7 +124,7 @@ class Sft:
         await ctx.policy.publish()
 
     async def _successes(self, ctx: RunContext) -> list[Row]:
-        """Makes rows of another run's rollouts that went well, in the order of its feed; each answer of a task once.
+        """Builds rows of another run's successful rollouts, in the order of its feed; each answer of a task once.
 
         They are the tokens that were sampled if the policy reads them as the text that was answered; else that text is
         tokenised again, by the policy's own chat template.

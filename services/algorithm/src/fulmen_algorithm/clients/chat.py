@@ -139,7 +139,7 @@ def _answer(body: bytes) -> ChatAnswer:
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunFailed("The answer is not one of a chat completions API.") from error
+        raise RunFailed("The answer is not a chat completion.") from error
 
 
 def _problem(reply: _Reply) -> str:

@@ -128,7 +128,7 @@ class StepCredit:
     trajectory: Trajectory
 
     def __call__(self, rewards: Mapping[RewardKey, float], rule: CreditRule) -> CallCredits:
-        """Gives credit; a reward that scores none of the calls counts nothing."""
+        """Assigns credit; a reward without calls has no effect."""
         given = [
             AttemptReward(value=value, dimension=dimension, step=step, span_id=span_id)
             for (dimension, step, span_id), value in rewards.items()

@@ -79,7 +79,7 @@ def _unpack(bundle: bytes, folder: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
             if sum(member.size for member in archive.getmembers()) > MAX_BUNDLE_BYTES:
-                raise RunFailed("The bundle is too large unpacked.")
+                raise RunFailed("The unpacked bundle is too large.")
             archive.extractall(folder, filter="data")
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise RunFailed("The bundle is no tar.gz that can be unpacked.") from error
+        raise RunFailed("The bundle is not a valid tar.gz archive.") from error

@@ -76,7 +76,7 @@ class Outage:
         self.next_wait_s = min(self.next_wait_s * 2, LONGEST_WAIT_S)
 
     def over(self) -> None:
-        """Notes an answer."""
+        """Records an answer."""
         if self.began is not None:
             seconds = time.monotonic() - self.began
             self.patience.notify("info", f"The {self.patience.service} answers again after {seconds:.1f} s.")

@@ -78,7 +78,7 @@ class SwapGate(Protocol):
     """The proxy's part of a swap; every call waits out an outage of the proxy."""
 
     async def hold(self, ttl_s: float) -> None:
-        """Lets new calls wait in the proxy, so long at most."""
+        """Holds new calls in the proxy, for at most `ttl_s`."""
 
     async def idle(self, limit_s: float) -> bool:
         """Waits until the proxy has no call at the engine; false if there still is one after so long."""

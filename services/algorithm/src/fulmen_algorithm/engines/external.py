@@ -31,7 +31,7 @@ class ExternalVllm:
         notify: Notify,
         promote: Callable[[], Awaitable[None]],
     ) -> "ExternalVllm":
-        """Gives it the policy's weights, and returns when it has them.
+        """Loads the policy's weights into it.
 
         It may have calls under way, of before a restart of this service or a swap that failed: they go on after
         `promote`, so that no token of the new weights counts as the old version's.
@@ -43,7 +43,7 @@ class ExternalVllm:
             raise EngineFailed(f"{engine.base_url} is not in the service's setting external_engines.")
         api = VllmApi(engine.base_url.removesuffix("/v1"), options.external_keys[engine.base_url])
         if not await api.healthy():
-            raise EngineFailed(f"There is no vLLM that answers at {engine.base_url}.")
+            raise EngineFailed(f"No vLLM server answers at {engine.base_url}.")
         notify("info", f"The vLLM at {engine.base_url} gets version {policy.version}.")
         attached = cls(api, engine)
         await attached._swap(policy, _AttachGate(promote), SwapMode.FREEZE)

@@ -71,7 +71,7 @@ class EnginePool:
         self._new: asyncio.Queue[EngineSupervisor] = asyncio.Queue()
 
     def serving(self, run: str, engine: EngineSettings, notify: Notify) -> "RunServing":
-        """Makes what serves the policy of a run."""
+        """Returns the serving interface of a run."""
         return RunServing(self, run, engine, notify)
 
     async def run(self) -> None:
@@ -99,7 +99,7 @@ class EnginePool:
             return place.supervisor
 
     def release(self, policy: str, run: str) -> None:
-        """Notes that a run is over; its engine stays until its place is needed."""
+        """Marks a run as ended; its engine stays until it is needed elsewhere."""
         place = self._places.get(policy)
         if place is not None and place.run == run:
             place.run = ""
@@ -165,7 +165,7 @@ class RunServing:
         self._supervisor: EngineSupervisor | None = None
 
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
-        """Makes a policy version answer under the policy's name.
+        """Serves a policy version under the policy's name.
 
         Raises:
             RunFailed: if the limit of engines is reached, or it cannot be started with these weights.

@@ -81,7 +81,7 @@ class ProxyAdmin:
         await self._routes.PutRoute(route_service_pb2.PutRouteRequest(route=route), timeout=CALL_DEADLINE_S)
 
     async def withdraw(self, name: str) -> None:
-        """Takes the route of a public model name away, and the backend unless another route has a share of it."""
+        """Deletes the route of a public model name, and the backend unless another route uses it."""
         await self._routes.DeleteRoute(
             route_service_pb2.DeleteRouteRequest(name=f"routes/{name}"), timeout=CALL_DEADLINE_S
         )
@@ -96,7 +96,7 @@ class ProxyAdmin:
         await self._routes.PromoteVersion(request, timeout=CALL_DEADLINE_S)
 
     async def hold(self, ttl_s: float) -> None:
-        """Lets new calls for the engine wait in the proxy, so long at most."""
+        """Holds new calls for the engine in the proxy, for at most `ttl_s`."""
         request = backend_service_pb2.HoldBackendRequest(name=self._backend, ttl=timedelta(seconds=ttl_s))
         await self._backends.HoldBackend(request, timeout=CALL_DEADLINE_S)
 
@@ -133,7 +133,7 @@ class ProxyGate:
         self._promote = promote
 
     async def hold(self, ttl_s: float) -> None:
-        """Lets new calls wait in the proxy, so long at most."""
+        """Holds new calls in the proxy, for at most `ttl_s`."""
         await self._patience.call(lambda: self._proxy.hold(ttl_s))
 
     async def idle(self, limit_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps the engine of one policy alive with the right weights, and the proxy informed.
+"""Supervises the engine of one policy: keeps it alive with the right weights, and registered at the proxy.
 
 Invariant: the proxy's route points to an engine that listens; after a crash the engine is restarted with
 the same weights and version, and its new port is registered. It keeps running after the run that started it.
@@ -84,7 +84,7 @@ class EngineSupervisor:
         return ServedPolicy(policy=served.policy, overrides=served.overrides, engine=served.engine)
 
     async def serve(self, served: ServedPolicy, notify: Notify) -> None:
-        """Makes a policy version answer under the policy's name; an engine that is there takes the weights in place.
+        """Serves a policy version under the policy's name; a running engine takes the weights in place.
 
         Raises:
             RunFailed: if the engine cannot be started with these weights.
@@ -117,7 +117,7 @@ class EngineSupervisor:
             await self.serve(served, _log_only)
 
     def leave(self) -> None:
-        """Notes that the run is over: what becomes of the engine is no concern of its watchers any more."""
+        """Marks the run as ended: it gets no more notices about the engine."""
         if self._served is not None:
             self._served = replace(self._served, notify=_log_only)
         self.last_used = time.monotonic()
@@ -150,7 +150,7 @@ class EngineSupervisor:
             gate = ProxyGate(self._proxy, policy, self._patience(), promote=promote)
             metrics = await engine.swap(policy, gate)
         except EngineFailed as error:
-            self._served.notify("warning", f"{error} It is started anew with version {policy.version}.")
+            self._served.notify("warning", f"{error} Restarting it with version {policy.version}.")
             await self._hold_calls()
             await self._stop_engine()
             await self._start_engine()

@@ -90,7 +90,7 @@ class VllmApi:
         await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
 
     async def load(self, weights: Weights) -> None:
-        """Puts weights in place of those that it has; adapters are added if they are new.
+        """Replaces its weights; new adapters are added.
 
         Raises:
             EngineFailed: if it refuses or does not answer.
@@ -202,7 +202,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def read_whole(policy: PublishedPolicy, *, adapters: bool) -> Weights:
-    """Makes sure that the weights of a version are there and whole, and that the machine has them in memory.
+    """Verifies that the weights of a version exist and are complete, and reads them into the page cache.
 
     It is done before the pause: what vLLM then reads comes from the page cache.
 
@@ -247,7 +247,7 @@ def _read_file(path: Path) -> int:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > MAX_HEADER_BYTES:
-                raise EngineFailed(f"{path} is no safetensors file.")
+                raise EngineFailed(f"{path} is not a safetensors file.")
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             size = 8 + length
@@ -256,5 +256,5 @@ def _read_file(path: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineFailed(f"{path} cannot be read.") from error
     if size != 8 + length + max(ends, default=0):
-        raise EngineFailed(f"{path} is not whole.")
+        raise EngineFailed(f"{path} is truncated.")
     return size

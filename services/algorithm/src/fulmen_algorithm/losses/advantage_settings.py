@@ -92,11 +92,11 @@ class RewardSettings(Strict):
     def _check(self) -> "RewardSettings":
         if self.weights is not None:
             if not self.weights:
-                raise ValueError("weights name no dimension")
+                raise ValueError("weights must name at least one dimension")
             if OVERLONG in self.weights:
-                raise ValueError(f"{OVERLONG} is the name of the penalty for length")
+                raise ValueError(f"{OVERLONG} is reserved for the length penalty")
             if wrong := [name for name, weight in self.weights.items() if not math.isfinite(weight)]:
-                raise ValueError(f"the weight of {', '.join(wrong)} is no finite number")
+                raise ValueError(f"the weight of {', '.join(wrong)} is not a finite number")
         elif self.normalise == "gdpo":
             raise ValueError("gdpo needs weights, which name the dimensions")
         return self
@@ -122,7 +122,7 @@ class OverlongSettings(Strict):
         return self
 
     def reward(self, tokens: int) -> float:
-        """Gives the reward of a length: 0 up to L_max - L_cache, -penalty beyond L_max, linear in between."""
+        """Computes the reward of a length: 0 up to L_max - L_cache, -penalty beyond L_max, linear in between."""
         over = tokens - (self.max_tokens - self.buffer_tokens)
         return -self.penalty * min(1.0, over / self.buffer_tokens) if over > 0 else 0.0
 
@@ -176,7 +176,7 @@ class StepReturnCredit(Strict):
     @model_validator(mode="after")
     def _check(self) -> "StepReturnCredit":
         if self.option != "discounted" and self.gamma != 1.0:
-            raise ValueError("gamma is for the option discounted alone")
+            raise ValueError("gamma needs option discounted")
         return self
 
 
@@ -215,9 +215,9 @@ class RoleSettings(Strict):
     @model_validator(mode="after")
     def _check(self) -> "RoleSettings":
         if self.rewards and self.baseline != "role":
-            raise ValueError("rewards of roles need the baseline role")
+            raise ValueError("rewards of roles need baseline role")
         if self.train and (unknown := sorted(set(self.rewards) - set(self.train))):
-            raise ValueError(f"the roles {', '.join(unknown)} have rewards and do not train")
+            raise ValueError(f"the roles {', '.join(unknown)} have rewards but do not train")
         return self
 
 

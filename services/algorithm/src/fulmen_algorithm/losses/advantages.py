@@ -194,7 +194,7 @@ def relative(rewards_S: Floats, groups: Sequence[Hashable]) -> Floats:
 
 
 def whitened(values_S: Floats, weights_S: Floats | None = None) -> Floats:
-    """Gives values mean 0 and standard deviation 1; exactly 0 if all are equal. Weights count a value more often."""
+    """Standardises values to mean 0 and standard deviation 1; exactly 0 if all are equal. Weights are frequencies."""
     if not len(values_S) or np.all(values_S == values_S[0]):
         return np.zeros_like(values_S)
     mean = np.average(values_S, weights=weights_S)
@@ -327,10 +327,10 @@ def _check(samples: Sequence[Sample]) -> None:
     if not samples:
         raise ValueError("Advantages need at least one sample.")
     if len({s.key for s in samples}) != len(samples):
-        raise ValueError("A sample is there twice.")
+        raise ValueError("Two samples have the same key.")
     for sample in samples:
         numbers = [*sample.rewards.values(), *(x for step in sample.steps for x in (step.reward, step.credit))]
         if not np.all(np.isfinite(numbers)):
             raise ValueError(f"Sample {sample.key!r} has a reward that is not finite.")
         if sample.steps and sum(step.tokens for step in sample.steps) != sample.tokens:
-            raise ValueError(f"The steps of sample {sample.key!r} have not as many tokens as it has.")
+            raise ValueError(f"The steps of sample {sample.key!r} do not add up to its tokens.")

@@ -83,14 +83,14 @@ class TokenBatch:
         return torch.unique(self._row_index_BT, return_inverse=True)[1]
 
     def sequence_sum(self, values_BT: Tensor) -> Tensor:
-        """Gives every token the sum over the trained tokens of its row."""
+        """Computes for every token the sum over the trained tokens of its row."""
         # There are no more rows than positions.
         zeros = torch.zeros(values_BT.numel(), dtype=values_BT.dtype, device=values_BT.device)
         masked_BT = torch.where(self.mask_BT, values_BT, zeros.new_zeros(()))
         return zeros.index_add(0, self._sequence_BT.flatten(), masked_BT.flatten())[self._sequence_BT]
 
     def sequence_mean(self, values_BT: Tensor) -> Tensor:
-        """Gives every token the mean over the trained tokens of its row; 0 for a row that has none."""
+        """Computes for every token the mean over the trained tokens of its row; 0 for a row without any."""
         return self.sequence_sum(values_BT) / self.sequence_sum(self.mask_BT.to(values_BT.dtype)).clamp(min=1.0)
 
 

@@ -31,7 +31,7 @@ from fulmen_algorithm.training.rows import Row
 
 
 def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
-    """Gives the weight of each trained token of each row.
+    """Computes the loss weight of each trained token of each row.
 
     Over all trained tokens the weights sum to 1, but for `sequence_mean_token_sum_norm`, where they sum to the mean
     number of trained tokens of a row over `length`. Rows, rollouts and prompts without a trained token do not count.

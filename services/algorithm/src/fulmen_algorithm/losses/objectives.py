@@ -253,7 +253,7 @@ class LossKl(Strict):
 
 
 class RewardKl(Strict):
-    """Takes coefficient * (log mu - log reference) of each sampled token from the reward, before advantages.
+    """Subtracts coefficient * (log mu - log reference) of each sampled token from the reward, before advantages.
 
     Attributes:
         coefficient: Weight of the penalty.

@@ -22,7 +22,7 @@ class ModelFolders:
     """The folders below `models` of one run."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes nothing yet."""
+        """Creates no folder yet."""
         self._folder = folder
 
     async def save(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
@@ -42,7 +42,7 @@ class ModelFolders:
         )
 
     async def rebuild(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Puts a complete folder together from one and the deltas that follow it.
+        """Rebuilds a complete folder from one and the deltas that follow it.
 
         Raises:
             RunFailed: if a file is gone, damaged, or does not match.
@@ -55,7 +55,7 @@ class ModelFolders:
         except (DeltaError, TensorFileDamaged, OSError) as error:
             # The system's own text has the path in it.
             reason = error.strerror if isinstance(error, OSError) else error
-            raise RunFailed(f"The weights of step {step} cannot be put together again: {reason}") from error
+            raise RunFailed(f"The weights of step {step} cannot be rebuilt: {reason}") from error
 
     async def prune(self, keep: Sequence[Path]) -> None:
         """Removes all folders but these, in a thread: of a large model that takes seconds."""

@@ -36,7 +36,7 @@ class RunFiles:
     """Reads and writes the files of one run."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder if it is not there."""
+        """Creates the folder if it does not exist."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -70,7 +70,7 @@ class RunFiles:
         if path.exists():
             return path
         if first_weights.is_relative_to(self.checkpoints):
-            raise RunFailed("The reference policy of the run is lost: its folder is not there any more.")
+            raise RunFailed("The reference policy of the run is lost: its folder no longer exists.")
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(first_weights, aside)
         for file in aside.rglob("*"):
@@ -156,7 +156,7 @@ class RunFiles:
         return await ModelFolders(self.models).save(write, step)
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Puts a complete folder together; see `ModelFolders.rebuild`."""
+        """Rebuilds a complete folder; see `ModelFolders.rebuild`."""
         return await ModelFolders(self.models).rebuild(chain, step)
 
     async def prune_models(self, keep: Sequence[Path]) -> None:

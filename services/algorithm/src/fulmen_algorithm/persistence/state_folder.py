@@ -18,7 +18,7 @@ class StateFolder:
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Makes the folder and takes the lock.
+        """Creates the folder and acquires its lock.
 
         Raises:
             StartupError: if the folder cannot be made, or another process holds the lock.

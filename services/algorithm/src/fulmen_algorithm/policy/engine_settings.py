@@ -59,9 +59,9 @@ class SwapMode(StrEnum):
 def _checked_options(args: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
     for name, value in args.items():
         if not OPTION.fullmatch(name):
-            raise ValueError(f"{name!r} is not an option's name, such as max-num-batched-tokens")
+            raise ValueError(f"{name!r} is not the name of an option, such as max-num-batched-tokens")
         if name.removeprefix("no-") in SET_BY_FULMEN:
-            raise ValueError(f"{name} is set by Fulmen, or by a setting of its own")
+            raise ValueError(f"{name} is set by Fulmen, or by a separate setting")
         if isinstance(value, str) and not 0 < len(value) <= MAX_OPTION_LENGTH:
             raise ValueError(f"{name} needs 1 to {MAX_OPTION_LENGTH} characters")
     return args
@@ -70,7 +70,7 @@ def _checked_options(args: dict[str, str | int | float | bool]) -> dict[str, str
 def _checked_address(base_url: str) -> str:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError("needs an address such as http://10.0.0.7:8000/v1")
+        raise ValueError("must be an address such as http://10.0.0.7:8000/v1")
     return base_url.rstrip("/")
 
 
@@ -96,7 +96,7 @@ class VllmEngine(Strict):
         gpu_memory_utilization: Share of each GPU's memory that it may take, weights included; leave the rest to a
             trainer on the same GPU.
         tensor_parallel: GPUs that share the model.
-        max_sequences: Requests that are generated together.
+        max_sequences: Maximum batch size of generation, in requests.
         enforce_eager: Leaves out compilation and CUDA graphs: starts sooner, generates more slowly.
         enable_lora: Serves a policy that is trained as adapters as just these, beside the base model, and loads new ones
             while it runs; false: a single adapter is merged into the base model.
@@ -170,5 +170,5 @@ class MismatchSettings(Strict):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.stop is not None and self.stop < self.warn:
-            raise ValueError("stop needs to be at least warn")
+            raise ValueError("stop must be at least warn")
         return self

@@ -197,7 +197,7 @@ class Policy:
         return self.version
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
-        """Makes the present weights answer; `overrides` are request fields by rollout mode."""
+        """Serves the present weights; `overrides` are request fields by rollout mode."""
         version = await self.publish()
         record = self._versions.records[version]
         published = self._versions.published(version)
@@ -244,7 +244,7 @@ class Policy:
         return await self._serving.sampled_tokens()
 
     async def mark_best(self) -> None:
-        """Keeps the weights of the present version from being pruned, and points the alias `best` to it."""
+        """Protects the weights of the present version from pruning, and points the alias `best` to it."""
         self._best = self.version
         self._best_path = str(self._versions.records[self.version].path)
         note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
@@ -261,7 +261,7 @@ class Policy:
         name = self._run.policy.name
         own, others = f"{name}.{role}", {name, *(f"{name}.{each}" for each in self._roles)}
         if role in self._roles and model != own and model in others:
-            raise RunFailed(f"The role {role!r} called the model {model}; with lora.roles it has to call {own}.")
+            raise RunFailed(f"The role {role!r} called the model {model}; with lora.roles it must call {own}.")
 
     def _check_roles(self, rows: Sequence[Row]) -> None:
         if self._roles and (unknown := {row.role for row in rows} - self._roles):

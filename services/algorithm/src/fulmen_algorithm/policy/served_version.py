@@ -30,7 +30,7 @@ class ServedVersion:
         return self.published.name
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
-        """Makes the version answer under the policy's name; `overrides` are request fields by rollout mode.
+        """Serves the version under the policy's name; `overrides` are request fields by rollout mode.
 
         Raises:
             RunFailed: if the engine cannot be started with these weights.

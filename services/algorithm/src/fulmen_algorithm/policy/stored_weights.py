@@ -55,12 +55,12 @@ async def _chain(content: Content, resources: ResourceStore) -> list[ChainLink]:
         if "base" not in description:
             return links[::-1]
         content = await resources.get(str(description["base"]))
-    raise RunFailed(f"{content.name} is part of a chain that is too long.")
+    raise RunFailed(f"{content.name} has too long a chain of deltas.")
 
 
 async def _existing(folder: Path) -> Path:
     if not folder.is_dir():
-        raise RunFailed(f"There is no folder {folder} any more.")
+        raise RunFailed(f"Folder {folder} no longer exists.")
     return folder
 
 

@@ -90,4 +90,4 @@ class Trainer(Protocol):
 
 
 OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]
-"""Makes a trainer. Raises `RunFailed` if the folder holds no model with tokenizer."""
+"""Opens a trainer. Raises `RunFailed` if the folder holds no model with tokenizer."""

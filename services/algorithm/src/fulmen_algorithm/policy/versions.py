@@ -59,7 +59,7 @@ class VersionRecord:
         )
 
     def line(self) -> dict[str, object]:
-        """Makes a line of `versions.jsonl`."""
+        """Returns a line of `versions.jsonl`."""
         line: dict[str, object] = {"version": self.version, "name": self.name, "step": self.step}
         line |= {"path": str(self.path), "kind": self.kind.value, "sha256": self.sha256}
         if self.base:
@@ -68,7 +68,7 @@ class VersionRecord:
 
 
 class Versions:
-    """Keeps the book of one policy's versions, and their folders."""
+    """The versions of one policy, and their folders."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Versions:
         return description
 
     def add(self, *, version: int, name: str, step: int, saved: SavedModel) -> PublishedPolicy:
-        """Notes a version that is published; one that was noted before a crash is replaced."""
+        """Records a published version, replacing a record from before a crash."""
         record = VersionRecord(
             version=version,
             name=name,
@@ -158,7 +158,7 @@ class Versions:
             self._at_hand = 0
 
     def served(self, version: int) -> None:
-        """Notes that a version is the present one, against which the next is written."""
+        """Records the served version, against which the next delta is written."""
         self._base = self.records[version] if self.records[version].sha256 else None
 
     def chain(self, version: int) -> list[VersionRecord]:
@@ -172,7 +172,7 @@ class Versions:
         while not links or links[-1].kind is WeightsKind.DELTA:
             record = self.records.get(number)
             if record is None or len(links) > len(self.records):
-                raise RunFailed(f"Version {version} cannot be put together: version {number} is unknown.")
+                raise RunFailed(f"Version {version} cannot be rebuilt: version {number} is unknown.")
             links.append(record)
             number = record.base
         return links[::-1]
@@ -206,7 +206,7 @@ class Versions:
         """
         links = self.chain(version)
         if links[0].kind is WeightsKind.LORA:
-            raise RunFailed(f"Version {version} is adapters alone; take the merged folder of the run's last version.")
+            raise RunFailed(f"Version {version} consists of adapters; use the merged folder of the run's last version.")
         if len(links) > 1:
             chain = [ChainLink(path=link.path, sha256=link.sha256) for link in links]
             async with self._rebuilding:
@@ -219,7 +219,7 @@ class Versions:
                     self._rebuilt[version] = (await self.write(links[-1].step, whole=True)).path
             return self._rebuilt[version]
         if not links[0].path.exists():
-            raise RunFailed(f"The folder of version {version} is not there any more.")
+            raise RunFailed(f"The folder of version {version} no longer exists.")
         return links[0].path
 
     async def prune(self, keep: Iterable[int], *, also: Iterable[Path] = ()) -> None:

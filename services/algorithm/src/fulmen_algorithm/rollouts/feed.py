@@ -160,7 +160,7 @@ class Rollouts:
             self._wake()
 
     def _stored(self, groups: Sequence[GroupSpec]) -> list[GroupSpec]:
-        """Gives groups the ids under which the store knows them."""
+        """Returns groups with their ids at the store."""
         return [replace(group, group_id=in_branch(group.group_id, self._branch)) for group in groups]
 
     def _deliver(self, group: FinishedGroup, progress: Progress) -> None:

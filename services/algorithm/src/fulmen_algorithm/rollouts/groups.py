@@ -116,7 +116,7 @@ def train_group_id(index: int) -> str:
 
 
 def train_index(group_id: str) -> int | None:
-    """Takes the index out of a training group's id; None if it is another kind of group."""
+    """Parses the index from a training group's id; None for other groups."""
     number = group_id.removeprefix(TRAIN_PREFIX)
     return int(number) if number != group_id and number.isdecimal() else None
 
@@ -127,13 +127,13 @@ def in_branch(group_id: str, branch: int) -> str:
 
 
 def of_branch(stored_id: str, branch: int) -> str | None:
-    """Takes the plain id out of one that the store knows; None if the group is of another branch."""
+    """Parses the plain id from an id at the store; None for a group of another branch."""
     own, plain_id = _branch_and_plain(stored_id)
     return plain_id if own == branch else None
 
 
 def stored_train_index(stored_id: str) -> int | None:
-    """Takes the index out of the id under which the store knows a training group, of whatever branch; None: it is none."""
+    """Parses the index from a training group's id at the store, of any branch; None for other groups."""
     return train_index(_branch_and_plain(stored_id)[1])
 
 

@@ -45,7 +45,7 @@ class CallCredits:
 
 
 CreditOf = Callable[[Mapping[RewardKey, float], CreditRule], CallCredits]
-"""Gives credit for rewards by dimension, step and span to the calls of one rollout."""
+"""Assigns rewards by dimension, step and span as credit to the calls of one rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

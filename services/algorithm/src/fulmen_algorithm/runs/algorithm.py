@@ -69,7 +69,7 @@ class RunSettings(Strict):
 
 
 def short_warm_up(max_steps: int) -> Callable[[dict[str, Any]], int]:
-    """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""
+    """Returns the default of `warmup_steps`: `max_steps` optimiser steps, but no more than `steps`."""
     return lambda known: min(max_steps, known.get("steps", max_steps))
 
 
@@ -128,13 +128,13 @@ class AlgorithmSettings(RunSettings):
     def _adapters_fit_the_ranks(self) -> Self:
         if self.parallel.kind == "fsdp2" and self.lora is not None and len(self.lora.adapters) > 1:
             # Ranks would sum gradients of different adapters with each other.
-            raise ValueError("lora.roles: several adapters need parallel.kind none or ddp, fsdp2 takes one")
+            raise ValueError("lora.roles: several adapters need parallel.kind none or ddp")
         return self
 
     @model_validator(mode="after")
     def _optimizer_has_what_is_asked_of_it(self) -> Self:
         if self.weight_decay and not isinstance(self.optimizer, AdamW):
-            raise ValueError("weight_decay: only optimizer.kind adamw has it")
+            raise ValueError("weight_decay: needs optimizer.kind adamw")
         return self
 
     @model_validator(mode="after")

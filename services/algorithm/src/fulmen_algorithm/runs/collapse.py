@@ -20,7 +20,7 @@ REWARD = "reward_mean"
 
 
 class NoCollapse(Strict):
-    """Lets rewards fall.
+    """No reaction to a collapse.
 
     Attributes:
         kind: `none`.
@@ -32,7 +32,7 @@ class NoCollapse(Strict):
 
 
 class RollbackOnCollapse(Strict):
-    """Puts the run back to its best checkpoint when the reward falls.
+    """Rolls the run back to its best checkpoint when the reward falls.
 
     Attributes:
         kind: `rollback`.

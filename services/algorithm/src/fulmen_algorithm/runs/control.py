@@ -37,7 +37,7 @@ class RunControl:
         self._requested.set()
 
     def withdraw(self) -> None:
-        """Takes a pause back; a drain stays."""
+        """Withdraws a pause; a drain stays."""
         if self._reason is StopReason.PAUSE:
             self._requested.clear()
 

@@ -279,7 +279,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
 
 
 async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run: KnowsRun) -> list[Violation]:
-    """Looks for the run whose rollouts are read; a malformed name was reported already."""
+    """Checks that the run whose rollouts are read exists; a malformed name is reported elsewhere."""
     name = draft.inputs.get(ROLLOUTS, "")
     if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
         return []

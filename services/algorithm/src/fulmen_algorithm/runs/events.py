@@ -63,7 +63,7 @@ class EventFile(Protocol):
         """Yields the events after a sequence, up to another; may be called in a thread, beside `append`."""
 
     def append(self, event: Event) -> None:
-        """Makes one event durable."""
+        """Durably appends one event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class EventLog:
         yield from held.events[max(after - held.before, 0) : max(upto - held.before, 0)]
 
     async def _piece(self, events: Iterator[Event], position: int) -> list[Event]:
-        """Takes the next events after a position, in a thread where they come from the disk."""
+        """Returns the next events after a position, in a thread if they are read from disk."""
         if position < self._held.before:
             return await asyncio.to_thread(lambda: list(islice(events, READ_AT_ONCE)))
         return list(islice(events, READ_AT_ONCE))

@@ -1,4 +1,4 @@
-"""Puts the parts of one run together, and carries it out."""
+"""Executes one run: opens its connections and its trainer, restores its checkpoint, runs its algorithm."""
 
 import asyncio
 import time
@@ -124,7 +124,7 @@ class RunExecutor:
         started = time.monotonic()
         entry = self.registry.get(run.algorithm)
         if entry is None:
-            raise RunFailed(f"This service has no algorithm {run.algorithm!r} any more.")
+            raise RunFailed(f"This service no longer has algorithm {run.algorithm!r}.")
         settings = parse_settings(entry, run.settings_json)
         execution = _Execution(
             run=run,
@@ -145,7 +145,7 @@ class RunExecutor:
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
         model, base = await self._model_to_train(execution, start, trains=entry.trains)
         if model is not None:
-            events.notify("info", "The trainer starts and loads the model.")
+            events.notify("info", "Starting the trainer and loading the model.")
         trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
             await recorder.recover(
@@ -190,7 +190,7 @@ class RunExecutor:
         model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
         if trains and model is None:
             if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
-                execution.events.notify("info", f"The first weights are built by {run.policy.source}.")
+                execution.events.notify("info", f"Building the first weights with {run.policy.source}.")
             model = await execution.control.unless_stopped(
                 self._first_weights(run, settings, folder, execution.resources)
             )

@@ -12,7 +12,7 @@ from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
 from fulmen_algorithm.weights.publishing import WrittenWeights
 
 Notify = Callable[[str, str], None]
-"""Takes a severity (`info`, `warning`, `error`) and a text for a person."""
+"""Appends a notice: a severity (`info`, `warning`, `error`) and a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,13 +182,13 @@ class RunStorage(Protocol):
         """Moves the records appended after a checkpoint to a file of the new branch, and returns them."""
 
     def append_version(self, record: Mapping[str, object]) -> None:
-        """Notes a published version."""
+        """Records a published version."""
 
     def versions(self) -> list[dict[str, object]]:
         """Returns every version that the run ever published."""
 
     def save_note(self, name: str, note: Mapping[str, object]) -> None:
-        """Keeps a note for the report."""
+        """Stores a note for the report."""
 
     def notes(self) -> dict[str, dict[str, object]]:
         """Returns the notes."""
@@ -197,7 +197,7 @@ class RunStorage(Protocol):
         """Calls `write` with a new folder, which is then named by step and checksum; it appears atomically."""
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Puts a complete folder together from one and the deltas that follow it, checks it, and returns it.
+        """Rebuilds a complete folder from one and the deltas that follow it, verifies and returns it.
 
         Raises:
             RunFailed: if a folder is gone, damaged, or does not match.
@@ -224,7 +224,7 @@ class Serving(Protocol):
     """Where agents reach the policy of one run: the engine, and the proxy's route to it."""
 
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
-        """Makes a policy version answer under the policy's name; `overrides` are JSON fields by mode."""
+        """Serves a policy version under the policy's name; `overrides` are JSON fields by mode."""
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Replaces the weights by another version of the policy that is served."""

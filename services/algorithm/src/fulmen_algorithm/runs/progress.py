@@ -157,7 +157,7 @@ class Submissions:
         return self.next_index + len(self.ahead)
 
     def done(self, index: int) -> None:
-        """Notes that the store has the group."""
+        """Records that the store has the group."""
         self.ahead.add(index)
         self._advance()
 

@@ -59,7 +59,7 @@ class RecorderSettings:
 
 
 class Recorder:
-    """Keeps the book of one run while it runs.
+    """Records the progress, metrics and checkpoints of one run.
 
     Attributes:
         progress: How far the run is.
@@ -144,7 +144,7 @@ class Recorder:
         return True
 
     async def _begin_branch(self, checkpoint: Checkpoint, discard: Discard | None) -> None:
-        """Puts the run back; killed anywhere, it is done again from the beginning, with the same result."""
+        """Rolls the run back; if killed at any point, it is repeated with the same result."""
         branch = len(self._branch_points)
         if discard is not None:
             await discard()
@@ -168,7 +168,7 @@ class Recorder:
         )
 
     def commit(self, consumed: Sequence[Consumed] = ()) -> None:
-        """Notes that a step is trained; call it right after the weights have changed, with no wait in between."""
+        """Commits a training step; call it right after the weights have changed, with no wait in between."""
         step = self.progress.step + 1
         size = self.progress.consumed_bytes
         if consumed:
@@ -176,28 +176,28 @@ class Recorder:
         self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size)
 
     def published(self, version: int) -> None:
-        """Notes the version of the present weights."""
+        """Records the version of the present weights."""
         self.progress = replace(self.progress, policy_version=version, parent_version=version)
 
     def validated(self) -> None:
-        """Notes that the present step is validated."""
+        """Records that the present step is validated."""
         self.progress = replace(self.progress, validated_step=self.progress.step)
 
     def remember(self, **values: Any) -> None:
-        """Keeps JSON-serialisable values of the algorithm's own in `progress.memory`; they are part of checkpoints."""
+        """Stores JSON-serialisable state of the algorithm in `progress.memory`, which is part of checkpoints."""
         self.progress = replace(self.progress, memory={**self.progress.memory, **values})
 
     def result(self, **metrics: float) -> None:
-        """Keeps metrics of the run."""
+        """Stores metrics of the whole run."""
         self.progress = replace(self.progress, results={**self.progress.results, **metrics})
         self._update_run({"results": self.progress.results})
 
     def note(self, name: str, note: Mapping[str, object]) -> None:
-        """Keeps a note for the report."""
+        """Stores a note for the report."""
         self._storage.save_note(name, note)
 
     def section(self, name: str, *, title: str, markdown: str) -> None:
-        """Keeps a section of the report, in place of an earlier one of the same name."""
+        """Stores a section of the report, replacing an earlier one of the same name."""
         self.note(f"{SECTION_PREFIX}{name}", {"title": title, "markdown": markdown})
 
     def spend(self, kind: str, seconds: float) -> None:

@@ -61,7 +61,7 @@ class RunRegistry:
         self.active: dict[str, ActiveRun] = {}
 
     def restore(self, run: TrainingRun, file: RunFile) -> None:
-        """Takes a run over that a process before has kept."""
+        """Restores a stored run."""
         self._entries[run.name] = Entry(run=run, events=EventLog(file, self._clock, ended=run.state.final), file=file)
 
     def existing(self, draft: RunDraft) -> TrainingRun | None:

@@ -53,7 +53,7 @@ def report(
     notes: Mapping[str, Mapping[str, object]],
     versions: Sequence[Mapping[str, object]],
 ) -> Report:
-    """Makes the report of a run as far as it is."""
+    """Renders the report of a run, finished or not."""
     parts = [
         _head(run),
         _results(run),
@@ -148,7 +148,7 @@ def _sections(notes: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def _table(steps: Sequence[StepMetrics]) -> str:
-    """Shows the first and last step, those with a validation, and others evenly between them."""
+    """Renders the first and last step, those with a validation, and others evenly between them."""
     if not steps:
         return ""
     keys = [key for key in _COLUMNS if any(key in s.values for s in steps)]

@@ -10,7 +10,7 @@ from fulmen_algorithm.runs.run import TrainingRun
 
 
 class MetricSink(Protocol):
-    """Takes the metrics of one run; its methods block and are called in a thread."""
+    """Receives the metrics of one run; its methods block and are called in a thread."""
 
     def write(self, steps: list[StepMetrics]) -> None:
         """Writes metrics, in order; those of a step that was done again replace nothing, they come after."""

@@ -68,7 +68,7 @@ def takes_rows(method: str) -> bool:
 
 
 def encode_call(method: str, rows: Sequence[Row], arguments: Mapping[str, object]) -> bytes:
-    """Makes the frame of a call."""
+    """Encodes a call as a frame."""
     call = Call(method=method, arguments=_dumped(_arguments(method), arguments), rows=list(rows))
     return frame(msgspec.msgpack.encode(call))
 
@@ -80,7 +80,7 @@ def decode_arguments(call: Call) -> dict[str, Any]:
 
 
 def encode_result(method: str, value: object) -> bytes:
-    """Makes the JSON of a result."""
+    """Encodes a result as JSON."""
     return _dumped(_result(method), {"value": value})
 
 
@@ -90,7 +90,7 @@ def decode_result(method: str, result: bytes) -> Any:
 
 
 def frame(message: bytes) -> bytes:
-    """Puts the length before a message."""
+    """Prefixes a message with its length."""
     return len(message).to_bytes(LENGTH_BYTES, "big") + message
 
 

@@ -292,7 +292,7 @@ async def _until_complete(complete: asyncio.Event, child: Child) -> None:
 
 
 async def _end(child: Child, links: Sequence[_Link]) -> None:
-    """Lets the ranks end, which they do when their socket does, and then the launcher; kills what does not."""
+    """Closes the sockets, waits for the ranks and the launcher to end, and kills the rest."""
     for link in links:
         link.writer.close()
     with suppress(TimeoutError):

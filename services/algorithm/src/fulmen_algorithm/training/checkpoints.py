@@ -92,7 +92,7 @@ class CheckpointStore:
             raise ValueError("At least one checkpoint must be kept.")
 
     def begin(self) -> Path:
-        """Makes the folder into which the next checkpoint is written; `complete` makes it one.
+        """Creates the folder for the next checkpoint; `complete` turns it into one.
 
         Raises:
             OSError: if it cannot be made.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Makes the content of a file, or the entries of a folder, durable."""
+    """Flushes the content of a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -101,7 +101,7 @@ def plan(rows: Sequence[Row], *, token_budget: int, mode: PackingMode = PackingM
 
 
 def micro_batch(rows: Sequence[Row], layout: Layout, *, pad_token_id: int, mode: PackingMode) -> MicroBatch:
-    """Makes the tensors of one micro-batch."""
+    """Builds the tensors of one micro-batch."""
     lengths = [[len(rows[i].token_ids) for i in line] for line in layout.lines]
 
     def filled(values: Sequence[Sequence[Sequence[float]]], filler: float, dtype: torch.dtype) -> Tensor:
@@ -129,7 +129,7 @@ def micro_batch(rows: Sequence[Row], layout: Layout, *, pad_token_id: int, mode:
 
 
 def empty_micro_batch(*, pad_token_id: int) -> MicroBatch:
-    """Makes a micro-batch of two padding positions."""
+    """Builds an empty micro-batch of two padding positions."""
     zeros, shape = torch.zeros(1, 2), (1, 2)
     return MicroBatch(
         input_ids_BT=torch.full(shape, pad_token_id, dtype=torch.int64),

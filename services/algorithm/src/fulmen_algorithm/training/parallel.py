@@ -38,7 +38,7 @@ def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
 
 
 def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode) -> list[list[Layout]]:
-    """Makes micro-batches and deals them to the ranks, so that each has about as many positions as the others.
+    """Builds micro-batches and distributes them over the ranks, balanced by positions.
 
     A rank alone fills micro-batches up to the budget; several make them smaller where there would otherwise be fewer
     than ranks, or a rest that one rank works on while the others wait.

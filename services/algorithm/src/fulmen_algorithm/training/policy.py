@@ -136,7 +136,7 @@ class PolicyModel:
         return "" if self.adapters is None else self.adapters.of_role(row.role)
 
     def use_adapter(self, name: str) -> None:
-        """Makes an adapter the one that passes go through; empty if the weights themselves train."""
+        """Activates an adapter; empty if the weights themselves train."""
         if self.adapters is not None:
             self.adapters.use(name)
 

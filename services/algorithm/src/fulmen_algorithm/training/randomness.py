@@ -25,7 +25,7 @@ class OwnRandomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Puts the generators into the place of the process's, for as long as it is entered."""
+        """Installs the generators in the process within the context."""
         outside = generators()
         set_generators(self._own)
         try:
@@ -42,7 +42,7 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(saved: Mapping[str, Any]) -> None:
-    """Puts the process's generators into a state that `generators` returned."""
+    """Restores the process's generators to a state returned by `generators`."""
     torch.set_rng_state(saved["torch"])
     if saved["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(saved["cuda"])

@@ -78,7 +78,7 @@ class Row:
 
 
 def spread_advantage(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
-    """Gives every token that trains the same advantage."""
+    """Assigns the same advantage to every trained token."""
     return tuple(advantage if trains else 0.0 for trains in loss_mask)
 
 

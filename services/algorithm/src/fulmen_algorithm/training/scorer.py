@@ -115,7 +115,7 @@ def parts_of(model: PreTrainedModel) -> tuple[Callable[..., Any], nn.Module]:
 
 @torch.no_grad()
 def try_out(model: PreTrainedModel) -> ModelTraits:
-    """Finds out by short passes what holds for a model: some scale or cap their logits, or mix rows of a line."""
+    """Determines the traits of a model by short passes: some scale or cap their logits, or mix rows of a line."""
     embeddings: Any = model.get_input_embeddings()
     limit = int(embeddings.weight.shape[0])
     ids = [(7 * n + 3) % limit for n in range(8)]
@@ -150,7 +150,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Lets each layer compute its inside again in the backward pass instead of keeping it.
+    """Enables gradient checkpointing: each layer is recomputed in the backward pass.
 
     The library does so in training mode alone, in which layers drop out too; so the layers themselves are put into it
     and nothing inside them, and what they would drop of their own is 0.

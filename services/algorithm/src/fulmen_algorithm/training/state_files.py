@@ -49,7 +49,7 @@ def write_state(state: TrainingState, folder: Path) -> None:
 
 
 def read_state(folder: Path, state: TrainingState) -> None:
-    """Puts what `write_state` wrote into `state`, in place, and into the process-wide random generators.
+    """Restores what `write_state` wrote into `state`, in place, and into the process-wide random generators.
 
     Raises:
         OtherArchitecture: if the model or the optimiser has another architecture.

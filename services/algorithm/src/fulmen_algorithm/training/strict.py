@@ -17,4 +17,4 @@ def _named_none(value: object) -> object:
 
 
 NONE_BY_NAME = BeforeValidator(_named_none)
-"""Takes the text `none` for null, which TOML does not have: for settings whose null is not their default."""
+"""Accepts the text `none` for null, which TOML lacks, in settings whose default is not null."""

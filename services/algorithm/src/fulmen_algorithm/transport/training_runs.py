@@ -167,7 +167,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def RollbackTrainingRun(
         self, request: pb.RollbackTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.RollbackTrainingRunResponse:
-        """Puts a run back to a checkpoint."""
+        """Rolls a run back to a checkpoint."""
         parent, _, sequence = request.checkpoint.partition("/checkpoints/")
         run = self._entry(parent).run
         store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)

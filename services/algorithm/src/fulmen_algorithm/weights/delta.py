@@ -184,7 +184,7 @@ def read_header(path: Path) -> DeltaHeader:
 
 
 def apply(base: Weights, path: Path) -> Weights:
-    """Gives the weights that a delta leads to; those that did not change are shared with `base`.
+    """Applies a delta; unchanged tensors are shared with `base`.
 
     Raises:
         WrongBase: if the delta belongs to other weights.
@@ -241,7 +241,7 @@ def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, 
 
 
 def _steps(old: Words, new: Words) -> np.ndarray:
-    """Takes the differences modulo the width, small ones of either sign to small numbers (zigzag)."""
+    """Maps differences modulo the width, small ones of either sign to small numbers (zigzag)."""
     bits = old.itemsize * 8
     steps = (new - old).astype(np.uint64)  # wraps around at the width
     negative = (steps >> np.uint64(bits - 1)).astype(bool)

@@ -36,7 +36,7 @@ class Adapters:
     """The adapters of one model."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
-        """Puts fresh adapters beside a model's weights; these train no more.
+        """Adds fresh adapters to a model, whose own weights are frozen.
 
         Raises:
             TargetsUnknown: if the model has no module of those that are to get an adapter, or one is no linear layer.
@@ -78,7 +78,7 @@ class Adapters:
         return role
 
     def use(self, name: str) -> None:
-        """Makes an adapter the one that passes go through; all of them stay trainable."""
+        """Activates an adapter; all of them stay trainable."""
         if name != self._in_use:
             for layer in self._layers:
                 layer.set_adapter([name])

@@ -106,7 +106,7 @@ def combined_digest(digests: Mapping[str, str]) -> str:
 
 
 def empty_words(dtype: str, count: int) -> Words:
-    """Makes room for the elements of a tensor."""
+    """Allocates the elements of a tensor."""
     return np.empty(count, dtype=word_type(dtype))
 
 

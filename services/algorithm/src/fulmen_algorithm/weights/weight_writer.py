@@ -51,7 +51,7 @@ def raw_tensor(tensor: Tensor) -> RawTensor:
 
 
 def tensor_of(raw: RawTensor, dtype: torch.dtype) -> Tensor:
-    """Makes a tensor of words; from bfloat16 to float32 bit by bit, whatever the number is."""
+    """Converts words to a tensor; from bfloat16 to float32 bit by bit, whatever the number is."""
     if raw.dtype == "BF16" and dtype is torch.float32:
         words = raw.words.astype(np.uint32)
         words <<= _UPPER_HALF

@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--version", type=int, default=0, help="policy version of the weights in --model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the requests that bring none")
+    parser.add_argument("--seed", type=int, default=0, help="default seed of requests")
     parser.add_argument("--max-batch-size", type=int, default=GeneratorLimits().max_batch_size)
     parser.add_argument("--max-batch-tokens", type=int, default=GeneratorLimits().max_batch_tokens)
     parser.add_argument("--max-waiting", type=int, default=GeneratorLimits().max_waiting)
@@ -96,7 +96,7 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
 
 
 def served_names(names: tuple[str, ...], adapters: tuple[str, ...]) -> dict[str, str]:
-    """Says which adapter answers under which name: an only one without role under every name, that of a role under
+    """Maps model names to adapters: a single adapter without role answers under every name, that of a role under
     `{name}.{role}`, the weights alone under every other.
     """
     plain = DEFAULT_ADAPTER if DEFAULT_ADAPTER in adapters else ""

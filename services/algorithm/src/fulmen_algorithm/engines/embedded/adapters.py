@@ -20,7 +20,7 @@ FILE_PREFIX = "base_model.model."
 
 
 def add_adapters(model: Any, adapters: Mapping[str, Path]) -> None:
-    """Puts adapters beside the weights of a model of transformers; the last of them is in use then.
+    """Loads adapters into a transformers model; the last one is active.
 
     Raises:
         ValueError: if a folder holds no adapter of this model.
@@ -43,7 +43,7 @@ def add_adapters(model: Any, adapters: Mapping[str, Path]) -> None:
 
 
 def use_adapter(model: Any, name: str) -> None:
-    """Makes an adapter the one that answers; empty: the model's own weights alone. For the thread of the model.
+    """Activates an adapter; empty for the model's own weights. Called in the model thread.
 
     Args:
         model: As `add_adapters` leaves it.

@@ -189,7 +189,7 @@ class Generator:
             job.cancelled = True
 
     async def swap(self, weights: Prepared, version: int) -> float:
-        """Puts checked weights into the model at the next token boundary.
+        """Swaps verified weights into the model at the next token boundary.
 
         Returns:
             Seconds during which no token could be generated.
@@ -222,7 +222,7 @@ class Generator:
                         _refuse(job, EngineError(f"Generation failed: {error}"))
 
     def _next_batch(self) -> list[Job]:
-        """Takes jobs in order of arrival, as many as fit; those of one adapter, that of the first in the queue."""
+        """Dequeues jobs in order of arrival, up to the batch size; all have the adapter of the first."""
         batch: list[Job] = []
         longest = 0
         self._waiting = [job for job in self._waiting if not job.cancelled]

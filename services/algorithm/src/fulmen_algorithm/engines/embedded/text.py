@@ -108,7 +108,7 @@ class TextStream:
         return self.stopped
 
     def drain(self, *, final: bool = False) -> str:
-        """Gives the text that became certain since the last call.
+        """Returns the text that became certain since the last call.
 
         Args:
             final: No token follows; everything is certain, except that tool calls are left to `parse_tool_calls`.

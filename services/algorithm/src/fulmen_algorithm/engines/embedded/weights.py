@@ -133,7 +133,7 @@ def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = 
 
 @torch.no_grad()
 def replace_tensors(present: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Puts checked tensors in the place of the present ones; runs in the thread that owns the model."""
+    """Replaces the present tensors by verified ones; runs in the model thread."""
     for name, tensor in new.items():
         if present[name].device == tensor.device:
             present[name].data = tensor

@@ -39,7 +39,7 @@ class FulmenMiddleware:
         tell_versions()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Hands a request on, or refuses it."""
+        """Forwards a request, or refuses it."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
             await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
@@ -59,7 +59,7 @@ class FulmenWorker:
     model_runner: Any
 
     def fulmen_reload(self, weights_path: str) -> None:
-        """Puts the weights of a model folder in place, those of tied layers too."""
+        """Loads the weights of a model folder, including tied layers."""
         self.model_runner.reload_weights(weights_path=weights_path)
         model = self.model_runner.get_model()
         for layer in model.modules():
@@ -69,7 +69,7 @@ class FulmenWorker:
 
 
 def tell_versions() -> None:
-    """Lets chat completions carry `weight_versions` in each choice: `[{"version": 3, "start": 0, "end": 17}]`."""
+    """Adds to chat completions `weight_versions` in each choice: `[{"version": 3, "start": 0, "end": 17}]`."""
     try:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat as Chat
 
@@ -100,7 +100,7 @@ def tell_versions() -> None:
 
 
 async def _watched(results: AsyncIterator[Any], spans: Spans) -> AsyncIterator[Any]:
-    """Hands results on, and keeps the versions of each choice that has ended."""
+    """Forwards results, and records the versions of each ended choice."""
     async for result in results:
         for output in result.outputs:
             told = getattr(output, "weight_versions", None)
