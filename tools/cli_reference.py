@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 INTRODUCTION = """\
 # The command line
 
-This page is made from the commands' own help by `tools/cli_reference.py`: change the help, not the page.
+Generated from the commands' help by `tools/cli_reference.py`; do not edit.
 
 Every command that prints data has `--output table|json`; JSON goes to standard output, messages and progress to standard
 error. Every command that talks to services also has the options of [the last section](#where-to-connect).
@@ -28,11 +28,11 @@ error. Every command that talks to services also has the options of [the last se
 | exit status | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed; the message says what to do |
-| 2 | wrong usage or input |
+| 1 | failed; the message has a hint |
+| 2 | invalid options or input |
 | 3 | not found |
 | 4 | conflict |
-| 130 | ended by Ctrl-C or SIGTERM |
+| 130 | interrupted by Ctrl-C or SIGTERM |
 """
 CONNECTION = ("--state-dir", "--store-target", "--algorithm-target", "--llm-proxy-target", "--token")
 

@@ -28,7 +28,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     help="Fulmen trains the AI agents that you already have.\n\n"
     "Begin with `fulmen up`, then `fulmen train examples/arithmetic/train.toml`.\n\n"
-    "Exit status: 0 done, 1 failed, 2 wrong usage or input, 3 not found, 4 conflict.",
+    "Exit status: 0 done, 1 failed, 2 invalid options or input, 3 not found, 4 conflict.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
