@@ -72,7 +72,7 @@ EXPORTERS = {
     },
 }
 # Of shards, which only several ranks make; tests/integration/exchange/test_metrics.py reads them.
-OF_SHARDS = {"project", "run", "shard", "verdict"}
+OF_SHARDS = {"project", "run", "shard", "status"}
 # Figures of other stages than the one that runs here, and of the exchange: docs/metrics.md and docs/exchange.md name them.
 FIGURES_ELSEWHERE = re.compile(r"exchange_.*")
 GRPO = {

@@ -74,12 +74,10 @@ EXCHANGE = Board(
                     },
                 ),
                 Panel(
-                    title="Payload verdicts",
+                    title="Payloads by status",
                     unit="ops",
                     stacked=True,
-                    queries={
-                        "{{verdict}}": rate("fulmen_algorithm_exchange_verdicts_total", by="verdict", where=OF_RUN)
-                    },
+                    queries={"{{status}}": rate("fulmen_algorithm_exchange_payloads_total", by="status", where=OF_RUN)},
                 ),
             ],
         ),

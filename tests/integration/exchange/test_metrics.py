@@ -51,7 +51,7 @@ async def test_members_bytes_and_rounds_are_counted(site: Site, join: Join) -> N
     assert scraped("sent_bytes_total") == sum(member.link.received_bytes for member in members)
     # The third round is over only when a fourth has begun.
     assert scraped("round_seconds_count") == 2
-    assert scraped("verdicts_total", verdict="accepted") == 6
+    assert scraped("payloads_total", status="accepted") == 6
     assert scraped("members", run="trainingRuns/2") is None
 
 
@@ -84,8 +84,8 @@ async def test_sums_without_all_and_what_came_late_are_counted(site: Site, join:
     scraped = Scraped(site)
 
     assert (scraped("sums_total"), scraped("partial_sums_total")) == (2, 1)
-    assert scraped("verdicts_total", verdict="late") == 1
-    assert scraped("verdicts_total", verdict="invalid") == 0
+    assert scraped("payloads_total", status="late") == 1
+    assert scraped("payloads_total", status="invalid") == 0
 
 
 async def test_who_is_silent_is_counted_as_removed_and_a_forgotten_shard_is_shown_no_more(

@@ -51,13 +51,15 @@ def started(*ranks: int) -> RoundMachine:
     return machine
 
 
-def taken(machine: RoundMachine, rank: int, key: Key, now_s: float = 0.0, terms: CallTerms = CODED) -> list[Effect]:
+def contributors(
+    machine: RoundMachine, rank: int, key: Key, now_s: float = 0.0, terms: CallTerms = CODED
+) -> list[Effect]:
     return machine.take(rank, str(rank), chunk(key, epoch=machine.members.epoch, terms=terms), now_s)
 
 
 def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, CompletedSum]]:
     """Returns a sum as it is read from its file."""
-    return {key: (CODED, CompletedSum(taken={rank: str(rank)}, member_count=1, reply=SUMMED))}
+    return {key: (CODED, CompletedSum(contributors={rank: str(rank)}, member_count=1, reply=SUMMED))}
 
 
 def stored(state: dict[str, Any]) -> dict[str, Any]:

@@ -39,13 +39,13 @@ class CodecMemory:
     Attributes:
         codec: The codec this state belongs to.
         states: State by bucket.
-        keeping: Buckets whose residual may be nonzero.
+        dirty: Buckets whose residual may be nonzero.
         shard: This rank's shard of the sums; None if it has none.
     """
 
     codec: Codec
     states: dict[int, State] = field(default_factory=dict)
-    keeping: set[int] = field(default_factory=set)
+    dirty: set[int] = field(default_factory=set)
     shard: Shard | None = None
 
 
@@ -76,7 +76,7 @@ class BucketSums:
         [like, *_] = parameters.values()
         # Reused in every round, as DDP reuses its buckets: allocation costs more than arithmetic.
         self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
-        self._spent = RoundCosts()
+        self._costs = RoundCosts()
         self._lapped = 0.0
         self.codec_memories = {self._own: CodecMemory(codec=make_codec(settings))}
 
@@ -118,7 +118,7 @@ class BucketSums:
             energy: Collects compression statistics, if wanted.
         """
         memory = self._memory(choice.key)
-        self._spent = RoundCosts(rounds=1)
+        self._costs = RoundCosts(rounds=1)
         self._lap(None)
         if isinstance(memory.codec, SegmentCodec):
             memory.shard = self._link.use(memory.codec)
@@ -131,8 +131,8 @@ class BucketSums:
             self._all_reduce(self._filled(len(self._layout.buckets), tensors, None).flat)
         self._hand_out(tensors, present)
         self._lap("decode_s")
-        self._spent.raw_bytes += self._flat.numel() * 4
-        return self._spent
+        self._costs.raw_bytes += self._flat.numel() * 4
+        return self._costs
 
     def _bucket(self, index: int) -> Bucket:
         """Returns a view of a bucket."""
@@ -150,16 +150,16 @@ class BucketSums:
         if carrier is not own and self._settings.holds_momentum:
             put = partial(own.codec.correct, _state_of(own, bucket))
         fill(bucket.flat, self._places[index], tensors, put)
-        if carrier is not own and index in own.keeping:
+        if carrier is not own and index in own.dirty:
             own.codec.give_back(bucket.flat, own.states[index])
-            own.keeping.remove(index)
+            own.dirty.remove(index)
         return bucket
 
     def _reduce(
         self, memory: CodecMemory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None
     ) -> None:
         state = _state_of(memory, bucket)
-        memory.keeping.add(bucket.index)
+        memory.dirty.add(bucket.index)
         kept = None if codec.kept is None else state[codec.kept]
         round_ = replace(round_, bucket=bucket.index)
         if energy is None or kept is None:
@@ -192,7 +192,7 @@ class BucketSums:
         self, memory: CodecMemory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
     ) -> list[Payload]:
         state = _state_of(memory, bucket)
-        memory.keeping.add(bucket.index)
+        memory.dirty.add(bucket.index)
         came = None if energy is None else bucket.flat.clone()
         payloads = codec.encode(bucket.flat, state, bucket.offsets, round_)
         self._lap("encode_s")
@@ -222,8 +222,8 @@ class BucketSums:
         found = self._link.exchange(payloads, round_)
         self._lap("transfer_s")
         if shard is not None:
-            self._spent.transfer_s -= shard.seconds - summed_s
-            self._spent.decode_s += shard.seconds - summed_s
+            self._costs.transfer_s -= shard.seconds - summed_s
+            self._costs.decode_s += shard.seconds - summed_s
         for index, sums in found.items():
             bucket = self._bucket(index)
             for payload, begin, taken in zip(payloads[index], bucket.offsets, sums.accepted, strict=False):
@@ -249,7 +249,7 @@ class BucketSums:
         """Adds the time since the last call to a phase; None discards it."""
         now = perf_counter()
         if part is not None:
-            setattr(self._spent, part, getattr(self._spent, part) + now - self._lapped)
+            setattr(self._costs, part, getattr(self._costs, part) + now - self._lapped)
         self._lapped = now
 
     def _memory(self, key: CodecKey) -> CodecMemory:
@@ -309,7 +309,7 @@ class BucketSums:
         for index, places in enumerate(self._places):
             shared = alike.get(digest_of(places), {})
             if shared or any(place.name in kept for place in places):
-                memory.keeping.add(index)
+                memory.dirty.add(index)
                 own, target = _parted(memory.codec, _state_of(memory, self._bucket(index)))
                 lay(places, kept, own)
                 for name, tensor in shared.items():

@@ -58,7 +58,7 @@ class Exchanger:
         self._measured: dict[str, float] = {}
         self._shown: dict[str, float] = {}
         self._events: list[str] = []
-        self._spent = RoundCosts()
+        self._costs = RoundCosts()
         self._counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
 
     def _new_policy(self) -> Policy:
@@ -106,9 +106,9 @@ class Exchanger:
             flush=decision.flush,
         )
         choice = decision.choice if decision.enabled else PLAIN
-        spent = self._sums.sum(tensors, choice, round_, present=told.present, energy=energy)
-        self._spent += spent
-        self._measured = {"codec_s": spent.encode_s + spent.decode_s, "transfer_s": spent.transfer_s}
+        costs = self._sums.sum(tensors, choice, round_, present=told.present, energy=energy)
+        self._costs += costs
+        self._measured = {"codec_s": costs.encode_s + costs.decode_s, "transfer_s": costs.transfer_s}
         if energy is not None:
             self._measured |= energy.means()
         return True
@@ -122,7 +122,7 @@ class Exchanger:
         own = RankReport(norm=norm, compute_s=step_info.compute_s, present=tensors.keys(), means=means)
         began = perf_counter()
         told = gather(own, self._names, self._link, self._device)
-        self._spent.wait_s += perf_counter() - began
+        self._costs.wait_s += perf_counter() - began
         self._shown |= {f"exchange_{name}": told.means[name] for name in SAMPLED if name in told.means}
         limit = self._sums.local_clip
         if told.finite and limit is not None and norm > limit / self._link.size**0.5:
@@ -136,16 +136,16 @@ class Exchanger:
 
     def drain(self) -> ExchangeReport:
         """Returns the report since the last call; what is measured in a round appears with the next one."""
-        link, spent = self._link, self._spent
+        link, costs = self._link, self._costs
         counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
-        spent.sent_bytes, spent.received_bytes, spent.missed_sums = (
+        costs.sent_bytes, costs.received_bytes, costs.missed_sums = (
             now - before for now, before in zip(counted, self._counted, strict=True)
         )
         found = ExchangeReport(
-            metrics=spent.metrics() | self._shown if spent.rounds else {}, events=tuple(self._events)
+            metrics=costs.metrics() | self._shown if costs.rounds else {}, events=tuple(self._events)
         )
-        if spent.rounds:
-            self._spent, self._shown, self._counted = RoundCosts(), {}, counted
+        if costs.rounds:
+            self._costs, self._shown, self._counted = RoundCosts(), {}, counted
         self._events = []
         return found
 

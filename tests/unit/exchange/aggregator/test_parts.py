@@ -35,7 +35,7 @@ from fulmen_exchange.aggregator.terms import (
 )
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.codecs.topk import ENTRIES as TOPK
-from tests.support.exchange.aggregators import CODED, PLAIN, SIZE, SUMMED, TERMS, kept, started, taken
+from tests.support.exchange.aggregators import CODED, PLAIN, SIZE, SUMMED, TERMS, contributors, kept, started
 
 # Deadlines.
 
@@ -68,24 +68,24 @@ def test_one_straggler_does_not_move_the_deadline() -> None:
 def test_a_sum_without_a_straggler_needs_the_deadline_and_the_quorum() -> None:
     machine = started(0, 1, 2, 3)
     for rank in (0, 1):
-        assert taken(machine, rank, (1, 0)) == []
+        assert contributors(machine, rank, (1, 0)) == []
     assert machine.tick(8.0) == []  # half of them, where three quarters are needed
-    [due] = taken(machine, 2, (1, 0), 8.1)
+    [due] = contributors(machine, 2, (1, 0), 8.1)
     assert isinstance(due, SumDue)
     assert sorted(due.payloads) == [0, 1, 2]
 
     effects = machine.summed((1, 0), SUMMED, 8.2)
     assert {effect.rank for effect in effects if isinstance(effect, Response)} == {0, 1, 2}
-    [late] = taken(machine, 3, (1, 0), 8.3)
+    [late] = contributors(machine, 3, (1, 0), 8.3)
     assert isinstance(late, Response)
-    assert late.verdict is PayloadStatus.LATE
+    assert late.status is PayloadStatus.LATE
     assert late.done is not None
     assert late.done.reply == SUMMED
 
 
 def test_what_is_not_compressed_waits_for_all_until_one_is_given_up() -> None:
     machine = started(0, 1)
-    taken(machine, 0, (1, 0), terms=PLAIN)
+    contributors(machine, 0, (1, 0), terms=PLAIN)
     for now_s in range(1, 60):
         machine.join(1, "1", float(now_s))  # its lease goes on
         machine.join(0, "0", float(now_s))
@@ -93,21 +93,21 @@ def test_what_is_not_compressed_waits_for_all_until_one_is_given_up() -> None:
 
     [stale] = machine.tick(60.0)
     assert isinstance(stale, Response)
-    assert (stale.rank, stale.verdict) == (0, PayloadStatus.STALE_EPOCH)
+    assert (stale.rank, stale.status) == (0, PayloadStatus.STALE_EPOCH)
     assert machine.members.ranks == [0]
-    [due] = taken(machine, 0, (1, 0), 60.0, terms=PLAIN)
+    [due] = contributors(machine, 0, (1, 0), 60.0, terms=PLAIN)
     assert isinstance(due, SumDue)
 
 
 def test_what_was_sent_in_another_epoch_is_sent_again() -> None:
     machine = started(0, 1)
-    taken(machine, 0, (1, 0))
+    contributors(machine, 0, (1, 0))
     _, [stale] = machine.join(2, "2", 0.0)
     assert isinstance(stale, Response)
-    assert (stale.rank, stale.verdict) == (0, PayloadStatus.STALE_EPOCH)
+    assert (stale.rank, stale.status) == (0, PayloadStatus.STALE_EPOCH)
 
-    assert taken(machine, 1, (1, 0)) == []  # who was first counts no more
-    [due] = taken(machine, 0, (1, 0))
+    assert contributors(machine, 1, (1, 0)) == []  # who was first counts no more
+    [due] = contributors(machine, 0, (1, 0))
     assert isinstance(due, SumDue)
     assert sorted(due.payloads) == [0, 1]
 
@@ -115,7 +115,7 @@ def test_what_was_sent_in_another_epoch_is_sent_again() -> None:
 def test_a_rank_that_asks_for_a_round_that_is_not_kept_is_behind() -> None:
     machine = started(0)
     for number in range(1, 5):
-        taken(machine, 0, (number, 0))
+        contributors(machine, 0, (number, 0))
         machine.summed((number, 0), SUMMED, 0.0)
     with pytest.raises(RankBehind, match="in round 4"):
         machine.join(1, "1", 0.0, ResumePoint(round=2))
@@ -123,17 +123,17 @@ def test_a_rank_that_asks_for_a_round_that_is_not_kept_is_behind() -> None:
 
 def test_ranks_that_do_not_agree_on_a_sum_are_told_what_differs() -> None:
     machine = started(0, 1)
-    taken(machine, 0, (1, 0))
-    [answer] = taken(machine, 1, (1, 0), terms=replace(CODED, ratio=8.0))
+    contributors(machine, 0, (1, 0))
+    [answer] = contributors(machine, 1, (1, 0), terms=replace(CODED, ratio=8.0))
 
     assert isinstance(answer, Response)
-    assert answer.verdict is PayloadStatus.INVALID
+    assert answer.status is PayloadStatus.INVALID
     assert answer.text == "ratio is 4.0 for the others and 8.0 here"
 
 
 def test_a_member_has_few_payloads_put_together_at_a_time() -> None:
     machine = started(0, 1)
-    answers = [taken(machine, 0, (1, call)) for call in range(MAX_OPEN + 1)]
+    answers = [contributors(machine, 0, (1, call)) for call in range(MAX_OPEN + 1)]
 
     assert answers[:-1] == [[]] * MAX_OPEN
     assert isinstance(answers[-1][0], Response)
@@ -146,38 +146,38 @@ def test_a_restarted_server_does_not_make_a_sum_anew_that_was_replaced_by_a_newe
     machine.join(1, "1", 0.0, ResumePoint(round=2, epoch=1, known=2))
     machine.join(0, "0", 0.0, ResumePoint(round=3, epoch=2, known=1))
 
-    [answer] = taken(machine, 1, (2, 0))
+    [answer] = contributors(machine, 1, (2, 0))
     assert isinstance(answer, Response)
-    assert answer.verdict is PayloadStatus.BEHIND
-    [again] = taken(machine, 0, (3, 0))
+    assert answer.status is PayloadStatus.BEHIND
+    [again] = contributors(machine, 0, (3, 0))
     assert isinstance(again, Response)
-    assert again.verdict is PayloadStatus.DUPLICATE
+    assert again.status is PayloadStatus.DUPLICATE
 
 
 def test_a_member_that_is_removed_while_its_sum_is_made_joins_again_and_gets_it() -> None:
     machine = started(0, 1)
-    taken(machine, 0, (1, 0))
-    [due] = taken(machine, 1, (1, 0))
+    contributors(machine, 0, (1, 0))
+    [due] = contributors(machine, 1, (1, 0))
     assert isinstance(due, SumDue)
     machine.join(0, "0", 9.0)
 
     [stale] = machine.tick(10.0)
     assert isinstance(stale, Response)
-    assert (stale.rank, stale.key, stale.verdict) == (1, (1, 0), PayloadStatus.STALE_EPOCH)
+    assert (stale.rank, stale.key, stale.status) == (1, (1, 0), PayloadStatus.STALE_EPOCH)
     machine.join(1, "1", 10.0, ResumePoint(round=1, epoch=2, known=2))
-    assert taken(machine, 1, (1, 0), 10.0) == []
+    assert contributors(machine, 1, (1, 0), 10.0) == []
     told = machine.summed((1, 0), SUMMED, 11.0)
-    assert {(each.rank, each.verdict) for each in told if isinstance(each, Response)} == {
+    assert {(each.rank, each.status) for each in told if isinstance(each, Response)} == {
         (0, PayloadStatus.ACCEPTED), (1, PayloadStatus.ACCEPTED),
     }  # fmt: skip
 
 
 def test_a_process_whose_place_another_has_taken_does_not_take_it_back() -> None:
     machine = started(0, 1)
-    taken(machine, 1, (1, 0))
+    contributors(machine, 1, (1, 0))
     _, [stale] = machine.join(1, "newer", 0.0)
     assert isinstance(stale, Response)
-    assert (stale.incarnation, stale.verdict) == ("1", PayloadStatus.STALE_EPOCH)
+    assert (stale.incarnation, stale.status) == ("1", PayloadStatus.STALE_EPOCH)
     with pytest.raises(RankReplaced, match="rank 1"):
         machine.join(1, "1", 0.0, ResumePoint(round=1, epoch=2, known=2))
     assert machine.members.get(1, "newer") is not None
@@ -247,7 +247,7 @@ def due_of(tensors: list[torch.Tensor], *, number: int = 1, ratio: float = 4.0) 
         key=(number, 0),
         terms=replace(CODED, number=number, ratio=ratio),
         payloads=payloads,
-        taken={rank: str(rank) for rank in payloads},
+        contributors={rank: str(rank) for rank in payloads},
         member_count=len(payloads),
     )
 
@@ -342,7 +342,7 @@ def test_a_shard_draws_by_a_number_that_no_rank_has(monkeypatch: pytest.MonkeyPa
     sums = ShardSum(TERMS)
     monkeypatch.setattr(sums._shard, "reduce", spy)
     due = due_of(random_tensors(1))
-    summed(sums, replace(due, payloads={0: due.payloads[0], 2: due.payloads[1]}, taken={0: "0", 2: "2"}))
+    summed(sums, replace(due, payloads={0: due.payloads[0], 2: due.payloads[1]}, contributors={0: "0", 2: "2"}))
 
     assert rounds[0].rank >= MAX_RANKS
 
@@ -359,7 +359,7 @@ def test_the_rank_whose_payload_cannot_be_summed_is_named() -> None:
 
 def test_tensors_of_different_sizes_are_not_summed() -> None:
     payloads = {rank: StagedPayload.of(wire.encode(sum_payload(torch.zeros(rank + 1)))) for rank in range(2)}
-    due = SumDue(key=(1, 0), terms=PLAIN, payloads=payloads, taken={0: "0", 1: "1"}, member_count=2)
+    due = SumDue(key=(1, 0), terms=PLAIN, payloads=payloads, contributors={0: "0", 1: "1"}, member_count=2)
     with pytest.raises(PayloadsRefused, match="another type or size"):
         summed(ShardSum(TERMS), due)
 

@@ -9,21 +9,21 @@ import pytest
 from fulmen_exchange.aggregator.effects import Effect, PayloadStatus, RankBehind, Response, ResumePoint, SumDue
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CallTerms
-from tests.support.exchange.aggregators import CODED, PLAIN, SUMMED, TERMS, chunk, kept, started, taken
+from tests.support.exchange.aggregators import CODED, PLAIN, SUMMED, TERMS, chunk, contributors, kept, started
 
 SECOND = replace(CODED, bucket=0)
 
 
-def verdicts(effects: list[Effect]) -> list[PayloadStatus]:
-    return [effect.verdict for effect in effects if isinstance(effect, Response)]
+def statuses(effects: list[Effect]) -> list[PayloadStatus]:
+    return [effect.status for effect in effects if isinstance(effect, Response)]
 
 
 def joins_again(
     machine: RoundMachine, rank: int, *, round_: int, call: int, history: str = "of old", now_s: float = 0.0
 ) -> None:
     """Has a rank join that knew a member besides itself."""
-    claim = ResumePoint(round=round_, call=call, epoch=1, known=2, history=history)
-    machine.join(rank, str(rank), now_s, claim)
+    resume_point = ResumePoint(round=round_, call=call, epoch=1, known=2, history=history)
+    machine.join(rank, str(rank), now_s, resume_point)
 
 
 def waits_in_vain(machine: RoundMachine, rank: int) -> None:
@@ -40,14 +40,14 @@ def test_a_sum_that_one_rank_has_is_not_made_anew_for_another_by_a_server_that_l
     for rank in (first, 1 - first):
         joins_again(machine, rank, round_=positions[rank][0], call=positions[rank][1])
 
-    assert verdicts(taken(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
-    assert taken(machine, 0, (5, 1)) == []
+    assert statuses(contributors(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
+    assert contributors(machine, 0, (5, 1)) == []
 
 
 def test_a_rank_that_comes_after_the_others_have_gone_on_without_its_sums_is_refused() -> None:
     machine = RoundMachine(TERMS)
     waits_in_vain(machine, 1)
-    [due] = taken(machine, 1, (5, 0))
+    [due] = contributors(machine, 1, (5, 0))
     assert isinstance(due, SumDue)
 
     with pytest.raises(RankBehind, match="have continued to round"):
@@ -73,7 +73,7 @@ def test_a_server_that_cannot_read_all_of_its_files_takes_in_whoever_comes_befor
     joins_again(machine, 1, round_=5, call=0)
     joins_again(machine, 0, round_=5, call=1)
 
-    assert verdicts(taken(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
+    assert statuses(contributors(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
     with pytest.raises(RankBehind):
         joins_again(machine, 2, round_=5, call=0)
 
@@ -85,7 +85,7 @@ def test_a_member_whose_heartbeat_has_an_old_history_is_told_the_new_one() -> No
 
 
 def sums_of(machine: RoundMachine, rank: int, *calls: int, terms: CallTerms = PLAIN) -> list[Effect]:
-    return [effect for call in calls for effect in taken(machine, rank, (1, call), terms=terms)]
+    return [effect for call in calls for effect in contributors(machine, rank, (1, call), terms=terms)]
 
 
 def test_sums_are_made_in_order_whoever_is_late_with_one() -> None:
@@ -105,15 +105,15 @@ def test_what_was_sent_ahead_is_sent_again_when_members_change_and_each_is_told(
     sums_of(machine, 0, 0, 1)
     _, effects = machine.join(2, "2", 0.0)
     assert [(each.rank, each.key) for each in effects if isinstance(each, Response)] == [(0, (1, 0)), (0, (1, 1))]
-    assert verdicts(effects) == [PayloadStatus.STALE_EPOCH] * 2
+    assert statuses(effects) == [PayloadStatus.STALE_EPOCH] * 2
 
 
 def test_sums_are_kept_until_all_members_are_beyond_them() -> None:
     machine = started(0, 1)
     for number in (1, 2):
         for rank in (0, 1):
-            taken(machine, rank, (number, 0))
+            contributors(machine, rank, (number, 0))
         machine.summed((number, 0), SUMMED, 0.0)
-    taken(machine, 0, (3, 0))
-    assert verdicts(taken(machine, 1, (2, 0))) == [PayloadStatus.DUPLICATE]  # it may not have come
-    assert verdicts(taken(machine, 1, (1, 0))) == [PayloadStatus.BEHIND]
+    contributors(machine, 0, (3, 0))
+    assert statuses(contributors(machine, 1, (2, 0))) == [PayloadStatus.DUPLICATE]  # it may not have come
+    assert statuses(contributors(machine, 1, (1, 0))) == [PayloadStatus.BEHIND]

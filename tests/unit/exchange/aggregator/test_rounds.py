@@ -73,7 +73,7 @@ class Rank:
         return keys if self.is_eager else keys[:1]
 
     @property
-    def claim(self) -> ResumePoint:
+    def resume_point(self) -> ResumePoint:
         call = self.awaited[0][1]
         return ResumePoint(round=self.round, call=call, epoch=self.epoch, known=self.known, history=self.history)
 
@@ -179,7 +179,7 @@ class Rounds(RuleBasedStateMachine):
             file.due.key: (
                 file.due.terms,
                 CompletedSum(
-                    taken=file.due.taken,
+                    contributors=file.due.contributors,
                     member_count=file.due.member_count,
                     reply=reply_of(self.sums[file.due.key]),
                 ),
@@ -260,7 +260,7 @@ class Rounds(RuleBasedStateMachine):
             # One whose sum was made is told so, whatever is in it.
             told = {PayloadStatus.BAD_CHECKSUM, PayloadStatus.DUPLICATE, PayloadStatus.LATE, PayloadStatus.BEHIND}
             allowed = {PayloadStatus.STALE_EPOCH} if is_stale else {PayloadStatus.STALE_EPOCH, *told}
-            assert {effect.verdict for effect in effects if isinstance(effect, Response)} <= allowed
+            assert {effect.status for effect in effects if isinstance(effect, Response)} <= allowed
             assert not any(isinstance(effect, SumDue) for effect in effects)
         self.do(effects)
 
@@ -281,9 +281,9 @@ class Rounds(RuleBasedStateMachine):
         assert list(due.payloads) == sorted(due.payloads)
         assert due.key[1] != 0 or len(due.payloads) == due.member_count, "a sum that needs all was made without some"
         tags = [bytes(payload.data[: TAG.size]) for payload in due.payloads.values()]
-        for (rank, incarnation), tag in zip(due.taken.items(), tags, strict=True):
+        for (rank, incarnation), tag in zip(due.contributors.items(), tags, strict=True):
             assert TAG.unpack(tag) == (rank, int(incarnation), *due.key)
-        self.check_alike([rank for rank in self.ranks if rank.incarnation in due.taken.values()])
+        self.check_alike([rank for rank in self.ranks if rank.incarnation in due.contributors.values()])
         self.sums[due.key] = b"".join(tags)
         self.files[due.key[1]] = File(due=due, epoch=self.machine.members.epoch, history=self.machine.history)
         self.do(self.machine.summed(due.key, reply_of(self.sums[due.key]), self.now_s))
@@ -298,25 +298,25 @@ class Rounds(RuleBasedStateMachine):
         rank = next(each for each in self.ranks if each.incarnation == answer.incarnation)
         if not rank.lives or answer.key not in rank.awaited:
             return
-        if answer.verdict in WITH_SUM:
+        if answer.status in WITH_SUM:
             assert answer.done is not None
             sum_ = answer.done.reply.data()
             assert sum_ == self.sums[answer.key], "two ranks got different sums"
             inside = sum_.count(rank.tag(answer.key))
-            assert inside == (0 if answer.verdict is PayloadStatus.LATE else 1)
+            assert inside == (0 if answer.status is PayloadStatus.LATE else 1)
             rank.passed[answer.key] = sum_
             rank.known = answer.done.member_count
             rank.round += not rank.awaited
-        elif answer.verdict is PayloadStatus.STALE_EPOCH:
+        elif answer.status is PayloadStatus.STALE_EPOCH:
             self.join_again(rank)
-        elif answer.verdict is PayloadStatus.BEHIND:
+        elif answer.status is PayloadStatus.BEHIND:
             rank.lives = False
         else:
-            assert answer.verdict is PayloadStatus.BAD_CHECKSUM, answer
+            assert answer.status is PayloadStatus.BAD_CHECKSUM, answer
 
     def join_again(self, rank: Rank) -> None:
         try:
-            joined, effects = self.machine.join(rank.rank, rank.incarnation, self.now_s, rank.claim)
+            joined, effects = self.machine.join(rank.rank, rank.incarnation, self.now_s, rank.resume_point)
         except (RankBehind, RankReplaced):
             rank.lives = False
             return

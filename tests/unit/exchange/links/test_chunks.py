@@ -102,18 +102,18 @@ def test_bytes_that_are_damaged_are_what_protobuf_takes_them_for(chunk: pb.Gradi
 def test_messages_that_are_no_chunks_go_through_as_they_are() -> None:
     opened = pb.ExchangeRequest(open=pb.OpenExchange(training_run="trainingRuns/1", rank=3))
     assert read(pb.ExchangeRequest, write(opened)) == opened
-    verdict = pb.ExchangeResponse(status=pb.SegmentStatus(round=2))
-    assert read(pb.ExchangeResponse, write(verdict)) == verdict
+    status = pb.ExchangeResponse(status=pb.SegmentStatus(round=2))
+    assert read(pb.ExchangeResponse, write(status)) == status
 
 
 @pytest.mark.parametrize("size", [1, 1000, 2 * CHUNK_BYTES + 3])
 def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
     payload = payload_of(size)
-    spare = BufferPool(most=1)
+    pool = BufferPool(most=1)
     pieces = cut(wire.front_of(payload), wire.parts_of(payload))
     head = pb.GradientChunk()
     for _ in range(2):
-        staging = Staging(pieces.size, spare)
+        staging = Staging(pieces.size, pool)
         for number in range(len(pieces.pieces)):
             chunk = read(pb.ExchangeRequest, pieces.message(head, number))
             assert isinstance(chunk, ReadChunk)
@@ -124,16 +124,16 @@ def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
         # A number of float32 lies where it may, or was copied; bytes are never.
         begin = torch.frombuffer(staged.buffer, dtype=torch.uint8).data_ptr()
         assert begin <= found.parts[0].data_ptr() < begin + len(staged.buffer)
-        spare.give(staged.buffer)
+        pool.give(staged.buffer)
 
 
 def test_buffers_are_used_again_where_they_fit() -> None:
-    spare = BufferPool(most=2)
+    pool = BufferPool(most=2)
     large, small = bytearray(4 * MIB), bytearray(MIB)
-    spare.give(large)
-    spare.give(small)
-    spare.give(bytearray(100))  # not worth it
-    assert spare.take(MIB - 5) is small
-    assert spare.take(MIB) is not large  # four times as large
-    assert spare.take(3 * MIB) is large
-    assert len(spare.take(3 * MIB)) == 3 * MIB
+    pool.give(large)
+    pool.give(small)
+    pool.give(bytearray(100))  # not worth it
+    assert pool.take(MIB - 5) is small
+    assert pool.take(MIB) is not large  # four times as large
+    assert pool.take(3 * MIB) is large
+    assert len(pool.take(3 * MIB)) == 3 * MIB

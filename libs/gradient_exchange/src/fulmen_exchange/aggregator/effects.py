@@ -85,12 +85,12 @@ class CompletedSum:
     """A completed sum.
 
     Attributes:
-        taken: Incarnations of the ranks whose payloads it includes.
+        contributors: Incarnations of the ranks whose payloads it includes.
         member_count: Members of which it was expected.
         reply: The encoded sum.
     """
 
-    taken: Mapping[int, str]
+    contributors: Mapping[int, str]
     member_count: int
     reply: Reply
 
@@ -103,7 +103,7 @@ class Response:
         rank: The rank.
         incarnation: Its process.
         key: Round and call of the sum.
-        verdict: Status of its payload.
+        status: Status of its payload.
         text: Explanation for users.
         offset: Chunk that the response is about.
         done: The sum, which follows.
@@ -112,7 +112,7 @@ class Response:
     rank: int
     incarnation: str
     key: Key
-    verdict: PayloadStatus
+    status: PayloadStatus
     text: str = ""
     offset: int = 0
     done: CompletedSum | None = None
@@ -126,14 +126,14 @@ class SumDue:
         key: Round and call.
         terms: Terms of the sum.
         payloads: By rank, ascending.
-        taken: Incarnations of those ranks.
+        contributors: Incarnations of those ranks.
         member_count: Members of which the sum was expected.
     """
 
     key: Key
     terms: CallTerms
     payloads: Mapping[int, StagedPayload] = field(repr=False)
-    taken: Mapping[int, str]
+    contributors: Mapping[int, str]
     member_count: int
 
 

@@ -76,7 +76,7 @@ class RoundMachine:
         self._calls: dict[Key, _Call] = {}
         self._open: dict[Key, _Call] = {}  # those still receiving payloads
         self._made: Key = (0, 0)  # all earlier sums were made, by this or a former process
-        self._spare = BufferPool()
+        self._pool = BufferPool()
         self._is_restored = False
         self._is_resumed = False
         self._next_round = 1
@@ -86,7 +86,7 @@ class RoundMachine:
         """Memory of incoming and due payloads and of pooled buffers."""
         coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
         dues = [call.due for call in self._calls.values() if call.due is not None]
-        return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._spare.size_bytes
+        return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._pool.size_bytes
 
     def restore(self, kept: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
         """Restores the sums kept by a former server; an empty history means that newer ones may be lost."""
@@ -102,7 +102,7 @@ class RoundMachine:
         self.history = history or self.history
 
     def join(
-        self, rank: int, incarnation: str, now_s: float, claim: ResumePoint = NEW
+        self, rank: int, incarnation: str, now_s: float, resume_point: ResumePoint = NEW
     ) -> tuple[JoinResult, list[Effect]]:
         """Adds a rank or renews its lease.
 
@@ -110,19 +110,21 @@ class RoundMachine:
             rank: The rank, from 0.
             incarnation: Identifies its process.
             now_s: The time.
-            claim: What the rank already has.
+            resume_point: What the rank already has.
 
         Raises:
             RankBehind: if it needs sums that are gone, or has sums of another history.
             RankReplaced: if it was a member before and another process has its rank now.
         """
         # A new process replaces the old one for good; two that alternated would let no sum complete.
-        if claim.epoch and self.members.is_taken(rank, incarnation):
+        if resume_point.epoch and self.members.is_taken(rank, incarnation):
             raise RankReplaced(f"another process has joined as rank {rank}")
-        self._listen(claim, is_member=self.members.get(rank, incarnation) is not None)
-        self.members.resume(epoch=claim.epoch, known=claim.known, until_s=now_s + self.terms.patience.lease_s)
-        first_round = claim.round
-        if not claim.round and self.members.get(rank, incarnation) is None:
+        self._adopt(resume_point, is_member=self.members.get(rank, incarnation) is not None)
+        self.members.resume(
+            epoch=resume_point.epoch, known=resume_point.known, until_s=now_s + self.terms.patience.lease_s
+        )
+        first_round = resume_point.round
+        if not resume_point.round and self.members.get(rank, incarnation) is None:
             first_round = self.round + 1 if self.members.is_started or self._is_resumed else self._next_round
         changed = self.members.add(Member(rank=rank, incarnation=incarnation, first_round=first_round, seen_s=now_s))
         effects = (self._stale() if changed else []) + self._settle(now_s)
@@ -137,22 +139,22 @@ class RoundMachine:
         )
         return joined, effects
 
-    def _listen(self, claim: ResumePoint, *, is_member: bool) -> None:
+    def _adopt(self, resume_point: ResumePoint, *, is_member: bool) -> None:
         """Learns from a rank's resume point; before the first round, this process may have missed sums."""
-        is_foreign = bool(claim.history) and claim.history != self.history and not is_member
+        is_foreign = bool(resume_point.history) and resume_point.history != self.history and not is_member
         if is_foreign and (self.members.is_started or self._is_restored):
             raise RankBehind(
                 f"the others have continued to round {self.round} without this rank, on a server that had lost its sums"
             )
         if self.members.is_started:
-            if claim.round and claim.round < self.round - 1:
-                raise RankBehind(f"the exchange is in round {self.round}, this rank in round {claim.round}")
+            if resume_point.round and resume_point.round < self.round - 1:
+                raise RankBehind(f"the exchange is in round {self.round}, this rank in round {resume_point.round}")
             return
-        self.round = max(self.round, claim.round)
-        if claim.known:
+        self.round = max(self.round, resume_point.round)
+        if resume_point.known:
             self._is_resumed = True
             # Ranks that lack a sum this rank has must not make another one.
-            self._made = max(self._made, (claim.round, claim.call))
+            self._made = max(self._made, (resume_point.round, resume_point.call))
 
     def leave(self, rank: int, incarnation: str, now_s: float) -> list[Effect]:
         """Ends a membership."""
@@ -165,10 +167,10 @@ class RoundMachine:
             StagingFull: if it begins a payload for which there is no memory.
         """
 
-        def answer(verdict: PayloadStatus, text: str = "") -> list[Effect]:
+        def answer(status: PayloadStatus, text: str = "") -> list[Effect]:
             return [
                 Response(
-                    rank=rank, incarnation=incarnation, key=chunk.key, verdict=verdict, text=text, offset=chunk.offset
+                    rank=rank, incarnation=incarnation, key=chunk.key, status=status, text=text, offset=chunk.offset
                 )
             ]
 
@@ -187,7 +189,7 @@ class RoundMachine:
             self._begin(chunk.key, now_s)
         self._note(member, chunk.key)
         if call.done is not None:
-            return [self._told(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
+            return [self._response(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
         call.waiting[rank] = incarnation
         if call.due is not None:
             return []
@@ -216,25 +218,28 @@ class RoundMachine:
 
     def _begun(self, size: int) -> Staging:
         if size > self._room():
-            self._spare.clear()
+            self._pool.clear()
             if size > self._room():
                 raise StagingFull
-        return Staging(size, self._spare)
+        return Staging(size, self._pool)
 
     def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
         """Completes a due sum; its payloads are no longer read."""
         call = self._calls[key]
         due = call.due
         assert due is not None
-        call.due, call.done = None, CompletedSum(taken=due.taken, member_count=due.member_count, reply=reply)
+        call.due, call.done = (
+            None,
+            CompletedSum(contributors=due.contributors, member_count=due.member_count, reply=reply),
+        )
         self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
-        self._spare.most = MAX_OPEN * len(self.members.ranks)
+        self._pool.most = MAX_OPEN * len(self.members.ranks)
         for staged in due.payloads.values():
-            self._spare.give(staged.buffer)
+            self._pool.give(staged.buffer)
         waiting = [self.members.get(rank, incarnation) for rank, incarnation in call.waiting.items()]
         call.waiting = {}
-        return [self._told(member, key, call.done, again=False) for member in waiting if member is not None]
+        return [self._response(member, key, call.done, again=False) for member in waiting if member is not None]
 
     def refused(self, key: Key, reasons: Mapping[int, str], now_s: float) -> list[Effect]:
         """Handles payloads that cannot be summed, with reasons by rank: these ranks are removed and the others resend."""
@@ -243,12 +248,12 @@ class RoundMachine:
         assert due is not None
         call.due, self._open[key] = None, call
         effects: list[Effect] = [
-            Response(rank=rank, incarnation=due.taken[rank], key=key, verdict=PayloadStatus.INVALID, text=text)
+            Response(rank=rank, incarnation=due.contributors[rank], key=key, status=PayloadStatus.INVALID, text=text)
             for rank, text in reasons.items()
         ]
         for rank in reasons:
             call.waiting.pop(rank, None)
-        gone = [rank for rank in reasons if self.members.get(rank, due.taken[rank]) is not None]
+        gone = [rank for rank in reasons if self.members.get(rank, due.contributors[rank]) is not None]
         return effects + self._remove(gone, now_s, also=True)
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -321,7 +326,7 @@ class RoundMachine:
             key=key,
             terms=call.terms,
             payloads={member.rank: call.staged[member.rank].take() for member in inside},
-            taken={member.rank: member.incarnation for member in inside},
+            contributors={member.rank: member.incarnation for member in inside},
             member_count=len(expected),
         )
         call.staged = {}
@@ -334,7 +339,7 @@ class RoundMachine:
             return []
         if not self.members.ranks:
             self._is_resumed, self._next_round = False, self.round + 1
-            self._spare.clear()
+            self._pool.clear()
         return self._stale() + self._settle(now_s)
 
     def _stale(self) -> list[Effect]:
@@ -354,15 +359,15 @@ class RoundMachine:
             del self._calls[key]
         self._open.clear()
         return [
-            Response(rank=rank, incarnation=incarnation, key=key, verdict=PayloadStatus.STALE_EPOCH)
+            Response(rank=rank, incarnation=incarnation, key=key, status=PayloadStatus.STALE_EPOCH)
             for key, rank, incarnation in told
         ]
 
-    def _told(self, member: Member, key: Key, done: CompletedSum, *, again: bool) -> Response:
-        inside = done.taken.get(member.rank) == member.incarnation
+    def _response(self, member: Member, key: Key, done: CompletedSum, *, again: bool) -> Response:
+        inside = done.contributors.get(member.rank) == member.incarnation
         self.totals.sent_bytes += done.reply.size
-        verdict = (PayloadStatus.DUPLICATE if again else PayloadStatus.ACCEPTED) if inside else PayloadStatus.LATE
-        return Response(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
+        status = (PayloadStatus.DUPLICATE if again else PayloadStatus.ACCEPTED) if inside else PayloadStatus.LATE
+        return Response(rank=member.rank, incarnation=member.incarnation, key=key, status=status, done=done)
 
     def _begin(self, key: Key, now_s: float) -> None:
         self.round = max(self.round, key[0])

@@ -135,7 +135,7 @@ class ShardSum:
             each.key: (
                 each.terms,
                 CompletedSum(
-                    taken=each.taken,
+                    contributors=each.contributors,
                     member_count=each.member_count,
                     reply=_reply(cut_bytes(each.data), each.key, each.epoch),
                 ),

@@ -77,11 +77,11 @@ class Staging:
 
     Attributes:
         total_bytes: Bytes of the whole payload.
-        spare: Pool that provides the buffer.
+        pool: Pool that provides the buffer.
     """
 
     total_bytes: int
-    spare: BufferPool = field(default_factory=BufferPool)
+    pool: BufferPool = field(default_factory=BufferPool)
     _buffer: bytearray = field(init=False, repr=False)
     _data: memoryview = field(init=False, repr=False)
     _missing: set[int] = field(init=False, repr=False)
@@ -89,7 +89,7 @@ class Staging:
 
     def __post_init__(self) -> None:
         """Acquires the buffer."""
-        self._buffer = self.spare.take(self.total_bytes + ALIGNMENT)
+        self._buffer = self.pool.take(self.total_bytes + ALIGNMENT)
         self._data = memoryview(self._buffer)[: self.total_bytes]
         self._missing = set(range(0, self.total_bytes, CHUNK_BYTES))
 

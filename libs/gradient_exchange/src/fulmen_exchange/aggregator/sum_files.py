@@ -40,7 +40,7 @@ class StoredSum:
     Attributes:
         key: Round and call of the sum.
         terms: Terms of the sum.
-        taken: Incarnations of the ranks whose payloads it includes.
+        contributors: Incarnations of the ranks whose payloads it includes.
         member_count: Members of which it was expected.
         data: The encoded sum.
         state: The shard's state of the bucket after it.
@@ -50,7 +50,7 @@ class StoredSum:
 
     key: Key
     terms: CallTerms
-    taken: dict[int, str]
+    contributors: dict[int, str]
     member_count: int
     data: bytes = field(repr=False)
     state: State = field(repr=False)
@@ -81,7 +81,7 @@ class SumFiles:
             "epoch": epoch,
             "history": history,
             "terms": asdict(due.terms),
-            "taken": {str(rank): incarnation for rank, incarnation in due.taken.items()},
+            "contributors": {str(rank): incarnation for rank, incarnation in due.contributors.items()},
             "member_count": due.member_count,
             "run": _name_of(self.terms),
         }
@@ -127,7 +127,7 @@ class SumFiles:
         return StoredSum(
             key=(int(about["round"]), int(about["call"])),
             terms=CallTerms(**about["terms"]),
-            taken={int(rank): str(incarnation) for rank, incarnation in about["taken"].items()},
+            contributors={int(rank): str(incarnation) for rank, incarnation in about["contributors"].items()},
             member_count=int(about["member_count"]),
             data=data,
             state=state,

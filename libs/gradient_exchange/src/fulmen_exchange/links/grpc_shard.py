@@ -155,7 +155,7 @@ class ShardClient:
         self._something_awaited = asyncio.Event()
         self._orders: _Orders | None = None
         self._has_heard = False
-        self._spare = BufferPool(SPARE)
+        self._pool = BufferPool(SPARE)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -205,7 +205,7 @@ class ShardClient:
 
     def recycle(self, staged: StagedPayload) -> None:
         """Reuses the memory of a sum that is no longer read."""
-        self._spare.give(staged.buffer)
+        self._pool.give(staged.buffer)
 
     async def leave(self) -> None:
         """Ends the membership; an unreachable server notices when the lease expires."""
@@ -331,7 +331,7 @@ class ShardClient:
     def _expect(self, awaited: _Awaited, status: pb.SegmentStatus) -> None:
         if not 0 < status.reply_bytes <= MAX_REPLY_BYTES:
             raise ExchangeFailed(f"{self.name} announced a sum of {status.reply_bytes} bytes; update its server")
-        awaited.status, awaited.reply = status, Staging(status.reply_bytes, self._spare)
+        awaited.status, awaited.reply = status, Staging(status.reply_bytes, self._pool)
 
     def _take(self, awaited: _Awaited, chunk: ReadChunk) -> None:
         status, reply, head = awaited.status, awaited.reply, chunk.head

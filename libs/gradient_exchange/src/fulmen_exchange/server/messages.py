@@ -52,7 +52,7 @@ def terms(value: Terms) -> pb.ExchangeTerms:
     )
 
 
-def claim_of(message: pb.JoinRequest) -> ResumePoint:
+def resume_point_of(message: pb.JoinRequest) -> ResumePoint:
     """Decodes what a rank says of itself."""
     return ResumePoint(
         round=max(0, message.round),
@@ -99,18 +99,18 @@ def chunk_of(message: ReadChunk) -> Chunk:
 
 
 def answer(value: Response, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse]:
-    """Encodes an answer: the verdict, and the chunks of the sum if there is one."""
+    """Encodes an answer: the status, and the chunks of the sum if there is one."""
     number, call = value.key
     done = value.done
     yield pb.ExchangeResponse(
         status=pb.SegmentStatus(
             round=number,
             call=call,
-            status=pb.SegmentStatus.Status.Value(f"STATUS_{value.verdict}"),
+            status=pb.SegmentStatus.Status.Value(f"STATUS_{value.status}"),
             text=value.text[:MAX_TEXT],
             offset_bytes=value.offset,
             membership_epoch=epoch,
-            ranks=sorted(done.taken) if done is not None else (),
+            ranks=sorted(done.contributors) if done is not None else (),
             member_count=done.member_count if done is not None else 0,
             reply_bytes=done.reply.size if done is not None else 0,
         )

@@ -34,8 +34,8 @@ class ExchangeMetrics(Collector):
         counters = {
             name: CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=_SHARD) for name, text in _COUNTERS.items()
         }
-        verdicts = CounterMetricFamily(
-            f"{_PREFIX}_verdicts", "Payloads and chunks by status.", labels=[*_SHARD, "verdict"]
+        statuses = CounterMetricFamily(
+            f"{_PREFIX}_payloads", "Payloads and chunks by status.", labels=[*_SHARD, "status"]
         )
         rounds = HistogramMetricFamily(
             f"{_PREFIX}_round_seconds", "From the first chunk of a round to its last sum.", labels=_SHARD
@@ -62,12 +62,12 @@ class ExchangeMetrics(Collector):
             }
             for name, value in done.items():
                 counters[name].add_metric(labels, value)
-            for verdict in PayloadStatus:
-                verdicts.add_metric([*labels, verdict.value.lower()], shard.tally.verdicts[verdict])
+            for status in PayloadStatus:
+                statuses.add_metric([*labels, status.value.lower()], shard.tally.statuses[status])
             limits = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
             counts = accumulate(list(shard.tally.rounds))
             rounds.add_metric(labels, list(zip(limits, counts, strict=True)), shard.tally.seconds)
-        return (*gauges.values(), *counters.values(), verdicts, rounds)
+        return (*gauges.values(), *counters.values(), statuses, rounds)
 
 
 _GAUGES = {

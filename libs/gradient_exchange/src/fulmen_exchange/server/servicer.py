@@ -171,9 +171,11 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         shard = await self._shard_for(run, terms, request)
         _refuse("The rank cannot join: its terms differ from those of the run", shard.machine.terms.differences(terms))
         try:
-            joined = shard.join(request.rank, request.incarnation, messages.claim_of(request))
+            joined = shard.join(request.rank, request.incarnation, messages.resume_point_of(request))
         except (RankBehind, RankReplaced) as error:
-            text = _behind(str(error)) if isinstance(error, RankBehind) else f"The rank's place was taken: {error}."
+            text = (
+                _behind(str(error)) if isinstance(error, RankBehind) else f"The rank's place was contributors: {error}."
+            )
             raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
         return messages.joined(joined)
 
@@ -294,15 +296,17 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         except module.TermsRefused as error:
             _refuse("The rank cannot join the exchange", error.problems)
             raise
-        claim = messages.claim_of(request)
-        restore = partial(sums.restore, at_least=claim.round - 1, known=claim.known, history=claim.history)
+        resume_point = messages.resume_point_of(request)
+        restore = partial(
+            sums.restore, at_least=resume_point.round - 1, known=resume_point.known, history=resume_point.history
+        )
         restored: Restored = await asyncio.to_thread(restore)
         machine = RoundMachine(terms, room=self._room)
         machine.restore(restored.sums, epoch=restored.epoch, history=restored.history)
         shard = ServedShard(machine, sums, clock=self._clock)
         if restored.has_lost:
             shard.lost_residuals += 1
-            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=claim.round)
+            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=resume_point.round)
         return shard
 
 

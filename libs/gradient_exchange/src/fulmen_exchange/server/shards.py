@@ -47,12 +47,12 @@ class Tally:
     """Counters of one shard since it was opened.
 
     Attributes:
-        verdicts: Payloads and chunks by status.
+        statuses: Payloads and chunks by status.
         rounds: Completed rounds by the first of `BOUNDS_S` not below their duration; the last entry exceeds all bounds.
         seconds: Total duration of these rounds.
     """
 
-    verdicts: Counter[PayloadStatus] = field(default_factory=Counter)
+    statuses: Counter[PayloadStatus] = field(default_factory=Counter)
     rounds: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0
     _counted: int = 0
@@ -122,9 +122,9 @@ class ServedShard:
         """Whether a sum has failed, after which no more are made."""
         return bool(self._error_id)
 
-    def join(self, rank: int, incarnation: str, claim: ResumePoint) -> JoinResult:
+    def join(self, rank: int, incarnation: str, resume_point: ResumePoint) -> JoinResult:
         """See `RoundMachine.join`."""
-        joined, effects = self.machine.join(rank, incarnation, self._clock(), claim)
+        joined, effects = self.machine.join(rank, incarnation, self._clock(), resume_point)
         self._do(effects)
         return joined
 
@@ -188,7 +188,7 @@ class ServedShard:
             if isinstance(effect, SumDue):
                 self._due.put_nowait(effect)
                 continue
-            self.tally.verdicts[effect.verdict] += 1
+            self.tally.statuses[effect.status] += 1
             if (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
                 outbox.put(effect)
 
