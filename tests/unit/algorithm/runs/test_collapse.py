@@ -55,7 +55,7 @@ async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(
         notices = [notice.message for notice in events.notices()]
     assert done.state is RunState.SUCCEEDED, done.failure_message
     assert (done.step, done.collapses, len(done.branch_points)) == (STEPS, 1, 1)
-    story = [text for text in notices if "collapsed" in text or "put back" in text]
+    story = [text for text in notices if "collapsed" in text or "Rolled back" in text]
     assert len(story) == 2
     assert story[0].startswith("The reward collapsed: 0.5")
     assert story[1].startswith("Rolled back to checkpoint")
