@@ -38,9 +38,9 @@ from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.calls.traces import CallTraces
+from fulmen_llm_proxy.capture.backlog import CaptureQueue
 from fulmen_llm_proxy.capture.delivery import CaptureDelivery
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
-from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.shipper import SpanShipper
 from fulmen_llm_proxy.capture.span_codec import SpanCodec
 from fulmen_llm_proxy.capture.spool import DiskSpool

@@ -8,9 +8,9 @@ import pytest
 
 from fulmen_llm_proxy.apis.chat import ChatApi
 from fulmen_llm_proxy.attempts.caller import Attribution
+from fulmen_llm_proxy.capture.backlog import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
-from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
 from fulmen_llm_proxy.routing.retry import RetryPolicy

@@ -23,10 +23,10 @@ from typing import TypeVar
 import structlog
 
 from fulmen.errors import FulmenError
+from fulmen_llm_proxy.capture.backlog import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.capture.packed import MAX_BATCH_BYTES, PackedCalls, SpoolFull
-from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.shipper import SpanShipper
 from fulmen_llm_proxy.capture.spool import DiskSpool
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
