@@ -38,7 +38,7 @@ from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.calls.traces import CallTraces
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.delivery import CaptureDelivery
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.capture.shipper import SpanShipper

@@ -8,7 +8,7 @@ import pytest
 
 from fulmen_llm_proxy.apis.chat import ChatApi
 from fulmen_llm_proxy.attempts.caller import Attribution
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.capture.span_place import place_of

@@ -12,7 +12,7 @@ from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.calls.meter import Meter
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.limits.limiter import Reservation
 from fulmen_llm_proxy.routing.table import Backend, Target
 from fulmen_llm_proxy.routing.table_holder import TableHolder

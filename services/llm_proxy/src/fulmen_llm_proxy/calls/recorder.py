@@ -11,7 +11,7 @@ from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.calls.failures import Refused, code_of, is_infrastructure, is_throttled, status_of
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.calls.traces import CallTraces
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.metrics.calls import CallMetrics

@@ -23,7 +23,7 @@ from typing import TypeVar
 import structlog
 
 from fulmen.errors import FulmenError
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.capture.packed import MAX_BATCH_BYTES, PackedCalls, SpoolFull

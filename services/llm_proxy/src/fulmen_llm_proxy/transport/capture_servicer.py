@@ -9,7 +9,7 @@ import grpc.aio
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
-from fulmen_llm_proxy.capture.backlog import CaptureQueue
+from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
 from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
 
