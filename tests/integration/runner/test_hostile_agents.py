@@ -96,7 +96,7 @@ HUNGRY = error(r"memory limit of 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY_BYTES
 SIGNAL = error(r"signal 11 \(SIGSEGV\)")
 MASKED = error(r"my key is \[masked\]")
 NO_NUMBER = error("finite")
-TOO_MANY = error("at most 256 are allowed")
+TOO_MANY = error("at most 256 (rewards|are allowed)")
 
 # misdeed: in the runner, in a process of its own, as a command
 MATRIX: dict[str, tuple[End | None, End | None, End | None]] = {

@@ -118,7 +118,7 @@ CASES = {
     "no such program": fated(Fate.CANNOT_START, "AGENT_ERROR", "cannot be started", "no-such-program"),
     "a registry that is away": fated(Fate.NO_REGISTRY, "INFRA", "not pulled within 3 s", "i/o timeout"),
     "no node with room": fated(Fate.NO_NODE, "INFRA", "pod was not scheduled", "no memory"),
-    "no pod at all": fated(Fate.NO_POD, "INFRA", "made no pod within 3 s"),
+    "no pod at all": fated(Fate.NO_POD, "INFRA", "created no pod within 3 s"),
     "an eviction": fated(Fate.EVICTED, "INFRA", "low on resource"),
     "a preemption": fated(Fate.PREEMPTED, "INFRA", "PreemptionByScheduler"),
     "a lost node": fated(Fate.NODE_LOST, "INFRA", "DeletionByTaintManager"),
