@@ -262,11 +262,14 @@ counter = itertools.count()
 def test_whatever_happens_used_versions_stay_and_unused_ones_go(
     fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], database_url: str, examples: int
 ) -> None:
-    limits = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
-    limits(play_once)(*fuzzed, database_url)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def histories(data: st.DataObject) -> None:
+        play_once(*fuzzed, database_url, data)
+
+    histories()
 
 
-@given(data=st.data())
 def play_once(loop: asyncio.AbstractEventLoop, stubs: Stubs, database_url: str, data: st.DataObject) -> None:
     """Lets anything happen to a world of its own, with a collection after each step."""
     world = World(f"x{next(counter)}")
