@@ -39,7 +39,11 @@ def settings_class(service: Distribution) -> type[ServiceSettings]:
     found = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, ServiceSettings) and value.__module__ == module.__name__
+        # Parts of the settings, such as those of containers, name no service.
+        if isinstance(value, type)
+        and issubclass(value, ServiceSettings)
+        and "service_name" in vars(value)
+        and value.__module__ == module.__name__
     ]
     assert len(found) == 1
     return found[0]
