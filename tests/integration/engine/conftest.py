@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fulmen_algorithm.training.policy import PolicyModel
+from tests.support.algorithm.embedded_engine import engine, model_dirs, options  # noqa: F401  (fixtures)
 
 
 @pytest.fixture(scope="session")
-def policies(model_dirs: list[Path]) -> list[PolicyModel]:
+def policies(model_dirs: list[Path]) -> list[PolicyModel]:  # noqa: F811  (the fixture)
     """The same two models, to compute what the engine should have computed."""
     return [PolicyModel.load(directory) for directory in model_dirs]
 
