@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.proxy import processes
 from benchmarks.store.stand import running_store
-from fulmen.ids import AttemptName, uuid7
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import (
     lease_service_pb2,
@@ -45,7 +45,7 @@ class Store:
 
 
 async def _made_up(count: int) -> list[str]:
-    return [str(AttemptName(rollout_id=uuid7(), number=1)) for _ in range(count)]
+    return [str(AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)) for _ in range(count)]
 
 
 @asynccontextmanager

@@ -214,7 +214,7 @@ class Queue:
         try:
             while True:
                 _, _, group, member = await self._jobs.get()
-                name = f"rollouts/{group.group_id}.{member}"
+                name = f"projects/default/rollouts/{group.group_id}.{member}"
                 rollout, trajectory = await self._rollout(name, group)
                 self._found[name] = trajectory
                 members = self._done.setdefault(group.group_id, {})

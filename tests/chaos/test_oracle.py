@@ -37,7 +37,10 @@ def rollout(name: str, group: int) -> rollout_pb2.Rollout:
 
 def sound() -> Books:
     """Returns books without fault: two groups of two, both consumed, one trained on."""
-    names = [["rollouts/a", "rollouts/b"], ["rollouts/c", "rollouts/d"]]
+    names = [
+        ["projects/default/rollouts/a", "projects/default/rollouts/b"],
+        ["projects/default/rollouts/c", "projects/default/rollouts/d"],
+    ]
     return Books(
         rollouts=[rollout(name, group) for group, members in enumerate(names) for name in members],
         feed=[(f"train/{group}", tuple(members)) for group, members in enumerate(names)],
@@ -81,12 +84,18 @@ def test_sound_books_have_no_problem() -> None:
         (replace(sound(), rollouts=sound().rollouts[:3]), "has 1 of 2 rollouts"),
         (replace(sound(), rollouts=sound().rollouts[2:], feed=sound().feed[1:]), "have gaps"),
         (replace(sound(), consumed=sound().consumed[1:]), "not the beginning of the feed"),
-        (replace(sound(), consumed=[*sound().consumed, sound().consumed[0]]), "rollouts/a was trained on 2 times"),
         (
-            replace(sound(), consumed=[{**sound().consumed[0], "rollouts": ["rollouts/a"]}, sound().consumed[1]]),
+            replace(sound(), consumed=[*sound().consumed, sound().consumed[0]]),
+            "projects/default/rollouts/a was trained on 2 times",
+        ),
+        (
+            replace(
+                sound(),
+                consumed=[{**sound().consumed[0], "rollouts": ["projects/default/rollouts/a"]}, sound().consumed[1]],
+            ),
             "names other rollouts",
         ),
-        (replace(sound(), calls={**sound().calls, "rollouts/b": 1}), "1 of 2 model calls"),
+        (replace(sound(), calls={**sound().calls, "projects/default/rollouts/b": 1}), "1 of 2 model calls"),
     ],
 )
 def test_each_fault_is_found(books: Books, says: str) -> None:

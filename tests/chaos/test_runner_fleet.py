@@ -104,23 +104,25 @@ async def test_every_rollout_ends_exactly_once_whatever_happens_to_runners(
 
 def _sound() -> rollout_pb2.Rollout:
     lost = attempt_pb2.Attempt(
-        name="rollouts/a/attempts/1",
+        name="projects/default/rollouts/a/attempts/1",
         state=attempt_pb2.ATTEMPT_STATE_FAILED,
         failure_kind=failure_pb2.FAILURE_KIND_LEASE_LOST,
     )
     good = attempt_pb2.Attempt(
-        name="rollouts/a/attempts/2",
+        name="projects/default/rollouts/a/attempts/2",
         state=attempt_pb2.ATTEMPT_STATE_SUCCEEDED,
         final=True,
         rewards=[reward_pb2.Reward(dimension="reward", value=2)],
     )
-    rollout = rollout_pb2.Rollout(name="rollouts/a", state=rollout_pb2.ROLLOUT_STATE_SUCCEEDED, attempts=[lost, good])
+    rollout = rollout_pb2.Rollout(
+        name="projects/default/rollouts/a", state=rollout_pb2.ROLLOUT_STATE_SUCCEEDED, attempts=[lost, good]
+    )
     rollout.policy.max_attempts = 3
     return rollout
 
 
-SPANS = {"rollouts/a/attempts/2": [("outer", b"1"), ("inner", b"2"), ("other", b"3")]}
-EXPECTED = {"rollouts/a": Expected(rewards=frozenset({("reward", None)}), spans=("outer", "inner"))}
+SPANS = {"projects/default/rollouts/a/attempts/2": [("outer", b"1"), ("inner", b"2"), ("other", b"3")]}
+EXPECTED = {"projects/default/rollouts/a": Expected(rewards=frozenset({("reward", None)}), spans=("outer", "inner"))}
 
 
 def test_a_sound_fleet_has_no_problem() -> None:
@@ -155,7 +157,7 @@ def test_each_fault_of_a_fleet_is_found(harm: Callable[[rollout_pb2.Rollout], ob
         (0, SPANS, "never ended"),
         (2, SPANS, "ended 2 times"),
         (1, {}, "has spans"),
-        (1, {"rollouts/a/attempts/2": [("outer", b"1"), ("inner", b"1")]}, "a span twice"),
+        (1, {"projects/default/rollouts/a/attempts/2": [("outer", b"1"), ("inner", b"1")]}, "a span twice"),
     ],
 )
 def test_each_fault_of_feed_and_spans_is_found(

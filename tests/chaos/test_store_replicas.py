@@ -152,7 +152,7 @@ async def _stored_spans(group: StoreGroup, attempts: Sequence[str]) -> dict[str,
 
 
 def _sound() -> tuple[Ledger, Shown]:
-    name = "rollouts/a"
+    name = "projects/default/rollouts/a"
     ledger = Ledger(created={"g": (name,)}, ended={f"{name}/attempts/1"}, spans={f"{name}/attempts/1": {b"1"}})
     ledger.applied[f"{name}/attempts/1"] = 1
     attempt = attempt_pb2.Attempt(name=f"{name}/attempts/1", state=attempt_pb2.ATTEMPT_STATE_SUCCEEDED, final=True)
@@ -167,16 +167,24 @@ def test_a_sound_store_has_no_problem() -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lambda ledger, shown: ledger.created.update(h=("rollouts/b",)), "acknowledged and is lost"),
+        (lambda ledger, shown: ledger.created.update(h=("projects/default/rollouts/b",)), "acknowledged and is lost"),
         (lambda ledger, shown: ledger.created.clear(), "never asked for"),
         (lambda ledger, shown: shown.feeds[0].append("g"), "2 times"),
         (lambda ledger, shown: shown.feeds[0].clear(), "never got g"),
-        (lambda ledger, shown: shown.rollouts["rollouts/a"].attempts.add(name="rollouts/a/attempts/3"), "not dense"),
-        (lambda ledger, shown: setattr(shown.rollouts["rollouts/a"].attempts[0], "final", False), "are final"),
-        (lambda ledger, shown: ledger.ended.add("rollouts/a/attempts/2"), "acknowledged end"),
-        (lambda ledger, shown: ledger.applied.update(["rollouts/a/attempts/1"]), "ended 2 times"),
-        (lambda ledger, shown: ledger.spans["rollouts/a/attempts/1"].add(b"2"), "a span of"),
-        (lambda ledger, shown: shown.spans["rollouts/a/attempts/1"].append(b"1"), "stored 2 times"),
+        (
+            lambda ledger, shown: shown.rollouts["projects/default/rollouts/a"].attempts.add(
+                name="projects/default/rollouts/a/attempts/3"
+            ),
+            "not dense",
+        ),
+        (
+            lambda ledger, shown: setattr(shown.rollouts["projects/default/rollouts/a"].attempts[0], "final", False),
+            "are final",
+        ),
+        (lambda ledger, shown: ledger.ended.add("projects/default/rollouts/a/attempts/2"), "acknowledged end"),
+        (lambda ledger, shown: ledger.applied.update(["projects/default/rollouts/a/attempts/1"]), "ended 2 times"),
+        (lambda ledger, shown: ledger.spans["projects/default/rollouts/a/attempts/1"].add(b"2"), "a span of"),
+        (lambda ledger, shown: shown.spans["projects/default/rollouts/a/attempts/1"].append(b"1"), "stored 2 times"),
     ],
 )
 def test_each_fault_of_a_store_is_found(harm: Callable[[Ledger, Shown], object], says: str) -> None:

@@ -23,7 +23,7 @@ def order(**changes: object) -> JobOrder:
     values = {
         "name": "fulmen-a",
         "rollout_id": "a",
-        "attempt": "rollouts/a/attempts/1",
+        "attempt": "projects/default/rollouts/a/attempts/1",
         "owner": Owner(host="here", process="1-1-1"),
         "variables": {"OPENAI_API_KEY": KEY, "DATABASE_URL": "the runner's"},
         "defaults": {"QUIET": "1", "DATABASE_URL": "no"},

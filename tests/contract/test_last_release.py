@@ -196,7 +196,13 @@ async def test_resources_of_an_old_trainer(trainer: OldClient, runner: OldClient
 
 async def test_errors_are_those_that_an_old_client_knows(trainer: OldClient, runner: OldClient) -> None:
     for caller, rpc, fields, code, reason in (
-        (trainer, "RolloutService.GetRollout", {"name": f"rollouts/{uuid7()}"}, "NOT_FOUND", "ROLLOUT_NOT_FOUND"),
+        (
+            trainer,
+            "RolloutService.GetRollout",
+            {"name": f"projects/default/rollouts/{uuid7()}"},
+            "NOT_FOUND",
+            "ROLLOUT_NOT_FOUND",
+        ),
         (trainer, "RolloutService.BatchCreateRollouts", {}, "INVALID_ARGUMENT", "ARGUMENT_INVALID"),
         (runner, "LeaseService.RenewLeases", {"runner": runner_name(uuid7())}, "FAILED_PRECONDITION", "SESSION_ENDED"),
         (runner, "RolloutService.BatchCreateRollouts", {"rollouts": [{}]}, "PERMISSION_DENIED", "PERMISSION_DENIED"),

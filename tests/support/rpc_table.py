@@ -69,10 +69,10 @@ class Things:
 
 def absent() -> Things:
     """Returns names that nobody has."""
-    running = rollout_name(uuid7())
+    running = rollout_name("projects/nobody", uuid7())
     return Things(
         project="projects/nobody",
-        waiting=rollout_name(uuid7()),
+        waiting=rollout_name("projects/nobody", uuid7()),
         running=running,
         attempt=f"{running}/attempts/1",
         session=str(uuid7()),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import os
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from fulmen.client import Client, Targets, connect
+from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.tls import CA_VARIABLE, TlsFiles, TlsWatch
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "claims_of"]
 
 
 _PANEL: Final = "Where to connect"
@@ -144,10 +148,29 @@ class Connection:
             raise CommandFailed(f"Cannot read the stack's token file {path}: give a token with --token.")
         return path.read_text(encoding="utf-8").strip()
 
+    @property
+    def project(self) -> str:
+        """The project in which short names are looked up: the token's, or the default one."""
+        claims = claims_of(self.bearer() or "") or {}
+        bound = str(claims.get("prj", ALL_PROJECTS))
+        return DEFAULT_PROJECT if bound == ALL_PROJECTS else bound
+
     def _recorded_targets(self) -> dict[str, str]:
         folder = StackFolder(self.state_dir)
         record = folder.read()
         return record.targets if record is not None and folder.is_running() else {}
+
+
+def claims_of(bearer: str) -> dict[str, Any] | None:
+    """Returns the claims of a token, unverified; None if it is not one of Fulmen."""
+    parts = bearer.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
+        return None
+    return claims if isinstance(claims, dict) and isinstance(claims.get("exp"), int) else None
 
 
 def _split(targets: str) -> list[str]:

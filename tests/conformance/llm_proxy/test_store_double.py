@@ -89,7 +89,7 @@ async def real_store() -> AsyncIterator[World]:
             await real.create(stubs)
             [assignment] = await runner.take(1)
             held[assignment.attempt] = assignment
-            return parse_rollout_name(assignment.rollout.name)
+            return parse_rollout_name(assignment.rollout.name).rollout_id
 
         async def end_attempt(attempt: str) -> None:
             await runner.complete([held.pop(attempt)])
@@ -157,7 +157,7 @@ async def test_routes_follow_their_resources_and_rollback(world: World) -> None:
 
 
 async def test_a_chunk_that_comes_again_is_acknowledged_and_stored_once(world: World) -> None:
-    attempt = f"rollouts/{await world.new_rollout()}/attempts/1"
+    attempt = f"projects/default/rollouts/{await world.new_rollout()}/attempts/1"
     batch = span_pb2.SpanBatch(spans=[span_pb2.SpanRecord(otlp_span=b"", scope="tests")])
     chunk = span_pb2.SpanChunk(
         attempt=attempt,
@@ -179,7 +179,7 @@ async def test_a_chunk_that_comes_again_is_acknowledged_and_stored_once(world: W
 
 
 async def test_attempts_stand_the_same_while_they_run_and_when_they_have_ended(world: World) -> None:
-    attempt = f"rollouts/{await world.new_rollout()}/attempts/1"
+    attempt = f"projects/default/rollouts/{await world.new_rollout()}/attempts/1"
     answers = []
     async with asyncio.timeout(DEADLINE_S), open_channel(world.target, token=world.token()) as channel:
         leases = lease_service_pb2_grpc.LeaseServiceStub(channel)

@@ -154,7 +154,7 @@ async def test_the_rpcs_of_a_runner(
         stacks = (await stub.DumpStacks(messages.DumpStacksRequest())).text
         assert "thread MainThread" in stacks
         # Three attempts wait at the same line of the agent, which is shown without what it holds.
-        assert re.search(r"3 tasks: rollouts/.*\n(  .*\n)*  .*agent\.py:\d+ solve\n", stacks)
+        assert re.search(r"3 tasks: projects/default/rollouts/.*\n(  .*\n)*  .*agent\.py:\d+ solve\n", stacks)
         assert "eyJ" not in stacks
         assert (await stub.Drain(messages.DrainRequest())).running_count == 3
         assert (await stub.GetStatus(messages.GetStatusRequest())).draining is True

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +18,7 @@ from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable, SessionOwner
 from fulmen_store.leases.table import PgLeaseTable, SessionTable
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.requests import NewRollout
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
@@ -50,7 +51,8 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     server = shared_server()
     dsn = server.fresh_database()
     database = await connect(dsn, connections=3, start_limit_s=10)
-    rollouts, sessions = RolloutTable(database), SessionTable(database)
+    projects = ProjectNames(database)
+    rollouts, sessions = RolloutTable(database, projects), SessionTable(database)
 
     async def add(items: Sequence[ReadyItem], hedged: bool) -> None:
         await rollouts.create([_new(item, hedged) for item in items])
@@ -69,7 +71,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
         await connection.close()
 
     yield Subject(
-        table=PgLeaseTable(database),
+        table=PgLeaseTable(database, projects),
         add=add,
         open_session=open_session,
         end_session=end_session,
@@ -263,21 +265,54 @@ async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None
     ends = AttemptEnds(table=subject.table, events=QueueEvents())
     role = asyncio.create_task(ends.committer.run())
     good = AttemptReport(
-        rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=FailureKind.NONE, report=b"r"
+        project_id=grant.project_id,
+        rollout_id=grant.rollout_id,
+        session_id=grant.session_id,
+        epoch=1,
+        kind=FailureKind.NONE,
+        report=b"r",
     )
     other = AttemptReport(
-        rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=FailureKind.INFRA, report=b""
+        project_id=grant.project_id,
+        rollout_id=grant.rollout_id,
+        session_id=grant.session_id,
+        epoch=1,
+        kind=FailureKind.INFRA,
+        report=b"",
     )
     statuses = [(await ends.report([report]))[0] for report in (good, good, other)]
     assert statuses == [CompletionStatus.APPLIED, CompletionStatus.DUPLICATE, CompletionStatus.LEASE_LOST]
     role.cancel()
 
 
+async def test_a_report_for_another_project_than_the_leases_changes_nothing(subject: Subject) -> None:
+    grant = await _leased(subject)
+    hedged = await _hedged(subject)
+    async with _ends(subject) as ends:
+        for kind in (FailureKind.NONE, FailureKind.INFRA):
+            foreign = [replace(_report(one, kind), project_id=2) for one in (grant, *hedged.values())]
+            assert await ends.report(foreign) == [CompletionStatus.LEASE_LOST] * 3
+        assert len(await subject.table.held([grant.rollout_id, hedged[1].rollout_id])) == 3
+        # In one commit with the foreign one, and after it.
+        assert await ends.report([replace(_report(grant), project_id=2), _report(grant)]) == [
+            CompletionStatus.LEASE_LOST,
+            CompletionStatus.APPLIED,
+        ]
+        assert await ends.report([replace(_report(grant), project_id=2)]) == [CompletionStatus.LEASE_LOST]
+
+
 async def test_reports_of_one_attempt_in_one_commit_are_applied_once(subject: Subject) -> None:
     grant = await _leased(subject)
     ends = AttemptEnds(table=subject.table, events=QueueEvents())
     good, again, other = (
-        AttemptReport(rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=kind, report=report)
+        AttemptReport(
+            project_id=grant.project_id,
+            rollout_id=grant.rollout_id,
+            session_id=grant.session_id,
+            epoch=1,
+            kind=kind,
+            report=report,
+        )
         for kind, report in ((FailureKind.NONE, b"r"), (FailureKind.NONE, b"r"), (FailureKind.INFRA, b""))
     )
     # They wait together before the committer begins.
@@ -340,7 +375,12 @@ async def _ends(subject: Subject) -> AsyncIterator[AttemptEnds]:
 
 def _report(grant: Grant, kind: FailureKind = FailureKind.NONE) -> AttemptReport:
     return AttemptReport(
-        rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=grant.epoch, kind=kind, report=b"r"
+        project_id=grant.project_id,
+        rollout_id=grant.rollout_id,
+        session_id=grant.session_id,
+        epoch=grant.epoch,
+        kind=kind,
+        report=b"r",
     )
 
 
@@ -357,7 +397,7 @@ def _end(
     state: RolloutState,
     kind: FailureKind = FailureKind.NONE,
 ) -> AttemptEnd:
-    report = AttemptReport(rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=kind)
+    report = AttemptReport(project_id=1, rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=kind)
     return AttemptEnd(report=report, cancel_requested=False, rollout_state=state, delay_s=0.0, charge=1)
 
 

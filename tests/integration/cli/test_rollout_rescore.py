@@ -258,7 +258,7 @@ async def test_a_rescoring_that_was_killed_goes_on_and_scores_nothing_twice(
     before = log.read_text().split()
     [partial] = (folder.parent / ".fulmen/rescoring").iterdir()
     with partial.open("ab") as file:
-        file.write(b'3.0\t{"rollout":"rollouts/')
+        file.write(b'3.0\t{"rollout":"projects/default/rollouts/')
     gate.touch()
 
     result = await fulmen(store, folder, *arguments)

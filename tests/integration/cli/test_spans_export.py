@@ -92,7 +92,7 @@ async def test_filters_and_single_rollouts_can_be_exported(
 async def test_a_failed_export_leaves_the_old_file(store: StoreHandle, tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     out.write_text("old")
-    command = ["spans", "export", "--rollout", "rollouts/nonsense", "--out", str(out)]
+    command = ["spans", "export", "--rollout", "projects/default/rollouts/nonsense", "--out", str(out)]
 
     assert (await fulmen(store, *command)).exit_code == Exit.USAGE
     assert (await fulmen(store, "spans", "export", "--out", str(out))).exit_code == Exit.USAGE

@@ -14,7 +14,7 @@ from fulmen_runner.attempts.errors import CapturesUnavailable
 from tests.support.runner.harness import SIGNING_KEY
 from tests.support.runner.proxy_double import ProxyDouble
 
-ATTEMPTS = [f"rollouts/01890000-0000-7000-8000-{n:012d}/attempts/1" for n in range(300)]
+ATTEMPTS = [f"projects/default/rollouts/01890000-0000-7000-8000-{n:012d}/attempts/1" for n in range(300)]
 
 
 def captures_of(*proxies: ProxyDouble, reach_s: float = 20.0, flush_s: float = 20.0) -> CaptureClient:

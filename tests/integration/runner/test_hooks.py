@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
+from fulmen.ids import trace_id_of
 from tests.support.runner.fixtures import PublishAgent, StartRunner
 from tests.support.runner.harness import RunnerProcess, rollouts_of
 from tests.support.runner.stores import DoubleStore
@@ -155,7 +156,7 @@ async def test_hooks_see_attempts_fail_them_and_are_reported(
     reported = [span for span in store.double.otlp_spans if span.name == "fulmen.hook"]
     assert len(reported) == 6
     assert {event.name for span in reported for event in span.events} == {"fulmen.hook.failed"}
-    assert {span.trace_id.hex() for span in reported} == {name.split("/")[1].replace("-", "") for name in ended}
+    assert {span.trace_id.hex() for span in reported} == {trace_id_of(name) for name in ended}
     assert (await runner.logged("hook_failed"))["error"] in ("timed out", "RuntimeError: broken")
 
     runner.send(signal.SIGTERM)

@@ -41,7 +41,7 @@ def by_rpc(target, key, victim):
     result.rewards.add(dimension="reward", value=99)
     span = trace_service_pb2.ExportTraceServiceRequest()
     forged = span.resource_spans.add().scope_spans.add().spans.add(
-        name="forged", trace_id=bytes.fromhex(victim.split("/")[1].replace("-", "")), span_id=b"12345678",
+        name="forged", trace_id=bytes.fromhex(trace_id_of(victim)), span_id=b"12345678",
         start_time_unix_nano=1, end_time_unix_nano=2)
     forged.attributes.add(key="fulmen.rollout").value.string_value = victim
     forged.attributes.add(key="fulmen.attempt").value.int_value = 1

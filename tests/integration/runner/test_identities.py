@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 
+from fulmen.ids import trace_id_of
 from tests.support.runner.fixtures import PublishAgent, StartRunner
 from tests.support.runner.harness import rollouts_of
 from tests.support.runner.proxy_double import ProxyDouble
@@ -75,7 +76,7 @@ async def test_200_attempts_at_once_each_carry_their_own_key_within_the_memory_b
     assert store.double.most_held == CONCURRENT
     assert used_bytes < MEMORY_LIMIT_BYTES
     for attempt, traceparent in proxy.traceparents.items():
-        assert traceparent.split("-")[1] == attempt.split("/")[1].replace("-", "")
+        assert traceparent.split("-")[1] == trace_id_of(attempt)
 
 
 async def all_right(store: DoubleStore, start_runner: StartRunner, agent: str, count: int) -> None:

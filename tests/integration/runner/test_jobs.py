@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from fulmen.ids import parse_rollout_name
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, JobEntry, Limits
 from fulmen_runner.agents.templates import escaped
 from tests.support.runner.fixtures import StartRunner
@@ -167,7 +168,7 @@ async def test_what_becomes_of_jobs(
 
 def check_documents(api: KubernetesApi, rollout: str) -> None:
     """Checks what the runner made of a template, and that the attempt's key is in the Secret only."""
-    rollout_id = rollout.removeprefix("rollouts/")
+    rollout_id = str(parse_rollout_name(rollout).rollout_id)
     mine = [each for each in api.created if each["metadata"]["labels"].get("fulmen.dev/rollout") == rollout_id]
     secret, job = sorted(mine, key=lambda each: each["kind"], reverse=True)
     assert secret["metadata"]["name"] == job["metadata"]["name"]

@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import fulmen.agent
 from fulmen.agent import Context, entered
 from fulmen.emit import emit_reward
+from fulmen.ids import trace_id_of
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
 from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
@@ -176,7 +177,7 @@ class World:
         )
         all_names = {_dimension(item.rollout) for item in assignments}
         for item, outcome in zip(assignments, outcomes, strict=True):
-            name, trace_id = item.rollout, item.rollout.split("/")[1].replace("-", "")
+            name, trace_id = item.rollout, trace_id_of(item.rollout)
             assert isinstance(outcome, Succeeded)
             assert {reward.dimension for reward in outcome.rewards} == {"reward"} | {
                 f"part.{part}.{_dimension(name)}" for part in range(3)
@@ -213,7 +214,7 @@ class World:
 
 
 def _dimension(rollout: str) -> str:
-    return rollout.split("/")[1].replace("-", "")
+    return trace_id_of(rollout)
 
 
 async def _with_world(workspaces: Workspaces, check: Callable[[World], object]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen.ids import trace_id_of
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
 from tests.support.runner.fixtures import PublishAgent, StartRunner
 from tests.support.runner.harness import rollouts_of, wait_for_exit
@@ -137,7 +138,7 @@ async def test_everything_works_as_inside_the_runner(
     attributes = {attribute.key: attribute.value for attribute in span.attributes}
     assert f"{attributes['fulmen.rollout'].string_value}/attempts/1" == walked.attempt
     assert attributes["fulmen.step"].int_value == 0
-    assert span.trace_id.hex() == walked.attempt.split("/")[1].replace("-", "")
+    assert span.trace_id.hex() == trace_id_of(walked.attempt)
     [blocking] = await world.run("blocking_steps", [{}])
     assert (blocking.message, blocking.rewards) == ("", {("reward", 0): 0.25, ("reward", None): 3.0})
     for ended in await world.run("calls", [{}] * 3):

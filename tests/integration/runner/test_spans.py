@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.ids import trace_id_of
 from tests.support.runner.fixtures import PublishAgent, StartRunner
 from tests.support.runner.harness import rollouts_of
 from tests.support.runner.stores import DoubleStore
@@ -77,7 +78,7 @@ async def test_spans_of_many_in_process_agents_belong_to_their_attempts(
     found = sorted((attempt_of(span), span.name) for span in store.double.otlp_spans)
     assert found == sorted((f"{name}/attempts/1", span) for name in names for span in ("inner", "outer"))
     for span in store.double.otlp_spans:
-        assert span.trace_id.hex() == attempt_of(span).split("/")[1].replace("-", "")
+        assert span.trace_id.hex() == trace_id_of(attempt_of(span))
         assert span.parent_span_id
 
 

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.ids import trace_id_of
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
 from fulmen_service_kit.tokens import Role
@@ -126,7 +127,7 @@ async def test_a_store_that_is_killed_loses_and_doubles_nothing_that_agents_emit
         return
     named = {span.name: span for span in spans}
     assert {span.parent_span_id for span in spans if span.name == "fulmen.annotation"} == {named["all"].span_id}
-    assert {span.trace_id.hex() for span in spans} == {ended.attempt.split("/")[1].replace("-", "")}
+    assert {span.trace_id.hex() for span in spans} == {trace_id_of(ended.attempt)}
     assert sorted(span.name for span in spans if span.name == "fulmen.reward") == ["fulmen.reward"] * 4
     assert ended.rewards[("reward", 2)] == 0.25
 

@@ -30,7 +30,7 @@ class SampleSettings(KeyHolderSettings):
 class SampleServicer(rpc.RolloutServiceServicer):
     async def GetRollout(self, request: pb.GetRolloutRequest, context: object) -> pb.GetRolloutResponse:
         if request.name == "caller":
-            raise errors.RolloutNotFound(current_caller().subject, rollout="rollouts/1")
+            raise errors.RolloutNotFound(current_caller().subject, rollout="projects/default/rollouts/1")
         if request.name == "trace":
             raise errors.RolloutNotFound(f"{trace.get_current_span().get_span_context().trace_id:032x}")
         if request.name == "bad":
@@ -73,7 +73,7 @@ async def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_meta
         with pytest.raises(errors.RolloutNotFound, match="ann") as caught:
             await stub.GetRollout(pb.GetRolloutRequest(name="caller"))
 
-    assert caught.value.metadata == {"rollout": "rollouts/1"}
+    assert caught.value.metadata == {"rollout": "projects/default/rollouts/1"}
 
 
 async def test_the_trace_of_who_calls_goes_on_in_what_is_called() -> None:

@@ -106,7 +106,7 @@ def target() -> Iterator[Target]:
 
 async def _furnished(handle: StoreHandle) -> tuple[grpc.aio.Channel, dict[str, Rpc], list[str]]:
     admin = await handle.stubs()
-    names = ["projects/default", "projects/*", "rollouts/", "resources/x", "latest", "trainingRuns/x"]
+    names = ["projects/default", "projects/*", "projects/default/rollouts/", "resources/x", "latest", "trainingRuns/x"]
     for project in ("projects/a", "projects/b"):
         await create_project(admin, project)
         created = await create(admin, 2, project=project, input=SECRET.encode() if project == "projects/b" else b"")

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
-from fulmen.ids import rollout_name, runner_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.scheduling import backlog
@@ -195,7 +195,7 @@ async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.Mo
 
 
 async def test_a_client_retry_enqueues_once(stubs: Stubs) -> None:
-    name = rollout_name(uuid7())
+    name = rollout_name(DEFAULT_PROJECT, uuid7())
     by_id = [await create(stubs, 2, request_id="r") for _ in range(3)]
     by_name = [await create(stubs, name=name) for _ in range(3)]
     assert by_id == [by_id[0]] * 3
@@ -208,7 +208,7 @@ async def test_a_client_retry_enqueues_once(stubs: Stubs) -> None:
 async def test_an_unknown_id_is_answered_at_once_with_a_clear_error(
     stubs: Stubs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unknown = rollout_name(uuid7())
+    unknown = rollout_name(DEFAULT_PROJECT, uuid7())
     capsys.readouterr()
     with pytest.raises(RolloutNotFound) as caught:
         await get(stubs, unknown)
@@ -218,7 +218,7 @@ async def test_an_unknown_id_is_answered_at_once_with_a_clear_error(
     assert said.out.count("GetRollout") == 1, "it was asked for more than once"
     assert "Traceback" not in said.out + said.err
     with pytest.raises(ArgumentInvalid):
-        await get(stubs, "rollouts/nonsense")
+        await get(stubs, "projects/default/rollouts/nonsense")
 
 
 async def test_things_expire_though_nobody_calls(database_url: str) -> None:

@@ -276,7 +276,7 @@ class Queue(QueueClients):
         rollout = self.model.rollouts[lease.name]
         if why == "cancel" and not rollout.cancel_asked:
             return
-        self.world.run(self.world.alter(OVERDUE[why], parse_rollout_name(lease.name)))
+        self.world.run(self.world.alter(OVERDUE[why], parse_rollout_name(lease.name).rollout_id))
         assert self.world.run(self.role(replica, "overdue").end_attempts()) == 1
         kind = FailureKind.CANCELLED if why == "cancel" else FailureKind.TIMEOUT
         rollout.end(kind, None, past_deadline=why == "deadline")
@@ -285,7 +285,7 @@ class Queue(QueueClients):
     @when(lambda self: self.model.in_state(RolloutState.QUEUED, RolloutState.RETRY_WAIT))
     def pass_the_deadline(self, replica: int, number: int) -> None:
         rollout = pick(self.model.in_state(RolloutState.QUEUED, RolloutState.RETRY_WAIT), number)
-        rollout_id = parse_rollout_name(rollout.name)
+        rollout_id = parse_rollout_name(rollout.name).rollout_id
 
         async def pass_it() -> None:
             await self.world.alter(OVERDUE["deadline"], rollout_id)

@@ -122,13 +122,13 @@ class World:
         """Ends a group that is pending, any of them."""
         group_id = self.pending.pop(0 if self.in_order else self.chance.randrange(len(self.pending)))
         spec = self.groups[group_id]
-        rollouts = tuple(self._rollout(f"rollouts/{group_id}.{n}") for n in range(spec.size))
+        rollouts = tuple(self._rollout(f"projects/default/rollouts/{group_id}.{n}") for n in range(spec.size))
         self.feed.append(FinishedGroup(group_id=group_id, rollouts=rollouts, cursor=str(len(self.feed) + 1)))
 
     def _rollout(self, name: str) -> FinishedRollout:
         served = self.served.version if self.served else 0
         early = self.sampled_early and self.chance.random() < 0.5
-        group_id = name.removeprefix("rollouts/").rpartition(".")[0]
+        group_id = name.removeprefix("projects/default/rollouts/").rpartition(".")[0]
         self.sampled_with[f"{name}/attempts/1"] = self.submitted_with[group_id] if early else served
         failed = self.chance.random() < self.failure_rate or (self.fails is not None and self.fails(name))
         return FinishedRollout(
@@ -224,7 +224,7 @@ class ModelQueue:
         """Ends what is pending without a result; the feed says so."""
         await self._world.crashes.before()
         for group_id in self._world.pending:
-            rollouts = [f"rollouts/{group_id}.{n}" for n in range(self._world.groups[group_id].size)]
+            rollouts = [f"projects/default/rollouts/{group_id}.{n}" for n in range(self._world.groups[group_id].size)]
             ended = tuple(
                 FinishedRollout(name=name, attempt="", succeeded=False, reward=None, failure="CANCELLED")
                 for name in rollouts

@@ -17,6 +17,7 @@ from typing import Any
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from fulmen.ids import trace_id_of
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.tokens import Role
@@ -198,9 +199,7 @@ class Stage:
         ):
             parent = nodes.get(node.span.parent_span_id)
             (parent.children if parent is not None else roots).append(node)
-        assert {node.span.trace_id.hex() for node in nodes.values()} <= {
-            name.removeprefix("rollouts/").replace("-", "")
-        }
+        assert {node.span.trace_id.hex() for node in nodes.values()} <= {trace_id_of(name)}
         return roots
 
 

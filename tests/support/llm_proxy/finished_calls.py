@@ -23,7 +23,7 @@ from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import Backend, Target
 
-ATTEMPT = "rollouts/0190a0b0-1234-7000-8000-00000000abcd/attempts/2"
+ATTEMPT = "projects/default/rollouts/0190a0b0-1234-7000-8000-00000000abcd/attempts/2"
 TRACE_ID = "0190a0b01234700080000000" + "0000abcd"
 CHAT = ChatApi()
 CODEC = SpanCodec(instance_id="i")

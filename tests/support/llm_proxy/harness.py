@@ -68,7 +68,7 @@ class RunningProxy:
         self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None, token_budget: int = 0
     ) -> tuple[str, str]:
         """Returns the name of an attempt, of a new rollout if none is given, and its key."""
-        name = AttemptName(rollout_id=rollout_id or uuid7(), number=1)
+        name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id or uuid7(), number=1)
         key = self.signer.attempt_key(
             name,
             project=DEFAULT_PROJECT,

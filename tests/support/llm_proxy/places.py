@@ -25,7 +25,10 @@ class Keys:
     prefix: int = 0
 
 
-KEYS = [Keys(key_of(b"rollouts/%d/attempts/1" % number), key_of(b"prompt %d" % number)) for number in range(2000)]
+KEYS = [
+    Keys(key_of(b"projects/default/rollouts/%d/attempts/1" % number), key_of(b"prompt %d" % number))
+    for number in range(2000)
+]
 
 
 def of(backend_id: str, weight: int = 1, *, version: int = 0, policy: str = "") -> Target:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from fulmen.ids import attempt_name, rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, rollout_name, uuid7
 from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
 
 
@@ -18,8 +18,8 @@ def assignment(
     """Returns an attempt of a new rollout."""
     rollout_id = uuid7()
     return Assignment(
-        attempt=attempt_name(rollout_id, 1),
-        rollout=rollout_name(rollout_id),
+        attempt=attempt_name(DEFAULT_PROJECT, rollout_id, 1),
+        rollout=rollout_name(DEFAULT_PROJECT, rollout_id),
         number=1,
         lease_id="session",
         epoch=1,

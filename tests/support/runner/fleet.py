@@ -99,7 +99,7 @@ def child(task, context):
     time.sleep(task["work_s"])
     return context.attempt_number
 """
-COMMAND = """set -C; : > "{task.ledger}/${{FULMEN_ROLLOUT#rollouts/}}-$FULMEN_ATTEMPT" || exit 9
+COMMAND = """set -C; : > "{task.ledger}/${{FULMEN_ROLLOUT#projects/default/rollouts/}}-$FULMEN_ATTEMPT" || exit 9
 (setsid sleep 3600 >/dev/null 2>&1 &)
 sleep {task.work_s}
 echo '{{"dimension": "style", "value": '$FULMEN_ATTEMPT'}}' >> "$FULMEN_REWARDS_FILE"

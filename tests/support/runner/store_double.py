@@ -19,7 +19,14 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.errors import DatabaseUnavailable, ResourceNotFound, SessionEnded
-from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, runner_name, uuid7
+from fulmen.ids import (
+    DEFAULT_PROJECT,
+    attempt_of,
+    parse_attempt_name,
+    rollout_name,
+    runner_name,
+    uuid7,
+)
 from fulmen.store.v1 import (
     failure_pb2,
     lease_pb2,
@@ -160,7 +167,7 @@ class StoreDouble(
         """Queues rollouts and returns their names."""
         created = []
         for rollout in rollouts:
-            rollout.name = rollout.name or rollout_name(uuid7())
+            rollout.name = rollout.name or rollout_name(rollout.project or DEFAULT_PROJECT, uuid7())
             self.entries[rollout.name] = Entry(rollout=rollout)
             self._queue.append(rollout.name)
             created.append(rollout.name)
@@ -336,7 +343,7 @@ class StoreDouble(
         if self.refuse_results:
             self.refuse_results -= 1
             return _ack(result.attempt, lease_pb2.COMPLETION_STATUS_INVALID, "refused by the test")
-        rollout = rollout_name(parse_attempt_name(result.attempt).rollout_id)
+        rollout = parse_attempt_name(result.attempt).rollout
         for ended in self.entries[rollout].ended:
             if ended.attempt == result.attempt:
                 same = ended.result is not None and ended.result == result
@@ -353,7 +360,7 @@ class StoreDouble(
     def _conclude(self, session: Session, attempt: str, kind: int, result: lease_pb2.AttemptResult | None) -> None:
         if session.held.pop(attempt, None) is None:
             return
-        name = rollout_name(parse_attempt_name(attempt).rollout_id)
+        name = parse_attempt_name(attempt).rollout
         entry = self.entries[name]
         entry.ended.append(Attempted(attempt=attempt, failure_kind=kind, result=result))
         counted = sum(ended.failure_kind != FREE_OF_CHARGE for ended in entry.ended)
@@ -377,7 +384,7 @@ class StoreDouble(
         entry = self.entries[name]
         entry.granted_count += 1
         number = entry.granted_count
-        attempt = attempt_name(parse_rollout_name(name), number)
+        attempt = attempt_of(name, number)
         timeout_s = entry.rollout.policy.attempt_timeout.ToTimedelta().total_seconds() or DEFAULT_TIMEOUT_S
         key = self._signer.attempt_key(
             parse_attempt_name(attempt),

@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.errors import DeadlineExceeded, SessionEnded, Unavailable
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, uuid7
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
@@ -104,7 +104,8 @@ class Producer:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             groups = {
-                str(uuid7()): tuple(rollout_name(uuid7()) for _ in range(GROUP_SIZE)) for _ in range(GROUPS_PER_REQUEST)
+                str(uuid7()): tuple(rollout_name(DEFAULT_PROJECT, uuid7()) for _ in range(GROUP_SIZE))
+                for _ in range(GROUPS_PER_REQUEST)
             }
             request = pb.BatchCreateRolloutsRequest(
                 rollouts=[

@@ -96,11 +96,13 @@ class MemoryLeaseTable:
             first, own = (row.session_id, row.epoch), (report.session_id, report.epoch)
             if own not in (first, row.hedge) or row.cancel_requested != end.cancel_requested:
                 continue
+            if row.item.project_id != report.project_id:
+                continue
             rival = row.hedge if own == first else first
-            self._note(report.rollout_id, own, report.kind, report.report)
+            self._note(row, own, report.kind, report.report)
             decided = end.rollout_state in FINAL_STATES
             if decided:
-                self._note(report.rollout_id, rival, FailureKind.SUPERSEDED, b"")
+                self._note(row, rival, FailureKind.SUPERSEDED, b"")
                 del self.rows[report.rollout_id]
             else:
                 (row.session_id, row.epoch), row.hedge = rival, None
@@ -116,9 +118,15 @@ class MemoryLeaseTable:
             )
         return written
 
-    def _note(self, rollout_id: UUID, lease: tuple[UUID, int], kind: FailureKind, report: bytes) -> None:
-        self.ends[rollout_id, lease[1]] = EndedReport(
-            rollout_id=rollout_id, epoch=lease[1], session_id=lease[0], kind=kind, report=report
+    def _note(self, row: _Row, lease: tuple[UUID, int], kind: FailureKind, report: bytes) -> None:
+        item = row.item
+        self.ends[item.rollout_id, lease[1]] = EndedReport(
+            project_id=item.project_id,
+            rollout_id=item.rollout_id,
+            epoch=lease[1],
+            session_id=lease[0],
+            kind=kind,
+            report=report,
         )
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
@@ -166,7 +174,8 @@ class MemoryLeaseTable:
         written = []
         for end in ends:
             report, row = end.report, self.rows.get(end.report.rollout_id)
-            if row is None or (row.session_id, row.epoch, row.cancel_requested, row.hedge) != (
+            if row is None or (row.item.project_id, row.session_id, row.epoch, row.cancel_requested, row.hedge) != (
+                report.project_id,
                 report.session_id,
                 report.epoch,
                 end.cancel_requested,
@@ -179,7 +188,7 @@ class MemoryLeaseTable:
                 row.session_id, row.cancel_requested = None, False
                 row.charged += end.charge
                 row.run_at = time.monotonic() + end.delay_s
-            self._note(report.rollout_id, (report.session_id, report.epoch), report.kind, report.report)
+            self._note(row, (report.session_id, report.epoch), report.kind, report.report)
             written.append(
                 EndedAttempt(
                     item=row.item,

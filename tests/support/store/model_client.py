@@ -71,7 +71,7 @@ class StreamClient:
         """Gives a sign of life; comes back when the store has it."""
         await self._write(renew=lease_service_pb2.RenewSession())
         # Messages are read in order: an answer to a later one says that this one was read.
-        await self.release(["rollouts/01900000-0000-7000-8000-000000000000/attempts/1"])
+        await self.release(["projects/default/rollouts/01900000-0000-7000-8000-000000000000/attempts/1"])
 
     async def leave(self) -> None:
         """Closes the stream; comes back when the store has given up the stream."""

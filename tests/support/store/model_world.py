@@ -25,10 +25,11 @@ ResultT = TypeVar("ResultT")
 LOOK_S: Final = 0.01
 SNAPSHOT: Final = """
 select
-    'rollouts/' || r.id as name, i.session::text as holder, i.epoch, i.charged, i.cancel_requested,
+    p.name || '/rollouts/' || r.id as name, i.session::text as holder, i.epoch, i.charged, i.cancel_requested,
     i.run_at > now() as waits, i.id is not null as is_live,
     e.state as end_state, e.failure_kind as end_kind, e.ends, a.attempts
 from rollout r
+join project p on p.id = r.project_id
 left join item i on i.id = r.id
 left join lateral (
     select max(q.state) as state, max(q.failure_kind) as failure_kind, count(*) as ends
@@ -235,7 +236,7 @@ class World:
         rollout = self.model.rollouts[lease.name]
         state = RolloutState.CANCELLED if rollout.cancel_asked else RolloutState.SUCCEEDED
         row = (
-            parse_rollout_name(lease.name),
+            parse_rollout_name(lease.name).rollout_id,
             lease.session,
             lease.epoch,
             rollout.cancel_asked,
@@ -245,6 +246,7 @@ class World:
             0.0,
             1,
             b"",
+            self.project_id,
         )
         ended = await connection.fetch(SQL["end_attempts"], *([value] for value in row))
         assert len(ended) == 1

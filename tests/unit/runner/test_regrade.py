@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fulmen.ids import attempt_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.attempts.program import encode_output
 from fulmen_runner.regrade import AgentFailed, Bench, Stored, open_regrader
@@ -79,7 +79,7 @@ def stored(value: object, task: bytes = b"{}", *, record: object = None) -> Stor
     """Stores an outcome as a runner does."""
     output = encode_output(value)
     return Stored(
-        attempt=attempt_name(uuid7(), 1),
+        attempt=attempt_name(DEFAULT_PROJECT, uuid7(), 1),
         mode="train",
         input=task,
         input_content_type="",

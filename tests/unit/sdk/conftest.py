@@ -23,8 +23,8 @@ def spans() -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     context = Context(
-        rollout="rollouts/x",
-        attempt="rollouts/x/attempts/1",
+        rollout="projects/default/rollouts/x",
+        attempt="projects/default/rollouts/x/attempts/1",
         attempt_number=1,
         mode="train",
         deadline=0.0,

@@ -12,7 +12,7 @@ from fulmen.emit import MAX_REWARDS, RewardInvalid, emit_reward
 
 
 def context(number: int = 1) -> Context:
-    return Context(rollout="rollouts/x", attempt=f"rollouts/x/attempts/{number}", attempt_number=number, mode="train",
+    return Context(rollout="projects/default/rollouts/x", attempt=f"projects/default/rollouts/x/attempts/{number}", attempt_number=number, mode="train",
                    deadline=0.0)  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen import errors, ids
+from fulmen.ids import DEFAULT_PROJECT
 
 
 @pytest.mark.parametrize("cls", errors.all_error_classes(), ids=lambda cls: cls.__name__)
 def test_an_error_is_the_same_after_pickling(cls: type[errors.FulmenError]) -> None:
-    error = cls("text", violations=[errors.Violation(field="f", description="d")], rollout="rollouts/1")
+    error = cls(
+        "text", violations=[errors.Violation(field="f", description="d")], rollout="projects/default/rollouts/1"
+    )
 
     copy = pickle.loads(pickle.dumps(error))
 
@@ -20,7 +23,7 @@ def test_an_error_is_the_same_after_pickling(cls: type[errors.FulmenError]) -> N
         cls,
         "text",
         error.violations,
-        {"rollout": "rollouts/1"},
+        {"rollout": "projects/default/rollouts/1"},
     )
 
 
@@ -30,7 +33,7 @@ def test_an_unknown_reason_has_no_class() -> None:
 
 @given(st.uuids(), st.integers(min_value=1, max_value=10**9 - 1))
 def test_an_attempt_name_reads_back(rollout_id: uuid.UUID, number: int) -> None:
-    name = ids.attempt_name(rollout_id, number)
+    name = ids.attempt_name(DEFAULT_PROJECT, rollout_id, number)
 
     assert str(ids.parse_attempt_name(name)) == name
 
@@ -54,7 +57,9 @@ def test_a_runner_name_reads_back(session_id: uuid.UUID) -> None:
     assert ids.parse_runner_name(ids.runner_name(session_id)) == session_id
 
 
-@pytest.mark.parametrize("name", ["", "runners/", "runners/x", str(uuid.UUID(int=7)), f"rollouts/{uuid.UUID(int=7)}"])
+@pytest.mark.parametrize(
+    "name", ["", "runners/", "runners/x", str(uuid.UUID(int=7)), f"projects/default/rollouts/{uuid.UUID(int=7)}"]
+)
 def test_a_malformed_runner_name_is_an_argument_error(name: str) -> None:
     with pytest.raises(errors.ArgumentInvalid):
         ids.parse_runner_name(name)

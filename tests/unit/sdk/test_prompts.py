@@ -13,7 +13,7 @@ def context(**prompts: str) -> Context:
     """Returns an attempt whose rollout gives prompts."""
     environment = {PROMPTS_VARIABLE: json.dumps(prompts)} if prompts else {}
     return Context(
-        rollout="rollouts/1", attempt="rollouts/1/attempts/1", attempt_number=1, mode="train",
+        rollout="projects/default/rollouts/1", attempt="projects/default/rollouts/1/attempts/1", attempt_number=1, mode="train",
         deadline=time.monotonic() + 60, environment=environment,
     )  # fmt: skip
 

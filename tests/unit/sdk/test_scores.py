@@ -39,8 +39,8 @@ problems = st.builds(Problem, kind=texts, message=texts)
 def scored(draw: st.DrawFn, number: int) -> RolloutScore:
     problem = draw(st.none() | problems)
     return RolloutScore(
-        rollout=f"rollouts/{number}",
-        attempt=f"rollouts/{number}/attempts/{draw(st.integers(1, 9))}",
+        rollout=f"projects/default/rollouts/{number}",
+        attempt=f"projects/default/rollouts/{number}/attempts/{draw(st.integers(1, 9))}",
         training_run=draw(texts),
         group=draw(texts),
         mode=draw(st.sampled_from(("train", "validation", "test"))),
@@ -63,7 +63,11 @@ GOOD = Scores(
     grader=GraderIdentity(kind="command", entry="python grade.py", bundle_sha256="00"),
     source=Source(),
     rollouts=tuple(
-        RolloutScore(rollout=f"rollouts/{n}", attempt=f"rollouts/{n}/attempts/1", rewards={("reward", None, b""): n})
+        RolloutScore(
+            rollout=f"projects/default/rollouts/{n}",
+            attempt=f"projects/default/rollouts/{n}/attempts/1",
+            rewards={("reward", None, b""): n},
+        )
         for n in range(3)
     ),
 )
@@ -81,14 +85,21 @@ def test_what_is_written_is_read_back_and_its_order_makes_no_other_bytes(given: 
 
 
 def test_every_wrong_line_is_named() -> None:
-    name = {"rollout": "rollouts/7", "attempt": "rollouts/7/attempts/1", "mode": "train"}
+    name = {
+        "rollout": "projects/default/rollouts/7",
+        "attempt": "projects/default/rollouts/7/attempts/1",
+        "mode": "train",
+    }
     reward = {"dimension": "reward", "value": 1}
     lines: list[tuple[Any, str]] = [
         ("{", "not JSON"),
         ([1], "no JSON object"),
         ({**name, "rollout": ""}, "needs `rollout`"),
         ({**name, "mode": 3, "rewards": [reward]}, "needs `mode`"),
-        ({**name, "attempt": "rollouts/8/attempts/1", "rewards": [reward]}, "`attempt` is not one of `rollout`"),
+        (
+            {**name, "attempt": "projects/default/rollouts/8/attempts/1", "rewards": [reward]},
+            "`attempt` is not one of `rollout`",
+        ),
         (name, "needs either `rewards`"),
         ({**name, "rewards": []}, "needs either `rewards`"),
         ({**name, "rewards": [reward], "problem": {"kind": "INFRA", "message": ""}}, "needs either `rewards`"),
@@ -97,7 +108,15 @@ def test_every_wrong_line_is_named() -> None:
         ({**name, "rewards": [{**reward, "step": -1}]}, "`step` must be"),
         ({**name, "rewards": [{**reward, "span_id": "00ff"}]}, "`span_id` must be"),
         ({**name, "rewards": [reward, reward]}, "reward 2 is there twice"),
-        ({"rollout": "rollouts/0", "attempt": "rollouts/0/attempts/1", "mode": "train", "rewards": [reward]}, "twice"),
+        (
+            {
+                "rollout": "projects/default/rollouts/0",
+                "attempt": "projects/default/rollouts/0/attempts/1",
+                "mode": "train",
+                "rewards": [reward],
+            },
+            "twice",
+        ),
     ]
     whole = _lines(write_scores(GOOD))
     content = _packed([*whole, *(line if isinstance(line, str) else json.dumps(line) for line, _ in lines)])

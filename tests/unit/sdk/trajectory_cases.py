@@ -15,7 +15,7 @@ from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE, Ver
 from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from tests.unit.sdk.trajectory_reference import PlainCall, PlainSpan
 
-ATTEMPT = "rollouts/01890000-0000-7000-8000-000000000001/attempts/1"
+ATTEMPT = "projects/default/rollouts/01890000-0000-7000-8000-000000000001/attempts/1"
 FIRST_SPAN = 101
 token_ids = st.integers(0, 3)
 

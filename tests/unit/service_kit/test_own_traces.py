@@ -10,11 +10,11 @@ import structlog
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
 
-from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid7, uuid7s
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, rollout_name, span_id_of, trace_id_of, uuid7, uuid7s
 from fulmen_service_kit.logs import configure_logs
 from tests.support.own_traces import KeptTraces, id_of, parent_of
 
-ROLLOUT = rollout_name(uuid7())
+ROLLOUT = rollout_name(DEFAULT_PROJECT, uuid7())
 ATTEMPT = f"{ROLLOUT}/attempts/1"
 
 
@@ -26,7 +26,11 @@ def test_a_span_lies_where_it_is_put() -> None:
     )
     [span] = kept.spans
     assert span.context is not None
-    assert f"{span.context.trace_id:032x}" == trace_id_of(ROLLOUT) == ROLLOUT.removeprefix("rollouts/").replace("-", "")
+    assert (
+        f"{span.context.trace_id:032x}"
+        == trace_id_of(ROLLOUT)
+        == ROLLOUT.removeprefix("projects/default/rollouts/").replace("-", "")
+    )
     assert (id_of(span), parent_of(span)) == ("00000000000000ab", span_id_of(ATTEMPT))
     assert span.start_time == 5
     assert span.end_time is not None
@@ -52,7 +56,7 @@ def test_what_went_wrong_is_the_spans_status() -> None:
 def test_services_with_the_same_sampling_keep_the_same_rollouts() -> None:
     store, proxy = (KeptTraces(ParentBasedTraceIdRatio(0.25)) for _ in range(2))
     for rollout_id in uuid7s(400):
-        attempt = attempt_name(rollout_id, 1)
+        attempt = attempt_name(DEFAULT_PROJECT, rollout_id, 1)
         store.traces.add("a", trace_id=trace_id_of(attempt), start_ns=1)
         proxy.traces.add("b", trace_id=trace_id_of(attempt), parent_id=span_id_of(attempt), start_ns=1)
     kept = [{span.context.trace_id for span in one.spans if span.context} for one in (store, proxy)]

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.errors import TokenInvalid
-from fulmen.ids import AttemptName
+from fulmen.ids import DEFAULT_PROJECT, AttemptName
 from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
-ATTEMPT = AttemptName(rollout_id=uuid.UUID(int=7), number=2)
+ATTEMPT = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid.UUID(int=7), number=2)
 
 
 def test_an_attempt_key_names_its_attempt_and_lease() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from fulmen.ids import rollout_of
 from fulmen_cli.agent.answers import Usage
 
 __all__ = ["CallRecord", "Recording"]
@@ -123,7 +124,7 @@ class Recording:
 
     def count(self, attempt: str) -> tuple[int, int]:
         """Returns how many calls an attempt made, and how many of them failed for no fault of its own."""
-        calls = self.calls(attempt.partition("/attempts/")[0])
+        calls = self.calls(rollout_of(attempt))
         return len(calls), sum(call.status >= FIRST_SERVER_ERROR_STATUS for call in calls)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from fulmen.ids import trace_id_of
 from fulmen_cli.agent.answers import text_of, tool_names_of
 from fulmen_cli.agent.recording import CallRecord, Recording
 from fulmen_cli.output import as_dict
@@ -69,7 +69,7 @@ def as_json(ended: Mapping[str, Any], recording: Recording, advice: Sequence[str
 
 
 def _trace_id(ended: Mapping[str, Any]) -> bytes:
-    return uuid.UUID(ended["rollout"].removeprefix("rollouts/")).bytes
+    return bytes.fromhex(trace_id_of(ended["rollout"]))
 
 
 def _row(screen: Console, label: str, text: str, *, style: str = "") -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import datetime
 import json
 import statistics
@@ -12,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -21,7 +19,7 @@ from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.store.v1 import rollout_service_pb2, runner_registry_service_pb2
-from fulmen_cli.connection import Connection
+from fulmen_cli.connection import Connection, claims_of
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
 
@@ -90,7 +88,7 @@ def token(bearer: str | None, now: datetime.datetime) -> Finding:
     advice = "`fulmen token issue --role client` makes one; give it with --token or FULMEN_TOKEN."
     if bearer is None:
         return Finding(what="token", ok=None, text="none given; works only with services in dev mode", advice=advice)
-    claims = _claims(bearer)
+    claims = claims_of(bearer)
     if claims is None:
         return Finding(what="token", ok=False, text="malformed token", advice=advice)
     left = datetime.datetime.fromtimestamp(claims["exp"], datetime.UTC) - now
@@ -112,7 +110,7 @@ def clock_of(
     A session was opened before the store's now, and its lease ends after it: that bounds the store's clock.
     """
     earliest = [each.create_time.ToDatetime(datetime.UTC) for each in runners]
-    if (claims := _claims(bearer or "")) and "iat" in claims:
+    if (claims := claims_of(bearer or "")) and "iat" in claims:
         earliest.append(datetime.datetime.fromtimestamp(claims["iat"], datetime.UTC))
     latest = [each.lease_expire_time.ToDatetime(datetime.UTC) for each in runners]
     behind = max(earliest, default=now) - now
@@ -125,17 +123,6 @@ def clock_of(
         text = f"this machine is at least {ahead.total_seconds():.0f} s ahead of the deployment"
         return Finding(what="clocks", ok=False, text=text, advice=advice)
     return Finding(what="clocks", ok=True, text="in agreement with the deployment's")
-
-
-def _claims(bearer: str) -> dict[str, Any] | None:
-    parts = bearer.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
-        return None
-    return claims if isinstance(claims, dict) and isinstance(claims.get("exp"), int) else None
 
 
 async def _health(connection: Connection, target: str, *, service: str = "") -> _Answer:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fulmen.client import Client
 from fulmen.errors import Unavailable
+from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
@@ -143,7 +144,7 @@ async def list_rollouts(
 
 async def show(
     connection: Connection,
-    rollout: Annotated[str, typer.Argument(help="rollouts/UUID, or the UUID.")],
+    rollout: Annotated[str, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUID.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Shows a rollout and its attempts: outcomes, runners, times, rewards, failures.
@@ -152,7 +153,7 @@ async def show(
 
         fulmen rollout show 0192f0c1-7a6e-7c53-9f3e-0123456789ab
     """
-    request = rollout_service_pb2.GetRolloutRequest(name=rollout_name(rollout))
+    request = rollout_service_pb2.GetRolloutRequest(name=rollout_name(rollout, connection))
     async with connection.open() as client:
         found = (await client.rollouts.GetRollout(request)).rollout
     if output is Output.JSON:
@@ -186,7 +187,7 @@ async def watch(
 
 async def cancel(
     connection: Connection,
-    rollouts: Annotated[list[str] | None, typer.Argument(help="rollouts/UUID, or the UUIDs.")] = None,
+    rollouts: Annotated[list[str] | None, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUIDs.")] = None,
     run: Annotated[str, typer.Option(help="Cancel all rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -200,7 +201,7 @@ async def cancel(
     """
     if bool(rollouts) == bool(run):
         raise CommandFailed("Name rollouts, or a run with --run: one of them.", exit_code=Exit.USAGE)
-    names = [rollout_name(each) for each in rollouts or ()]
+    names = [rollout_name(each, connection) for each in rollouts or ()]
     answer = rollout_service_pb2.CancelRolloutsResponse()
     async with connection.open() as client:
         with working("cancelling") as progress:
@@ -267,7 +268,7 @@ def attempt_text(attempt: attempt_pb2.Attempt) -> str:
     state = " ".join(filter(None, (enum_word(attempt, "state"), enum_word(attempt, "failure_kind"))))
     decided = ", decided the rollout" if attempt.final else ""
     lines = [
-        f"attempt {attempt.name.rpartition('/')[2]}: {state}{decided}",
+        f"attempt {parse_attempt_name(attempt.name).number}: {state}{decided}",
         f"  runner     {attempt.runner_host or attempt.runner}",
         f"  time       {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}{_took(attempt)}",
     ]

@@ -58,7 +58,9 @@ async def dead(
 
 async def retry(
     connection: Connection,
-    rollouts: Annotated[list[str] | None, typer.Argument(help="rollouts/UUID, or the UUIDs; all final.")] = None,
+    rollouts: Annotated[
+        list[str] | None, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUIDs; all final.")
+    ] = None,
     where: Annotated[
         str, typer.Option("--filter", help="Retry dead rollouts that match and were not retried yet; * for all.")
     ] = "",
@@ -80,7 +82,11 @@ async def retry(
     if bool(rollouts) == bool(where) or (run and not where):
         raise CommandFailed("Name rollouts, or select dead ones with --filter: one of them.", exit_code=Exit.USAGE)
     async with connection.open() as client:
-        created = await _by_name(client, rollouts) if rollouts else await _by_filter(client, where, run_name(run))
+        created = (
+            await _by_name(client, [rollout_name(each, connection) for each in rollouts])
+            if rollouts
+            else await _by_filter(client, where, run_name(run))
+        )
     rows = [(each.metadata.get(RETRY_OF, ""), each.name, enum_word(each, "state")) for each in created]
     print_rows(output, ("ran", "runs again as", "state"), rows, messages=created, empty="Nothing to retry.")
 
@@ -90,7 +96,7 @@ async def _by_name(client: Client, names: list[str]) -> list[rollout_pb2.Rollout
     with working("running again") as progress:
         for start in range(0, len(names), PAGE_SIZE):
             request = rollout_service_pb2.RetryRolloutsRequest(
-                names=[rollout_name(each) for each in names[start : start + PAGE_SIZE]], request_id=str(uuid7())
+                names=names[start : start + PAGE_SIZE], request_id=str(uuid7())
             )
             created += (await client.rollouts.RetryRollouts(request)).rollouts
             progress(f"{len(created)} of {len(names)} run again")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulmen import ids
 from fulmen.client import Client
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen_cli.connection import Connection
 from fulmen_cli.output import working
 
 __all__ = ["PAGE_SIZE", "listed", "rollout_name", "run_name"]
@@ -30,9 +32,9 @@ async def listed(
     return found
 
 
-def rollout_name(given: str) -> str:
-    """Completes a bare UUID to the name of a rollout."""
-    return given if given.startswith("rollouts/") else f"rollouts/{given}"
+def rollout_name(given: str, connection: Connection) -> str:
+    """Completes a bare UUID to the name of a rollout in the token's project; also one with `/attempts/N` behind it."""
+    return given if given.startswith("projects/") else ids.rollout_name(connection.project, given)
 
 
 def run_name(given: str) -> str:

@@ -72,7 +72,7 @@ async def export(
     if selection.min_duration_s is not None:
         wanted.min_duration.FromNanoseconds(round(selection.min_duration_s * 1e9))
     request = span_service_pb2.StreamSpansRequest(
-        parents=[rollout_name(each) for each in selection.rollout or []],
+        parents=[rollout_name(each, connection) for each in selection.rollout or []],
         training_run=run_name(selection.training_run) if selection.training_run else "",
         project=selection.project,
         filter=wanted if wanted.ByteSize() else None,

@@ -13,6 +13,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from rich.text import Text
 from rich.tree import Tree
 
+from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_cli.command import Output, OutputOption, remote_command
@@ -33,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 async def trace(
     connection: Connection,
-    rollout: Annotated[str, typer.Argument(help="rollouts/UUID, with /attempts/N for one attempt, or the UUID.")],
+    rollout: Annotated[
+        str, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUID; with /attempts/N for one attempt.")
+    ],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Shows the spans of a rollout as a tree, with tokens and policy versions of model calls.
@@ -42,7 +45,7 @@ async def trace(
 
         fulmen trace 0192f0c1-7a6e-7c53-9f3e-0123456789ab
     """
-    name = rollout_name(rollout)
+    name = rollout_name(rollout, connection)
     request = span_service_pb2.ListSpansRequest(parent=name, page_size=PAGE_SIZE)
     found: list[span_service_pb2.AttemptSpan] = []
     async with connection.open() as client:
@@ -66,7 +69,7 @@ def _tree(name: str, spans: list[span_service_pb2.AttemptSpan]) -> Tree:
     for span in spans:
         by_attempt[span.attempt].append(span)
     for attempt, members in by_attempt.items():
-        branch = root.add(Text(f"attempt {attempt.rpartition('/')[2]}", style="bold"))
+        branch = root.add(Text(f"attempt {parse_attempt_name(attempt).number}", style="bold"))
         grow(branch, [SpanNode(span=trace_pb2.Span.FromString(e.span.otlp_span), lines=_lines(e)) for e in members])
     return root
 

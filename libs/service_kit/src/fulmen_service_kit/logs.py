@@ -1,7 +1,6 @@
 """Structured logs: a constant event with data as keys; never payloads, prompts, tokens or secrets."""
 
 import logging
-import re
 import sys
 import traceback
 
@@ -9,12 +8,11 @@ import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from fulmen.ids import trace_id_of
+from fulmen.ids import trace_id_in
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _MAX_CAUSES = 8
-_ROLLOUT = re.compile("rollouts/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def configure_logs(*, service: str, log_format: str, level: str) -> None:
@@ -70,9 +68,9 @@ def places_of(error: BaseException) -> list[str]:
 def _add_trace_id(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Adds the trace id: of the event's rollout or attempt, otherwise of the current span."""
     context = trace.get_current_span().get_span_context()
-    named = _ROLLOUT.match(str(event.get("attempt") or event.get("rollout") or ""))
-    if named is not None:
-        event["trace_id"] = trace_id_of(named[0])
+    trace_id = trace_id_in(str(event.get("attempt") or event.get("rollout") or ""))
+    if trace_id:
+        event["trace_id"] = trace_id
     elif context.is_valid:
         event["trace_id"] = f"{context.trace_id:032x}"
     return event

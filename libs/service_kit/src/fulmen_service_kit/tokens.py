@@ -264,12 +264,13 @@ def _caller(claims: dict[str, object]) -> Caller:
     if role is not Role.ATTEMPT:
         token_id = str(claims.get("jti", ""))
         return Caller(role=role, subject=subject, project=project, token_id=token_id, expires_s=expires_s)
+    attempt = parse_attempt_name(subject)
     return Caller(
         role=role,
         subject=subject,
-        project=project,
+        project=attempt.project,
         expires_s=expires_s,
-        attempt=parse_attempt_name(subject),
+        attempt=attempt,
         epoch=int(str(claims.get("epo", 0))),
         lease_id=str(claims.get("lse", "")),
         mode=str(claims.get("mode", "")),

@@ -38,8 +38,8 @@ class Context:
     """The attempt that an agent runs in; the runner gives it to agents that take a second argument.
 
     Attributes:
-        rollout: `rollouts/{uuid}`.
-        attempt: `rollouts/{uuid}/attempts/{n}`.
+        rollout: `projects/{project}/rollouts/{uuid}`.
+        attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         attempt_number: From 1; grows when a rollout is tried again.
         mode: `train`, `validation` or `test`.
         deadline: When the attempt is ended, on the clock of `time.monotonic`, in seconds.

@@ -34,8 +34,8 @@ class AttemptFacts:
     """What a runner knows of an attempt before it runs.
 
     Attributes:
-        rollout: `rollouts/{uuid}`.
-        attempt: `rollouts/{uuid}/attempts/{n}`.
+        rollout: `projects/{project}/rollouts/{uuid}`.
+        attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         attempt_number: From 1; grows when a rollout is tried again.
         project: `projects/{id}`.
         mode: `train`, `validation` or `test`.

@@ -15,8 +15,12 @@ _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76) & ~(0b11 << 62)
 # What a token is bound to that reaches every project.
 ALL_PROJECTS = "projects/*"
 
-_ATTEMPT = re.compile(r"rollouts/([0-9a-f-]{36})/attempts/([1-9][0-9]{0,8})")
-_ROLLOUT = re.compile(r"rollouts/([0-9a-f-]{36})")
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ROLLOUT_PATTERN = f"(projects/[a-z0-9-]{{1,63}})/rollouts/({_UUID})"
+_ROLLOUT = re.compile(_ROLLOUT_PATTERN)
+_ATTEMPT = re.compile(f"{_ROLLOUT_PATTERN}/attempts/([1-9][0-9]{{0,8}})")
+_ROLLOUT_FORM = "projects/{project}/rollouts/{uuid}"
+_ATTEMPT_FORM = "projects/{project}/rollouts/{uuid}/attempts/{number}"
 _RUNNER = "runners/"
 
 
@@ -40,49 +44,87 @@ def uuid7_unix_ms(value: uuid.UUID) -> int:
     return value.int >> 80
 
 
-def rollout_name(rollout_id: uuid.UUID | str) -> str:
-    """Formats `rollouts/{uuid}`."""
-    return f"rollouts/{rollout_id}"
+def rollout_name(project: str, rollout_id: uuid.UUID | str) -> str:
+    """Formats `projects/{project}/rollouts/{uuid}`; `project` is `projects/{project}`."""
+    return f"{project}/rollouts/{rollout_id}"
 
 
-def attempt_name(rollout_id: uuid.UUID | str, number: int) -> str:
-    """Formats `rollouts/{uuid}/attempts/{number}`."""
-    return f"rollouts/{rollout_id}/attempts/{number}"
+def attempt_name(project: str, rollout_id: uuid.UUID | str, number: int) -> str:
+    """Formats `projects/{project}/rollouts/{uuid}/attempts/{number}`; `project` is `projects/{project}`."""
+    return f"{project}/rollouts/{rollout_id}/attempts/{number}"
 
 
-def parse_rollout_name(name: str, *, field: str = "name") -> uuid.UUID:
-    """Takes the id out of `rollouts/{uuid}`.
+def attempt_of(rollout: str, number: int | str) -> str:
+    """Formats the name of an attempt of the rollout named `rollout`."""
+    return f"{rollout}/attempts/{number}"
+
+
+def rollout_of(name: str) -> str:
+    """Returns the rollout in an attempt name; a rollout name is returned as it is."""
+    return name.partition("/attempts/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutName:
+    """A parsed rollout name.
+
+    Attributes:
+        project: `projects/{project}`.
+        rollout_id: Id of the rollout.
+    """
+
+    project: str
+    rollout_id: uuid.UUID
+
+    def __str__(self) -> str:
+        return rollout_name(self.project, self.rollout_id)
+
+
+def parse_rollout_name(name: str, *, field: str = "name") -> RolloutName:
+    """Parses `projects/{project}/rollouts/{uuid}`.
 
     Raises:
         ArgumentInvalid: If the name is malformed.
     """
     match = _ROLLOUT.fullmatch(name)
     if match is None:
-        raise _malformed(field, name, "rollouts/{uuid}")
-    return _uuid(match[1], field, name)
+        raise _malformed(field, name, _ROLLOUT_FORM)
+    return RolloutName(project=match[1], rollout_id=uuid.UUID(match[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptName:
-    """A parsed attempt name."""
+    """A parsed attempt name.
 
+    Attributes:
+        project: `projects/{project}`.
+        rollout_id: Id of the rollout.
+        number: Number of the attempt, from 1.
+    """
+
+    project: str
     rollout_id: uuid.UUID
     number: int
 
+    @property
+    def rollout(self) -> str:
+        """The name of its rollout."""
+        return rollout_name(self.project, self.rollout_id)
+
     def __str__(self) -> str:
-        return attempt_name(self.rollout_id, self.number)
+        return attempt_name(self.project, self.rollout_id, self.number)
 
 
 def parse_attempt_name(name: str, *, field: str = "attempt") -> AttemptName:
-    """Takes `rollouts/{uuid}/attempts/{number}` apart.
+    """Parses `projects/{project}/rollouts/{uuid}/attempts/{number}`.
 
     Raises:
         ArgumentInvalid: If the name is malformed.
     """
     match = _ATTEMPT.fullmatch(name)
     if match is None:
-        raise _malformed(field, name, "rollouts/{uuid}/attempts/{number}")
-    return AttemptName(rollout_id=_uuid(match[1], field, name), number=int(match[2]))
+        raise _malformed(field, name, _ATTEMPT_FORM)
+    return AttemptName(project=match[1], rollout_id=uuid.UUID(match[2]), number=int(match[3]))
 
 
 def runner_name(session_id: uuid.UUID | str) -> str:
@@ -103,7 +145,13 @@ def parse_runner_name(name: str, *, field: str = "runner") -> uuid.UUID:
 
 def trace_id_of(name: str) -> str:
     """Returns the trace of a rollout, named by itself or by an attempt: the UUID's 32 hexadecimal digits."""
-    return name[len("rollouts/") :][:36].replace("-", "")
+    return name.partition("/rollouts/")[2][:36].replace("-", "")
+
+
+def trace_id_in(text: str) -> str:
+    """Returns the trace of the rollout or attempt whose name a text begins with; empty if it begins with none."""
+    match = _ROLLOUT.match(text)
+    return match[2].replace("-", "") if match is not None else ""
 
 
 def span_id_of(name: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey
+from fulmen.ids import rollout_of
 
 __all__ = [
     "CONTENT_TYPE",
@@ -106,8 +107,8 @@ class RolloutScore:
     """What the grader made of one rollout: rewards or a problem, never both.
 
     Attributes:
-        rollout: `rollouts/{uuid}`.
-        attempt: The attempt that decided it, `rollouts/{uuid}/attempts/{n}`.
+        rollout: `projects/{project}/rollouts/{uuid}`.
+        attempt: The attempt that decided it, `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         training_run: `trainingRuns/{id}`; empty if it is of none.
         group: The group's id within the run; empty if it is of none.
         mode: `train`, `validation` or `test`.
@@ -256,7 +257,7 @@ def score_of_line(line: bytes) -> RolloutScore:
     for key, name in names.items():
         if not isinstance(name, str) or (not name and key in ("rollout", "attempt", "mode")):
             raise ValueError(f"needs `{key}`, a text")
-    if not names["attempt"].startswith(f"{names['rollout']}/attempts/"):
+    if rollout_of(names["attempt"]) != names["rollout"] or names["attempt"] == names["rollout"]:
         raise ValueError("`attempt` is not one of `rollout`")
     match value:
         case {"problem": {"kind": str(kind), "message": str(message)}} if "rewards" not in value:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from fulmen.ids import parse_attempt_name, rollout_of
 from fulmen.row_files import Column, Row
 from fulmen.store.v1 import span_pb2
 from fulmen.trajectories import MAX_BATCH_BYTES
@@ -39,7 +40,7 @@ class SpanRows:
 
     def of(self, chunk: span_pb2.SpanChunk) -> Iterator[Row]:
         """Yields the spans of a chunk that did not come before."""
-        rollout = chunk.attempt.rpartition("/attempts/")[0]
+        rollout = rollout_of(chunk.attempt)
         if rollout != self._rollout:
             self._rollout, self._seen = rollout, set()
         try:
@@ -79,12 +80,12 @@ SPAN_COLUMNS: Final = {
 
 
 def _row(attempt: str, record: span_pb2.SpanRecord, span: trace_pb2.Span) -> Row:
-    rollout, _, number = attempt.rpartition("/attempts/")
+    name = parse_attempt_name(attempt)
     resource = resource_pb2.Resource.FromString(record.otlp_resource)
     call = model_call_pb2.ModelCallRecord.FromString(record.model_call) if record.model_call else None
     return {
-        "rollout": rollout,
-        "attempt": int(number),
+        "rollout": name.rollout,
+        "attempt": name.number,
         "trace_id": span.trace_id.hex(),
         "span_id": span.span_id.hex(),
         "parent_span_id": span.parent_span_id.hex(),

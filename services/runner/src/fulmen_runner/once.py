@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, attempt_of, rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.loader import load_through
@@ -192,9 +192,9 @@ def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
 
 
 def _assignment(data: bytes, content_type: str, stage: Stage) -> Assignment:
-    rollout = rollout_name(uuid7())
+    rollout = rollout_name(DEFAULT_PROJECT, uuid7())
     return Assignment(
-        attempt=f"{rollout}/attempts/1",
+        attempt=attempt_of(rollout, 1),
         rollout=rollout,
         number=1,
         lease_id="",

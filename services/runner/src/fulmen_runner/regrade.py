@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.host import PythonGrader
@@ -64,7 +64,7 @@ class Stored:
     """A stored attempt: its input and outcome.
 
     Attributes:
-        attempt: `rollouts/{uuid}/attempts/{n}`.
+        attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         mode: `train`, `validation` or `test`.
         input: The encoded input.
         input_content_type: Media type of the input.
@@ -149,7 +149,12 @@ async def open_regrader(grader: pb.Grader, bench: Bench) -> AsyncIterator[Regrad
 
 async def _loaded(programs: Programs, bench: Bench) -> Program:
     nothing = Stored(
-        attempt=attempt_name(uuid7(), 1), mode="test", input=b"", input_content_type="", content=b"", content_type=""
+        attempt=attempt_name(DEFAULT_PROJECT, uuid7(), 1),
+        mode="test",
+        input=b"",
+        input_content_type="",
+        content=b"",
+        content_type="",
     )
     return await programs.resolve(_assignment(nothing, bench))
 
@@ -228,7 +233,7 @@ def _assignment(stored: Stored, bench: Bench) -> Assignment:
     name = parse_attempt_name(stored.attempt)
     return Assignment(
         attempt=stored.attempt,
-        rollout=rollout_name(name.rollout_id),
+        rollout=name.rollout,
         number=name.number,
         lease_id="",
         epoch=1,

@@ -41,6 +41,7 @@ from fulmen_store.leases.overdue import OverdueReaper
 from fulmen_store.leases.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.leases.table import AttemptCheckTable, OverdueTable, PgLeaseTable, SessionTable
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.projects.projects import ProjectFollower, Projects
 from fulmen_store.projects.table import ProjectTable, TokenTable
 from fulmen_store.projects.tokens import Tokens
@@ -166,13 +167,14 @@ class _Queue:
         self.stopping = asyncio.Event()
         self.events = events = QueueEvents()
         self.metrics = metrics = StoreMetrics()
-        self.traces = None if traces is None else RolloutTraces(traces)
+        self.project_names = project_names = ProjectNames(database)
+        self.traces = None if traces is None else RolloutTraces(traces, project_names)
         self.streams = streams = RunnerStreams()
         self.replicas = replicas = LiveReplicas(uuid7())
         self.wakeups = wakeups = Wakeups()
         self.revoked = RevokedTokens()
-        self.leases = leases = PgLeaseTable(database)
-        self.rollout_table = rollouts = RolloutTable(database)
+        self.leases = leases = PgLeaseTable(database, project_names)
+        self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
         sessions, stats, durations = SessionTable(database), QueueStatsTable(database), DurationTable(database)
         lease_ttl_s = settings.lease_ttl_s
@@ -213,13 +215,14 @@ class _Queue:
             metrics=metrics,
         )
         # Runners and replicas.
-        self.fleet = FleetWatcher(table=RunnerTable(database))
+        self.runners = RunnerTable(database, project_names)
+        self.fleet = FleetWatcher(table=self.runners)
         self.demand = FleetDemand(table=DemandTable(database), durations=durations)
         own_token = OwnToken(settings.signing_keys(), TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
         peers = PeerClient(own_token, tls=settings.sibling_tls())
         stack.push_async_callback(peers.close)
         self.sender = NotificationSender(
-            replicas=replicas, client=peers, streams=streams, enabled=settings.notify_peers
+            replicas=replicas, client=peers, streams=streams, projects=project_names, enabled=settings.notify_peers
         )
         self.receiver = NotificationReceiver(
             dispatcher=self.dispatcher, wakeups=wakeups, leases=leases, streams=streams
@@ -241,7 +244,7 @@ class _Queue:
                 sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
             ),
             "overdue": OverdueReaper(
-                table=OverdueTable(database),
+                table=OverdueTable(database, project_names),
                 ends=self.ends,
                 events=events,
                 attempt_grace_s=settings.attempt_grace_s,
@@ -311,7 +314,7 @@ class _Services:
             sessions=queue.sessions,
             dispatcher=queue.dispatcher,
             ends=queue.ends,
-            rollouts=rollouts,
+            projects=queue.project_names,
             checks=AttemptCheckTable(database),
             signer=signer,
             drain_notice_s=settings.drain_notice_s,
@@ -333,12 +336,12 @@ class _Services:
         )
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
-            table=RunnerTable(database), fleet=queue.fleet, demand=queue.demand, stopping=stopping
+            table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
         )
         self.scaler = ScalerService(demand=queue.demand, identify=self._identify, stopping=stopping)
         self.peers = PeerService(queue.receiver)
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
-        chunks = SpanTable(database, blobs=blobs)
+        chunks = SpanTable(database, queue.project_names, blobs=blobs)
         spans = Spans(
             table=chunks,
             blobs=blobs,
@@ -347,7 +350,7 @@ class _Services:
             traces=queue.traces,
         )
         self.spans = SpanService(spans=spans, table=chunks, rollouts=rollouts, metrics=queue.metrics)
-        self.ingest = OtlpIngest(spans=spans, rollouts=rollouts, metrics=queue.metrics)
+        self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
         self.roles: dict[str, Role] = {
             "span-committer": spans.committer,
             "span-packer": spans.packer,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from fulmen import attributes as names
-from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid7_unix_ms
+from fulmen.ids import attempt_name, attempt_of, rollout_name, span_id_of, trace_id_of, uuid7_unix_ms
 from fulmen_service_kit.own_traces import OwnTraces
 from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
-from fulmen_store.spans.chunks import Chunk
+from fulmen_store.spans.chunks import NewChunk
 
 __all__ = ["RolloutTraces"]
 
@@ -22,8 +23,9 @@ _MS: Final = 1_000_000
 class RolloutTraces:
     """Adds the spans under which those of runners, proxies and backends lie."""
 
-    def __init__(self, traces: OwnTraces) -> None:
+    def __init__(self, traces: OwnTraces, projects: ProjectNames) -> None:
         self._traces = traces
+        self._projects = projects
 
     def ended(self, attempts: Sequence[EndedAttempt]) -> None:
         """Adds attempts that ended, and the rollouts that ended with them."""
@@ -35,12 +37,13 @@ class RolloutTraces:
             if one.rollout_state in FINAL_STATES:
                 self._rollout(one, now_ns)
 
-    def stored(self, chunks: Sequence[Chunk], start_ns: int) -> None:
+    def stored(self, chunks: Sequence[NewChunk], start_ns: int) -> None:
         """Adds, to the attempt of each chunk, that its spans were stored."""
-        for chunk in chunks:
+        for new in chunks:
+            chunk = new.chunk
             if not self._traces.keeps(chunk.rollout_id.hex):
                 continue
-            attempt = attempt_name(chunk.rollout_id, chunk.attempt)
+            attempt = attempt_name(new.project, chunk.rollout_id, chunk.attempt)
             self._traces.add(
                 "fulmen.store.spans",
                 trace_id=trace_id_of(attempt),
@@ -51,7 +54,8 @@ class RolloutTraces:
 
     def _attempt(self, one: EndedAttempt, now_ns: int) -> None:
         rollout_id = one.item.rollout_id
-        rollout, attempt = rollout_name(rollout_id), attempt_name(rollout_id, one.epoch)
+        rollout = rollout_name(self._projects.name(one.item.project_id), rollout_id)
+        attempt = attempt_of(rollout, one.epoch)
         leased_ns = now_ns - int(one.duration_s * _NS)
         failure = "" if one.kind is FailureKind.NONE else one.kind.name
         trace_id, parent_id = trace_id_of(rollout), span_id_of(rollout)
@@ -73,7 +77,7 @@ class RolloutTraces:
         )
 
     def _rollout(self, one: EndedAttempt, now_ns: int) -> None:
-        rollout = rollout_name(one.item.rollout_id)
+        rollout = rollout_name(self._projects.name(one.item.project_id), one.item.rollout_id)
         self._traces.add(
             "fulmen.rollout",
             trace_id=trace_id_of(rollout),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -36,7 +37,7 @@ def part(value: dict[str, Any]) -> str:
 
 def forgeries(proxy: RunningProxy) -> dict[str, str]:
     """Makes keys that were not made by this deployment, or no longer count."""
-    name = AttemptName(rollout_id=uuid7(), number=1)
+    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
     _, good = proxy.attempt()
     _, expired = proxy.attempt(ttl_s=-10)
     other = TokenSigner("another-deployments-key-of-32-bytes!").attempt_key(
@@ -199,7 +200,12 @@ async def test_while_the_store_is_away_what_was_known_stays(
 async def test_an_attempt_of_another_project_is_none_to_a_key(proxy: RunningProxy, store: FakeStore) -> None:
     attempt, _ = proxy.attempt()
     key = proxy.signer.attempt_key(
-        parse_attempt_name(attempt), project="projects/b", lease_id="l", epoch=1, mode="train", ttl_s=60
+        replace(parse_attempt_name(attempt), project="projects/b"),
+        project="projects/b",
+        lease_id="l",
+        epoch=1,
+        mode="train",
+        ttl_s=60,
     )
     status, answer = await until_refused(proxy, key)
     assert (status, answer["error"]["message"]) == (403, "Attempt not found; its key is not valid.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -98,7 +99,12 @@ async def test_a_key_that_names_another_project_does_not_reach_the_attempt(
     await create(stubs)
     (held,) = await (await Runner(stubs).open()).take(1)
     key = proxy.signer.attempt_key(
-        parse_attempt_name(held.attempt), project="projects/b", lease_id="l", epoch=1, mode="train", ttl_s=60
+        replace(parse_attempt_name(held.attempt), project="projects/b"),
+        project="projects/b",
+        lease_id="l",
+        epoch=1,
+        mode="train",
+        ttl_s=60,
     )
     assert (await until_refused(proxy, key))[0] == 403
     assert (await proxy.chat(held.attempt_key))[0] == 200

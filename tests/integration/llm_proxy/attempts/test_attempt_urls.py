@@ -83,11 +83,18 @@ async def test_the_mode_is_that_of_the_rollout(proxy: RunningProxy, store: FakeS
 
 
 async def test_an_attempt_that_is_unknown_or_anothers_is_not_found(proxy: RunningProxy, store: FakeStore) -> None:
-    unknown, theirs = (str(AttemptName(rollout_id=uuid7(), number=1)) for _ in range(2))
+    unknown, theirs = (
+        str(AttemptName(project=project, rollout_id=uuid7(), number=1)) for project in (DEFAULT_PROJECT, "projects/b")
+    )
     store.stands(unknown, lease_service_pb2.ATTEMPT_STATUS_NOT_FOUND, project="", state=0, mode=0)
     store.stands(theirs, lease_service_pb2.ATTEMPT_STATUS_LIVE, project="projects/b")
     mine = key_of(proxy, Role.CLIENT, project=DEFAULT_PROJECT)
-    for attempt in (unknown, theirs, "rollouts/x/attempts/1", f"rollouts/{uuid7()}/attempts/0"):
+    for attempt in (
+        unknown,
+        theirs,
+        "projects/default/rollouts/x/attempts/1",
+        f"projects/default/rollouts/{uuid7()}/attempts/0",
+    ):
         status, answer = await call(proxy, attempt, mine)
         assert (status, answer["error"]["code"]) == (404, "attempt_not_found")
     # Once a caller who may see it has called, it is known to the proxy; it stays hidden from who may not.

@@ -62,7 +62,7 @@ async def test_a_flush_of_an_attempt_without_calls_answers_at_once_and_none_tell
     two = await proxy.captures.FlushCaptures(capture_service_pb2.FlushCapturesRequest())
     assert one.instance_id == two.instance_id != ""
     with pytest.raises(ArgumentInvalid):
-        await proxy.flush("rollouts/1")
+        await proxy.flush("projects/default/rollouts/1")
 
 
 async def test_a_runner_may_flush_and_an_agent_may_not(proxy: RunningProxy) -> None:

@@ -31,7 +31,7 @@ RECORDS = "fulmen_llm_proxy_spool_records"
 
 
 def attempt_of(rollout_id: uuid.UUID, *, signing_key: str = SIGNING_KEY) -> tuple[str, str]:
-    name = AttemptName(rollout_id=rollout_id, number=1)
+    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id, number=1)
     key = TokenSigner(signing_key).attempt_key(
         name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600
     )
@@ -73,7 +73,9 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
             port = store.port
             names = await real.create(await store.stubs(), 2)
             await set_up(store.target, backend, signing_key=real.SIGNING_KEY)
-            attempts = dict(attempt_of(parse_rollout_name(name), signing_key=real.SIGNING_KEY) for name in names)
+            attempts = dict(
+                attempt_of(parse_rollout_name(name).rollout_id, signing_key=real.SIGNING_KEY) for name in names
+            )
             running = proxy_process(store.target, ready, **options)
             proxy = await running.__aenter__()
             await until_routed(proxy, next(iter(attempts.values())))

@@ -7,6 +7,7 @@ import json
 
 import aiohttp
 
+from fulmen.ids import trace_id_of
 from fulmen.llm_proxy.v1 import route_service_pb2
 from tests.support.llm_proxy.backend import Backend, prompt_ids_of, reply_to, token_ids_of
 from tests.support.llm_proxy.fake_store import FakeStore
@@ -95,7 +96,7 @@ async def test_the_span_of_a_call_is_between_the_agents_and_the_backends(
     told = [request.headers["traceparent"] for request in backend.received]
     assert (named.trace_id.hex(), named.parent_span_id.hex()) == (trace_id, agents_span)
     assert told[0] == f"00-{trace_id}-{named.span_id.hex()}-01"
-    assert unnamed.trace_id.hex() == attempt.split("/")[1].replace("-", "")
+    assert unnamed.trace_id.hex() == trace_id_of(attempt)
     assert told[1] == f"00-{unnamed.trace_id.hex()}-{unnamed.span_id.hex()}-01"
 
 

@@ -304,7 +304,7 @@ async def test_a_connection_is_not_upgraded(world: RogueWorld, upgrade: bytes) -
         "/v1/./chat/completions", "/v1/../v1/chat/completions", "/v1/models/../chat/completions", "/V1/chat/completions",
         "/v1/chat%2Fcompletions/x", "/v1/chat/completions%00", "/v1/chat/completions;x=1", "/v1/chat/completions%20",
         "/v1/%2e%2e/%2e%2e/etc/passwd", "/v1/chat/%E2%80%A8", "/v1/%ff%fe", "/healthz/../v1/chat/completions",
-        "/rollouts/x/attempts/1/metrics", "/rollouts//attempts//v1/chat/completions", "/openai/deployments/",
+        "/projects/p/rollouts/x/attempts/1/metrics", "/projects//rollouts//attempts//v1/chat/completions", "/openai/deployments/",
         "/v1/responses/%2e%2e%2fmodels", "/v1/models/" + "x" * 3000, "/openai/openai/v1/chat/completions",
     ],
 )  # fmt: skip

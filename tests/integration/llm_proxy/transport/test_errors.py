@@ -21,7 +21,7 @@ from tests.support.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
 async def test_a_wrong_or_expired_key_is_refused_and_nothing_is_forwarded(
     proxy: RunningProxy, backend: Backend
 ) -> None:
-    name = AttemptName(rollout_id=uuid7(), number=1)
+    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
     foreign = TokenSigner("another-deployments-key-of-32-bytes!").attempt_key(
         name, project=DEFAULT_PROJECT, lease_id="l", epoch=1, mode="train", ttl_s=60
     )

@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 def agent() -> tuple[str, str]:
-    name = AttemptName(rollout_id=uuid7(), number=1)
+    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
     signer = TokenSigner(SIGNING_KEY)
     key = signer.attempt_key(name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600)
     return str(name), key

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import DeadlineExceeded, Unavailable
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, uuid7
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
@@ -26,7 +26,7 @@ async def test_a_killed_store_loses_no_acknowledged_rollout(database_url: str, t
 
     async def load(stubs: Stubs) -> None:
         while not stop.is_set():
-            names = [rollout_name(uuid7()) for _ in range(10)]
+            names = [rollout_name(DEFAULT_PROJECT, uuid7()) for _ in range(10)]
             request = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(name=name) for name in names])
             try:
                 response = await stubs.rollouts.BatchCreateRollouts(request, timeout=5)

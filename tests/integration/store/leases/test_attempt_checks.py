@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.ids import rollout_name, runner_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import (
     attempt_pb2,
     failure_pb2,
@@ -35,7 +35,7 @@ async def test_each_attempt_is_answered_by_itself_in_the_order_of_the_request(st
     running, ended = await runner.take(2)
     (waiting,) = await create(stubs)
     assert await runner.complete([ended]) == [lease_pb2.COMPLETION_STATUS_APPLIED]
-    nobodys = f"{rollout_name(uuid7())}/attempts/1"
+    nobodys = f"{rollout_name(DEFAULT_PROJECT, uuid7())}/attempts/1"
     asked = [
         (ended.attempt, 1), (f"{waiting}/attempts/1", 1), (running.attempt, 1), (nobodys, 1), (running.attempt, 0),
         (running.attempt, 2), (f"{running.rollout.name}/attempts/2", 2), (running.attempt, 1),
@@ -104,7 +104,9 @@ async def test_a_token_of_one_project_learns_nothing_of_the_attempts_of_another(
     assert hidden == pb.AttemptCheckResult(attempt=attempt, status=NOT_FOUND)
 
 
-@pytest.mark.parametrize("asked", [[], ["nonsense"], [f"{rollout_name(uuid7())}/attempts/0"], ["x"] * 1001])
+@pytest.mark.parametrize(
+    "asked", [[], ["nonsense"], [f"{rollout_name(DEFAULT_PROJECT, uuid7())}/attempts/0"], ["x"] * 1001]
+)
 async def test_a_malformed_question_is_refused(stubs: Stubs, asked: list[str]) -> None:
     with pytest.raises(ArgumentInvalid):
         await standings(stubs, *((attempt, 1) for attempt in asked))

@@ -15,6 +15,7 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import HOT_SETTINGS, connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.leases.table import OverdueReason, OverdueTable
+from fulmen_store.projects.names import ProjectNames
 from tests.support.rollouts import moment, renewing
 from tests.support.store.running import LIMIT_S, Runner, Stubs, create, get, read_feed, running_store, until_state
 
@@ -173,9 +174,10 @@ async def test_what_is_overdue_is_named_with_its_reason(database_url: str, conne
     for session, (leased_at, deadline, cancel_by, _) in zip(sessions, cases, strict=True):
         await connection.execute(ADD_ITEMS, 1, session, leased_at, deadline, cancel_by)
     database = await connect(database_url, connections=2, start_limit_s=5)
-    found = {one.session_id: one.reason for one in await OverdueTable(database).overdue(attempt_grace_s=5, limit=100)}
+    table = OverdueTable(database, ProjectNames(database))
+    found = {one.session_id: one.reason for one in await table.overdue(attempt_grace_s=5, limit=100)}
     assert found == {session: case[3] for session, case in zip(sessions, cases, strict=True) if case[3] is not None}
-    assert await OverdueTable(database).overdue(attempt_grace_s=5, limit=1)
+    assert await table.overdue(attempt_grace_s=5, limit=1)
     await database.close()
 
 

@@ -171,7 +171,7 @@ async def test_a_resumed_session_keeps_listed_leases_and_gives_back_the_others(s
     runner = await Runner(stubs).open()
     kept, dropped = await runner.take(2)
     runner.stream.cancel()
-    gone = "rollouts/01900000-0000-7000-8000-000000000000/attempts/1"
+    gone = "projects/default/rollouts/01900000-0000-7000-8000-000000000000/attempts/1"
     resumed = await Runner(stubs).open(session_id=runner.session_id, running=[kept.attempt, gone])
     assert resumed.session_id == runner.session_id
     assert list(resumed.opened.lost_attempts) == [gone]
@@ -301,7 +301,7 @@ async def _keep_alive(runner: Runner) -> None:
 
 def _unknown() -> lease_pb2.Assignment:
     return lease_pb2.Assignment(
-        attempt="rollouts/01900000-0000-7000-8000-000000000000/attempts/1",
+        attempt="projects/default/rollouts/01900000-0000-7000-8000-000000000000/attempts/1",
         lease_id="01900000-0000-7000-8000-000000000001",
         epoch=1,
     )

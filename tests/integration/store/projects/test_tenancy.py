@@ -10,8 +10,9 @@ import datetime
 import json
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
+from uuid import UUID
 
 import aiohttp
 import asyncpg
@@ -22,7 +23,7 @@ from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from fulmen.errors import ArgumentInvalid, FulmenError, PermissionDenied
-from fulmen.ids import AttemptName, parse_attempt_name, rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import (
     lease_pb2,
     project_service_pb2,
@@ -68,7 +69,7 @@ async def rpcs(channel: grpc.aio.Channel) -> dict[str, Rpc]:
 
 def token_of(role: Role, project: str = "projects/a") -> str:
     if role is Role.ATTEMPT:
-        name = AttemptName(rollout_id=uuid7(), number=1)
+        name = AttemptName(project=project, rollout_id=uuid7(), number=1)
         return TokenSigner(SIGNING_KEY).attempt_key(
             name, project=project, lease_id=str(uuid7()), epoch=1, mode="train", ttl_s=600
         )
@@ -147,6 +148,48 @@ async def test_things_of_another_project_are_as_if_they_did_not_exist(
     ]
 
 
+def renamed(things: Things, rollout_ids: Sequence[UUID]) -> Things:
+    """Returns names of two rollouts in project a, and whatever else there is of b."""
+    waiting, running = (rollout_name("projects/a", one) for one in rollout_ids)
+    return replace(things, project="projects/a", waiting=waiting, running=running, attempt=f"{running}/attempts/1")
+
+
+@pytest.mark.parametrize("bound_to", ["projects/a", "projects/b", "projects/*"])
+async def test_a_name_with_a_project_other_than_the_rollouts_own_answers_like_an_unknown_one(
+    store: StoreHandle, stubs: Stubs, rpcs: dict[str, Rpc], channel: grpc.aio.Channel, database_url: str, bound_to: str
+) -> None:
+    await create_project(stubs, "projects/a")
+    await create_project(stubs, "projects/b")
+    things, runner = await furnish(store, stubs)
+    misnamed = renamed(things, [parse_rollout_name(name).rollout_id for name in (things.waiting, things.running)])
+    unknown = renamed(things, [uuid7(), uuid7()])
+    before = await _everything_of_b(database_url, things)
+    different: list[str] = []
+    count = 0
+    for path, probes in PROBES.items():
+        for number, probe in enumerate(probes):
+            requests = [probe(asked) for asked in (misnamed, unknown)]
+            # What names no rollout is the same request; a session that is resumed releases what is not listed.
+            if requests[0] == requests[1] or (bound_to == "projects/b" and "open" in str(requests[0][0])):
+                continue
+            count += 1
+            for role in sorted(MAY_CALL[path] - {Role.ATTEMPT}):
+                token = token_of(role, bound_to)
+                answers = [
+                    _leveled(await _asked(channel, rpcs[path], request, token), asked)
+                    for request, asked in zip(requests, (misnamed, unknown), strict=True)
+                ]
+                if answers[0] != answers[1]:
+                    different.append(f"{path} #{number} as {role}:\n  of b:    {answers[0]}\n  unknown: {answers[1]}")
+    assert count >= 18
+    assert not different, "\n".join(different)
+    # A proxy that reports for b is of b.
+    assert await _everything_of_b(database_url, things) | {"usage_window": []} == before
+    assert await runner.complete([lease_pb2.Assignment(attempt=things.attempt, lease_id=things.session, epoch=1)]) == [
+        1
+    ]
+
+
 async def test_spans_that_are_posted_for_another_project_are_as_if_for_no_rollout(
     store: StoreHandle, stubs: Stubs, database_url: str
 ) -> None:
@@ -197,7 +240,7 @@ async def test_an_agents_key_reaches_its_own_attempt_only(
     names = await create(stubs, 2)
     mine, other = await runner.take(2)
     assert {mine.rollout.name, other.rollout.name} == set(names)
-    none = rollout_name(uuid7())
+    none = rollout_name(DEFAULT_PROJECT, uuid7())
 
     async def ask(rpc: str, request: Message) -> Outcome:
         return await answer_of(channel, rpcs[rpc], request, token=mine.attempt_key)
@@ -258,7 +301,7 @@ async def _everything_of_b(database_url: str, things: Things) -> dict[str, list[
     connection = await asyncpg.connect(database_url)
     try:
         number = await connection.fetchval("select id from project where name = $1", things.project)
-        marks = [name.partition("/")[2].partition("/")[0] for name in (things.waiting, things.running)]
+        marks = [str(parse_rollout_name(name).rollout_id) for name in (things.waiting, things.running)]
         marks += [things.session, things.token_id, things.project]
         tables = await connection.fetch("select tablename from pg_tables where schemaname = 'public'")
         found: dict[str, list[str]] = {}

@@ -29,6 +29,7 @@ from fulmen_service_kit.tokens import Role
 from fulmen_store.database.database import Database, connect
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.table import PgLeaseTable
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
@@ -197,7 +198,7 @@ async def test_false_and_malicious_news_change_nothing(pair: tuple[StoreHandle, 
         )
         for wrong in (
             {"cancels": [{"runner": "x", "attempt": assignment.attempt}]},
-            {"cancels": [{"runner": runner_name(runner.session_id), "attempt": "rollouts/x"}]},
+            {"cancels": [{"runner": runner_name(runner.session_id), "attempt": "projects/default/rollouts/x"}]},
             {"cancels": [not_asked] * 1001},
             {"ready_projects": range(10_001)},
         ):
@@ -331,7 +332,7 @@ class BareReplica:
         self.meter, self.streams, self.known = CountingMeter(), RunnerStreams(), LiveReplicas(uuid7())
         self.taken: list[UUID] = []
         self.dispatcher = Dispatcher(
-            table=PgLeaseTable(database),
+            table=PgLeaseTable(database, ProjectNames(database)),
             streams=self.streams,
             events=QueueEvents(),
             poll_interval_s=0.05,

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fulmen.ids import parse_rollout_name, rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.retention.table import LOCK_KEY
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, running_store
@@ -45,7 +45,7 @@ async def work(store: StoreHandle) -> None:
 async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, project: str = "") -> list[str]:
     """Creates rollouts that look as if they were made so many days ago, with a chunk of spans each."""
     moment = NOW - datetime.timedelta(days=days)
-    new = [parse_rollout_name(name) for name in await create(stubs, count, project=project)]
+    new = [parse_rollout_name(name).rollout_id for name in await create(stubs, count, project=project)]
     old = [uuid7(int(moment.timestamp() * 1000)) for _ in new]
     # The store refuses ids of another time: these are given afterwards. At once with the day's tables, which its own
     # first run would drop while they are empty.
@@ -53,7 +53,7 @@ async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, proj
         await connection.execute("call create_day_partitions($1)", moment.date())
         for table in ("rollout", "item"):
             await connection.executemany(f"update {table} set id = $2 where id = $1", list(zip(new, old, strict=True)))
-    names = [rollout_name(each) for each in old]
+    names = [rollout_name(project or DEFAULT_PROJECT, each) for each in old]
     await append(stubs, *(chunk_of(f"{name}/attempts/1") for name in names))
     return names
 
@@ -64,7 +64,7 @@ async def ended(connection: Any, stubs: Stubs, names: list[str], *, days: int) -
     await runner.complete(await runner.take(len(names)))
     await connection.execute(
         "update rollout_end set ended_at = now() - make_interval(days => $2) where rollout_id = any ($1)",
-        [parse_rollout_name(name) for name in names],
+        [parse_rollout_name(name).rollout_id for name in names],
         days,
     )
     return names
@@ -127,7 +127,7 @@ async def test_retention_never_drops_spans_of_running_rollouts(
     await runner.complete([taken[waiting]], failure_kind=4)
     await connection.execute("update rollout_end set ended_at = now() - interval '30 days'")
     live = [row["id"] for row in await connection.fetch("select id from item")]
-    assert {rollout_name(each) for each in live} == {waiting, running}
+    assert {rollout_name(DEFAULT_PROJECT, each) for each in live} == {waiting, running}
 
     await work(store)
 
@@ -167,7 +167,7 @@ async def test_projects_with_a_shorter_retention_lose_their_rows_and_no_others(
     assert await stored(stubs, *lost) == []
     for table, column in (("rollout", "id"), ("attempt", "rollout_id"), ("rollout_end", "rollout_id")):
         assert [row[0] for row in await connection.fetch(f"select {column} from {table}")] == [
-            parse_rollout_name(name) for name in kept
+            parse_rollout_name(name).rollout_id for name in kept
         ]
     assert len(blobs_in(tmp_path / "blobs")) == 1
 

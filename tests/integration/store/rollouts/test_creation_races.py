@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fulmen.errors import ArgumentInvalid, FulmenError, RolloutExists, RolloutNotFound
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.resources.lifetimes import ExpiringVersions
@@ -22,8 +22,8 @@ async def test_of_racing_creations_of_one_name_the_loser_leaves_nothing(database
         replicas = [await one.stubs(), await two.stubs()]
         lost = 0
         for number in range(ROUNDS):
-            contested = rollout_name(uuid7())
-            others = [[rollout_name(uuid7()) for _ in range(3)] for _ in range(4)]
+            contested = rollout_name(DEFAULT_PROJECT, uuid7())
+            others = [[rollout_name(DEFAULT_PROJECT, uuid7()) for _ in range(3)] for _ in range(4)]
             results = await asyncio.gather(
                 *(
                     _create_named(
@@ -48,8 +48,8 @@ async def test_racing_creations_of_the_same_content_all_succeed_and_create_once(
     async with running_store(database_url) as one, running_store(database_url) as two:
         replicas = [await one.stubs(), await two.stubs()]
         for _ in range(ROUNDS):
-            shared = [rollout_name(uuid7()) for _ in range(3)]
-            own = [rollout_name(uuid7()) for _ in range(6)]
+            shared = [rollout_name(DEFAULT_PROJECT, uuid7()) for _ in range(3)]
+            own = [rollout_name(DEFAULT_PROJECT, uuid7()) for _ in range(6)]
             results = await asyncio.gather(
                 *(_create_named(replicas[caller % 2], [*shared, own[caller]], b"same") for caller in range(6))
             )
@@ -79,7 +79,7 @@ async def test_a_repeat_with_other_content_returns_the_first_result(stubs: Stubs
 
 
 async def test_a_repeat_returns_the_first_result_although_its_times_have_passed(stubs: Stubs) -> None:
-    name = rollout_name(uuid7())
+    name = rollout_name(DEFAULT_PROJECT, uuid7())
     request = pb.BatchCreateRolloutsRequest(
         rollouts=[rollout_pb2.Rollout(name=name, deadline_time=moment(0.8))], request_id="r"
     )

@@ -15,7 +15,7 @@ from fulmen.errors import (
     RolloutNotFound,
     RolloutStateInvalid,
 )
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
@@ -95,19 +95,31 @@ async def test_a_rollout_is_created_with_its_lease_if_a_runner_waits(stubs: Stub
         # Both times are those of the transaction.
         at_once = await connection.fetchval(
             "select a.started_at = r.created_at from rollout r join attempt a on a.rollout_id = r.id where r.id = $1",
-            name.partition("/")[2],
+            parse_rollout_name(name).rollout_id,
         )
         await connection.close()
     assert first != name
 
 
 async def test_a_supplied_name_makes_creation_idempotent_and_guards_the_content(stubs: Stubs) -> None:
-    name = rollout_name(uuid7())
+    name = rollout_name(DEFAULT_PROJECT, uuid7())
     assert await create(stubs, name=name, input=b"1") == [name]
     assert await create(stubs, name=name, input=b"1") == [name]
     with pytest.raises(RolloutExists) as caught:
         await create(stubs, name=name, input=b"2")
     assert caught.value.metadata["rollout"] == name
+
+
+async def test_the_project_of_a_supplied_name_is_that_of_the_rollout(stubs: Stubs) -> None:
+    await create_project(stubs, "projects/a")
+    name = rollout_name("projects/a", uuid7())
+    with pytest.raises(ArgumentInvalid) as caught:
+        await create(stubs, name=name, project="projects/default")
+    assert [violation.field for violation in caught.value.violations] == ["rollouts[0].name"]
+    assert await create(stubs, name=name) == [name]
+    assert (await get(stubs, name)).project == "projects/a"
+    with pytest.raises(RolloutExists):
+        await create(stubs, name=name.replace("projects/a", "projects/default"))
 
 
 async def test_every_problem_of_every_rollout_is_told_at_once_and_nothing_is_created(stubs: Stubs) -> None:
@@ -116,7 +128,9 @@ async def test_every_problem_of_every_rollout_is_told_at_once_and_nothing_is_cre
             rollout_pb2.Rollout(priority=101, group_size=2),
             rollout_pb2.Rollout(input=b"fine"),
             rollout_pb2.Rollout(
-                name="rollouts/x", agent="y", policy=rollout_pb2.RolloutPolicy(max_attempts=101, model_token_budget=-1)
+                name="projects/default/rollouts/x",
+                agent="y",
+                policy=rollout_pb2.RolloutPolicy(max_attempts=101, model_token_budget=-1),
             ),
         ]
     )
@@ -191,7 +205,9 @@ async def test_cancelling_by_training_run_reaches_only_its_rollouts(stubs: Stubs
 async def test_cancelling_with_an_unknown_name_cancels_nothing(stubs: Stubs) -> None:
     (name,) = await create(stubs)
     with pytest.raises(RolloutNotFound):
-        await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name, rollout_name(uuid7())]))
+        await stubs.rollouts.CancelRollouts(
+            pb.CancelRolloutsRequest(names=[name, rollout_name(DEFAULT_PROJECT, uuid7())])
+        )
     assert (await get(stubs, name)).state == rollout_pb2.ROLLOUT_STATE_QUEUED
 
 

@@ -27,7 +27,7 @@ from tests.support.store.running import Runner, StoreHandle, Stubs, create, runn
 
 PROTOBUF = "application/x-protobuf"
 LIMIT_BYTES = 64 * 1024
-NOBODY = "rollouts/01900000-0000-7000-8000-000000000000"
+NOBODY = "projects/default/rollouts/01900000-0000-7000-8000-000000000000"
 
 # As @opentelemetry/exporter-trace-otlp-http 0.57 sends it: ids in hexadecimal, times as strings, enums as numbers.
 JS_BODY = {

@@ -33,7 +33,7 @@ async def test_a_chunk_is_stored_once_however_often_it_is_sent(stubs: Stubs) -> 
 async def test_answers_come_in_order_and_bad_chunks_are_named(stubs: Stubs) -> None:
     (name,) = await create(stubs)
     good = chunk_of(f"{name}/attempts/1")
-    unknown = chunk_of("rollouts/01900000-0000-7000-8000-000000000000/attempts/1")
+    unknown = chunk_of("projects/default/rollouts/01900000-0000-7000-8000-000000000000/attempts/1")
     empty = span_pb2.SpanChunk(attempt=f"{name}/attempts/1", chunk_id=str(uuid7()), span_count=1, codec=1)
     stream = stubs.spans.AppendSpans()
     for chunks in ([good], [unknown, empty], [good]):

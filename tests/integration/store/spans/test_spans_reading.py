@@ -129,7 +129,7 @@ async def test_several_parents_are_listed_one_after_the_other_page_by_page(stubs
                 break
         assert found == every
 
-    nobody = "rollouts/01900000-0000-7000-8000-000000000000"
+    nobody = "projects/default/rollouts/01900000-0000-7000-8000-000000000000"
     with pytest.raises(RolloutNotFound):
         await stubs.spans.ListSpans(pb.ListSpansRequest(parents=[rollouts[0], nobody]))
     with pytest.raises(ArgumentInvalid):

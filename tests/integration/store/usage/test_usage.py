@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied
-from fulmen.ids import attempt_name, rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollout_name, uuid7
 from fulmen.store.v1 import project_service_pb2
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
@@ -89,7 +89,7 @@ async def test_usage_is_summed_up_by_whatever_it_is_grouped_by(stubs: Stubs) -> 
     assert await requests(group_by=pb.USAGE_GROUPING_ATTEMPT, rollout=mine) == {first: 2, second: 1}
     assert await requests(training_run="trainingRuns/r", group_by=pb.USAGE_GROUPING_MODEL) == {"large": 1, "tiny": 2}
     assert await requests(training_run="trainingRuns/unknown") == {}
-    assert await requests(rollout=rollout_name(uuid7())) == {}
+    assert await requests(rollout=rollout_name(DEFAULT_PROJECT, uuid7())) == {}
 
 
 async def test_a_repeated_exchange_counts_once_and_each_process_has_its_own_sequence(stubs: Stubs) -> None:
@@ -168,7 +168,7 @@ async def test_limits_out_of_range_are_told_by_their_path(stubs: Stubs) -> None:
 
 
 async def test_what_others_count_is_the_sum_of_what_each_said_last(stubs: Stubs) -> None:
-    attempt, elsewhere = (attempt_name(uuid7(), 1) for _ in range(2))
+    attempt, elsewhere = (attempt_name(DEFAULT_PROJECT, uuid7(), 1) for _ in range(2))
 
     def windows(requests: int) -> list[pb.LimitWindow]:
         counts = {"request_counts": [0, requests], "token_counts": [10 * requests, 7], "in_flight_count": 1}
@@ -242,7 +242,7 @@ async def test_a_malformed_exchange_counts_nothing_and_tells_every_problem(stubs
         "usage[2].usage",
     }
     with pytest.raises(ArgumentInvalid):
-        await exchange(stubs, "i", 1, delta("rollouts/1"))
+        await exchange(stubs, "i", 1, delta("projects/default/rollouts/1"))
     assert not await usage(stubs)
 
 
@@ -253,14 +253,14 @@ async def test_usage_goes_with_the_retention_of_its_project(
     (kept,) = await create(stubs, project="projects/a")
     attempt, forever = f"{kept}/attempts/1", "projects/default"
     await exchange(stubs, "i", 1, delta(attempt, project="projects/a"), delta(project="projects/a"), delta())
-    old = attempt_name(uuid7(int((time.time() - 2 * WEEK_S) * 1000)), 1)
+    old = attempt_name("projects/a", uuid7(int((time.time() - 2 * WEEK_S) * 1000)), 1)
     connection = await asyncpg.connect(database_url)
     try:
         # As if it were of two weeks ago, its rollout gone with its day.
         await connection.execute(
             "insert into usage_attempt select $1, 1, model, backend, project_id, run_id, request_count, failure_count, "
             "prompt_token_count, cached_token_count, completion_token_count, cost_micros from usage_attempt",
-            old.split("/")[1],
+            parse_attempt_name(old).rollout_id,
         )
         await connection.execute("update usage_minute set minute = minute - interval '14 days'")
     finally:

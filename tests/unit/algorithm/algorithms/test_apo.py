@@ -61,7 +61,7 @@ def searched(world: World) -> World:
     world.answer = answer
 
     def reward(rollout: str) -> float:
-        group = rollout.removeprefix("rollouts/").rpartition(".")[0]
+        group = rollout.removeprefix("projects/default/rollouts/").rpartition(".")[0]
         resource, _, number = world.groups[group].resource_versions["prompt"].partition("/versions/")
         return quality(world.resources[resource][int(number) - 1].decode())
 

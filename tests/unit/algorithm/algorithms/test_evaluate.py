@@ -106,7 +106,7 @@ async def test_an_agent_that_fails_everything_is_measured_and_told(
     assert entry.run.results["test_pass_at_1"] == 0
     [told] = [notice.message for notice in entry.events.notices() if "succeeded" in notice.message]
     assert told.startswith(f"No rollout on the test tasks succeeded (AGENT_ERROR: {TASKS * 4}).")
-    assert "See why: `fulmen rollout show rollouts/" in told
+    assert "See why: `fulmen rollout show projects/default/rollouts/" in told
 
 
 def test_the_length_of_answers_is_the_agents_unless_it_is_said() -> None:

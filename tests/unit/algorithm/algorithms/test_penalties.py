@@ -24,7 +24,7 @@ def rollout(index: int) -> ScoredRollout:
     masks = [(False, *(True, False) * (len(row) - 1), True) for row in PENALTIES[index]]
     values = [iter(row) for row in PENALTIES[index]]
     return ScoredRollout(
-        name=f"rollouts/{index}",
+        name=f"projects/default/rollouts/{index}",
         group="g",
         rewards={"reward": REWARDS[index]},
         role_rewards={},

@@ -75,7 +75,7 @@ async def test_a_step_in_which_all_agents_failed_fails_the_run(
     assert await live(service, run, world.crashes)
     message = service.runs.entry(run.name).run.failure_message
     assert message.startswith(
-        "No rollout of 2 groups could be used (AGENT_ERROR: 8). See why: `fulmen rollout show rollouts/"
+        "No rollout of 2 groups could be used (AGENT_ERROR: 8). See why: `fulmen rollout show projects/default/rollouts/"
     )
 
 
@@ -103,9 +103,9 @@ def test_rows_hold_the_tokens_that_were_sampled() -> None:
         policy_versions=(0, 0, 3, 3),
     )  # fmt: skip
     read = TokenSequence(token_ids=(4,), loss_mask=(False,), logprobs=(0.0,), policy_versions=(0,))
-    rows = supervised_rows("rollouts/1", RolloutTrajectory(sequences=(sampled, read)))
+    rows = supervised_rows("projects/default/rollouts/1", RolloutTrajectory(sequences=(sampled, read)))
     assert [(row.token_ids, row.loss_mask, row.advantages) for row in rows] == [
         (sampled.token_ids, sampled.loss_mask, (0.0, 0.0, 1.0, 1.0))
     ]
-    assert supervised_rows("rollouts/1", RolloutTrajectory(sequences=(sampled,), unusable="cut")) == []
-    assert supervised_rows("rollouts/1", None) == []
+    assert supervised_rows("projects/default/rollouts/1", RolloutTrajectory(sequences=(sampled,), unusable="cut")) == []
+    assert supervised_rows("projects/default/rollouts/1", None) == []

@@ -31,7 +31,7 @@ STORED_VERSION = 900
 
 def score(group: str, number: int, value: float | None) -> RolloutScore:
     """Makes a score; None is a rollout that the grader failed on."""
-    name = f"rollouts/stored.{group}.{number}"
+    name = f"projects/default/rollouts/stored.{group}.{number}"
     rewards = {} if value is None else {("reward", None, b""): value}
     problem = Problem(kind="AGENT_ERROR", message="no") if value is None else None
     return RolloutScore(
@@ -83,7 +83,7 @@ def check(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 1, 2, 2, 3, 4, 4]
     assert {line["outcome"] for line in lines} == {"trained"}
     first = [line["rollouts"][0].rpartition(".")[0] for line in lines[:GROUPS]]
-    assert sorted(first) == [f"rollouts/stored.train/{group}" for group in range(GROUPS)]
+    assert sorted(first) == [f"projects/default/rollouts/stored.train/{group}" for group in range(GROUPS)]
     assert len({line["rollouts"][0] for line in lines[GROUPS:]}) == 2
 
 

@@ -27,8 +27,8 @@ def group(group_id: str, rewards: list[float | None]) -> FinishedGroup:
     """Makes a group of another run."""
     rollouts = tuple(
         FinishedRollout(
-            name=f"rollouts/{group_id}.{n}",
-            attempt=f"rollouts/{group_id}.{n}/attempts/1",
+            name=f"projects/default/rollouts/{group_id}.{n}",
+            attempt=f"projects/default/rollouts/{group_id}.{n}/attempts/1",
             succeeded=reward is not None,
             reward=reward,
         )
@@ -108,7 +108,7 @@ async def test_only_what_is_learned_from_is_read(
     entry = await ended(open_service, world, await created(draft, world))
     assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
     expected = ("train/0.0", "train/0.2", "train/2.0", "train/2.1", "train/2.2")
-    assert sorted(read) == [f"rollouts/{name}/attempts/1" for name in expected]
+    assert sorted(read) == [f"projects/default/rollouts/{name}/attempts/1" for name in expected]
 
 
 async def test_a_conversation_that_is_too_long_when_tokenised_again_is_left_out(

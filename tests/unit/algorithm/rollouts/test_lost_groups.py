@@ -32,7 +32,7 @@ async def test_a_run_whose_rollouts_are_all_lost_to_the_machines_fails_and_says_
     assert entry.run.state is RunState.FAILED
     assert f"failed {lost} groups in a row (INFRA: {3 * lost})" in entry.run.failure_message
     assert "`fulmen runners`" in entry.run.failure_message
-    assert "`fulmen rollout show rollouts/train/" in entry.run.failure_message
+    assert "`fulmen rollout show projects/default/rollouts/train/" in entry.run.failure_message
     told = [n.message for n in entry.events.notices() if f"failed {LOST_TO_TELL} groups" in n.message]
     assert len(told) == 1
     assert lost <= sum(name.startswith("train/") for name in world.groups) <= lost + PROMPTS
@@ -43,7 +43,7 @@ async def test_a_group_that_works_gives_hope_again(
 ) -> None:
     row = 2 * LOST_TO_TELL - 1
     world.in_order, world.failure = True, "LEASE_LOST"
-    world.fails = lambda name: int(name.split("/")[2].partition(".")[0]) % (row + 1) < row
+    world.fails = lambda name: int(name.split("/")[-1].partition(".")[0]) % (row + 1) < row
     world.reward_of = lambda name: float(name.endswith(".0"))
     service = open_service(world)
     draft = with_settings(grpo_draft, prompts_per_step=1, steps=2, group_size=2, max_staleness=0)

@@ -31,7 +31,7 @@ def differs_in(index: int) -> Callable[[str], float]:
 
 def index_of(rollout: str) -> int:
     """Takes the index of its group out of a rollout's name."""
-    return int(rollout.split("/")[2].partition(".")[0])
+    return int(rollout.split("/")[-1].partition(".")[0])
 
 
 @pytest.mark.parametrize(("first_that_differs", "told"), [(0, 0), (STEPS - 1, 0), (STEPS, 1), (100, 1)])

@@ -37,7 +37,7 @@ def draft_that_watches(draft: RunDraft, max_rollbacks: int) -> RunDraft:
 
 def reward(name: str, *, branch: str) -> float:
     """Returns a good reward, but a bad one from some group on in the branches that begin with a text."""
-    group, _, member = name.removeprefix("rollouts/").rpartition(".")
+    group, _, member = name.removeprefix("projects/default/rollouts/").rpartition(".")
     index = int(group.rpartition("/")[2])
     bad = "train/" in group and group.startswith(branch) and index >= FIRST_BAD_GROUP
     return (BAD if bad else GOOD)[int(member)]

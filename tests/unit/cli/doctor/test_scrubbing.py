@@ -59,7 +59,7 @@ def test_of_a_log_only_structured_lines_leave_and_no_free_text() -> None:
                 "why": "a prompt",
                 "exception": trace,
                 "message": "a prompt",
-                "rollout": "rollouts/1",
+                "rollout": "projects/default/rollouts/1",
             }
         ),
         'store_1-1  | {"event": "draining", "service": "store", "grace_s": 10.0}',
@@ -76,7 +76,7 @@ def test_of_a_log_only_structured_lines_leave_and_no_free_text() -> None:
         "why": "(left out)",
         "exception": ["a.py:3 in run"],
         "message": "(left out)",
-        "rollout": "rollouts/1",
+        "rollout": "projects/default/rollouts/1",
     }
     assert told[-1]["count"] == 4
     assert "a prompt" not in json.dumps(told)

@@ -17,7 +17,7 @@ from fulmen_cli.rollout.rescore.scores import summary_of
 
 def result(number: int, new: float | None = 1.0, *, old: float | None = 0.5, group: str = "g") -> Compared:
     """Makes a result; None is a rollout that the grader failed on."""
-    name = f"rollouts/{number}"
+    name = f"projects/default/rollouts/{number}"
     score = RolloutScore(
         rollout=name,
         attempt=f"{name}/attempts/1",
@@ -34,7 +34,7 @@ def test_scores_are_found_again_whatever_the_last_line_is_and_failures_are_not(t
     with opened(path) as partial:
         for each in (result(1), result(2, None), result(3, old=None)):
             partial.add(each)
-        assert set(partial.done) == {f"rollouts/{n}" for n in (1, 2, 3)}
+        assert set(partial.done) == {f"projects/default/rollouts/{n}" for n in (1, 2, 3)}
     with path.open("ab") as file:
         file.write(torn)
 
@@ -42,7 +42,7 @@ def test_scores_are_found_again_whatever_the_last_line_is_and_failures_are_not(t
         assert partial.done == {each.score.rollout: each for each in (result(1), result(3, old=None))}
         partial.add(result(4))
     with opened(path) as partial:
-        assert set(partial.done) == {f"rollouts/{n}" for n in (1, 3, 4)}
+        assert set(partial.done) == {f"projects/default/rollouts/{n}" for n in (1, 3, 4)}
     with opened(path, restart=True) as partial:
         assert not partial.done
     with opened(path) as partial:
@@ -56,7 +56,7 @@ def test_the_same_work_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(CommandFailed, match="under way in another process"), opened(path):
             pass
     with opened(path) as partial:
-        assert set(partial.done) == {"rollouts/1"}
+        assert set(partial.done) == {"projects/default/rollouts/1"}
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_an_evaluation_at_the_end_hides_neither_the_model_nor_what_was_compared(
 
 
 def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:
-    sample = Sample(rollout="rollouts/1", task="{}", outcome="7", reward=1.0)
+    sample = Sample(rollout="projects/default/rollouts/1", task="{}", outcome="7", reward=1.0)
     save_report(tmp_path, "A title", [outcome("sft"), outcome("grpo")], SamplePair(before=sample, after=sample))
 
     text = (tmp_path / "report.md").read_text()

@@ -32,7 +32,7 @@ class Call:
 
 def of(number: int, *, expires_s: float = 100.0) -> Attribution:
     return Attribution(
-        attempt=f"rollouts/r/attempts/{number}",
+        attempt=f"projects/default/rollouts/r/attempts/{number}",
         project=DEFAULT_PROJECT,
         epoch=number,
         mode="train",
@@ -50,7 +50,7 @@ def test_a_call_is_let_through_before_the_store_has_spoken_and_refused_after() -
     for refuse in (guard.require, lambda who: guard.enter(who, Call())):
         with pytest.raises(AttemptOver) as raised:
             refuse(of(1))
-        assert raised.value.metadata == {"attempt": "rollouts/r/attempts/1", "why": "ended"}
+        assert raised.value.metadata == {"attempt": "projects/default/rollouts/r/attempts/1", "why": "ended"}
     guard.require(of(2))
 
 

@@ -17,7 +17,7 @@ from fulmen_llm_proxy.routing.retry import RetryPolicy
 from tests.support.llm_proxy.places import Clock
 
 DEADLINE_S = 10
-ATTEMPT = "rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
+ATTEMPT = "projects/default/rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
 
 
 def call(size_bytes: int) -> FinishedCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
+from fulmen.ids import trace_id_of
 from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
 from tests.support.runner.assignments import assignment
 
@@ -42,7 +43,7 @@ def test_the_trace_is_named_after_the_rollout() -> None:
     item = assignment()
     version, trace_id, span_id, flags = traceparent(item.attempt).split("-")
     assert (version, flags) == ("00", "01")
-    assert trace_id == item.rollout.removeprefix("rollouts/").replace("-", "")
+    assert trace_id == trace_id_of(item.rollout)
     assert len(span_id) == 16
 
 

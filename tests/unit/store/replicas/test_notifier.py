@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from fulmen.ids import uuid7
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
+from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.replicas.notifications import Notification
 from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSender
 from fulmen_store.replicas.peer_client import PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
 from fulmen_store.scheduling.runner_streams import CancelRequested, Drained, RunnerStream, RunnerStreams
+from tests.support.store.project_names import known_projects
 
 LIMIT_S = 10.0
 
@@ -52,7 +54,9 @@ async def sending(
     """Runs a sender with peers at these addresses."""
     known, client = LiveReplicas(uuid7()), HeldClient()
     known.update(peers(*addresses))
-    sender = NotificationSender(replicas=known, client=client, streams=RunnerStreams(), enabled=enabled)
+    sender = NotificationSender(
+        replicas=known, client=client, streams=RunnerStreams(), projects=known_projects(), enabled=enabled
+    )
     task = asyncio.create_task(sender.run())
     try:
         yield sender, client, known
@@ -121,16 +125,17 @@ async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -
 async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
     streams, known, client = RunnerStreams(), LiveReplicas(uuid7()), HeldClient()
     known.update(peers("a:1"))
-    sender = NotificationSender(replicas=known, client=client, streams=streams)
+    sender = NotificationSender(replicas=known, client=client, streams=streams, projects=known_projects())
     here = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
     streams.attach(here)
     task = asyncio.create_task(sender.run())
     there, rollout = uuid7(), uuid7()
-    asked = CancelRequested(attempts=[(rollout, 3)])
+    asked = CancelRequested(attempts=[LeasedAttempt(1, rollout, 3)])
     sender.send_each([(here.session_id, asked), (there, asked), (there, Drained())])
     assert here.outbox.take() == asked
     _, notification, _ = await client.next()
-    assert [(hint.session_id, hint.rollout_id, hint.epoch) for hint in notification.cancels] == [(there, rollout, 3)]
+    attempt = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout, number=3)
+    assert [(hint.session_id, hint.attempt) for hint in notification.cancels] == [(there, attempt)]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

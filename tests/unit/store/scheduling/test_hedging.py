@@ -77,7 +77,7 @@ async def test_an_attempt_that_takes_longer_than_its_kind_is_started_a_second_ti
         assert await world.hedger.hedge_once() == 1
         (grant,) = grants_of(idle)
         assert (grant.rollout_id, grant.epoch, idle.credit) == (world.item.rollout_id, 2, 1)
-        assert idle.leases == {world.item.rollout_id: 2}
+        assert idle.leases == {world.item.rollout_id: grant.attempt}
         assert await world.hedger.hedge_once() == 0
 
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.ids import AttemptName, uuid7
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen_store.spans.chunks import BYTES_PER_CHUNK, SPANS_PER_CHUNK, Chunk, LooseSpans, NewChunk, compress
 from fulmen_store.spans.span_filter import SpanFacts, SpanFilter
@@ -51,7 +51,7 @@ def loose(rollout: int, count: int, *, size: int = 1, attempt: int = 1, seed: in
         start_ns=5,
         end_ns=9,
         raw=span_pb2.SpanBatch(spans=records).SerializeToString(),
-        project_id=None,
+        project=DEFAULT_PROJECT,
     )
 
 
@@ -170,7 +170,7 @@ def test_pages_together_are_the_sorted_spans_each_once(
     found: list[tuple[int, int, int]] = []
     after = None
     while True:
-        listing = Listing(after=after, limit=limit + 1, max_bytes=10**6, wanted=None)
+        listing = Listing(DEFAULT_PROJECT, after=after, limit=limit + 1, max_bytes=10**6, wanted=None)
         for chunk in chunks:
             listing.add(chunk)
         assert listing.duplicates == len(spans) - len(set(spans))
@@ -200,7 +200,7 @@ def _chunk(rollout: UUID, attempt: int, members: list[tuple[int, int, int]]) -> 
 
 @given(body=st.binary(max_size=200))
 def test_bytes_that_are_no_export_are_refused_and_nothing_else_happens(body: bytes) -> None:
-    for take in (export_from_json, lambda raw: loose_spans(raw, own=None, project_id=None)):
+    for take in (export_from_json, lambda raw: loose_spans(raw, own=None)):
         with contextlib.suppress(ArgumentInvalid):
             take(body)
 
@@ -223,9 +223,9 @@ def test_an_export_is_taken_apart_and_put_together_without_a_change(
             {"resource": {"attributes": attributes}, "scope_spans": [{"scope": {"name": scope}, "spans": spans}]}
         ]
     )
-    own = AttemptName(rollout_id=ROLLOUTS[0], number=3)
+    own = AttemptName(project=DEFAULT_PROJECT, rollout_id=ROLLOUTS[0], number=3)
 
-    found, homeless, oversized = loose_spans(request.SerializeToString(), own=own, project_id=7)
+    found, homeless, oversized = loose_spans(request.SerializeToString(), own=own)
 
     assert (homeless, oversized) == (0, 0)
     records = [record for part in found for record in span_pb2.SpanBatch.FromString(part.raw).spans]
@@ -233,16 +233,18 @@ def test_an_export_is_taken_apart_and_put_together_without_a_change(
     assert [trace_pb2.Span.FromString(record.otlp_span) for record in records] == list(sent.scope_spans[0].spans)
     assert {record.scope for record in records} <= {scope}
     assert {record.otlp_resource for record in records} <= {sent.resource.SerializeToString()}
-    assert [(part.start_ns, part.end_ns, part.project_id) for part in found] == ([(1, 0, 7)] if names else [])
+    assert [(part.start_ns, part.end_ns, part.project) for part in found] == (
+        [(1, 0, DEFAULT_PROJECT)] if names else []
+    )
 
 
 def test_a_span_that_is_too_large_is_left_out_and_counted() -> None:
     request = trace_service_pb2.ExportTraceServiceRequest(
         resource_spans=[{"scope_spans": [{"spans": [{"name": "x" * (BYTES_PER_CHUNK + 1)}, {"name": "y"}]}]}]
     )
-    own = AttemptName(rollout_id=ROLLOUTS[0], number=1)
+    own = AttemptName(project=DEFAULT_PROJECT, rollout_id=ROLLOUTS[0], number=1)
 
-    found, homeless, oversized = loose_spans(request.SerializeToString(), own=own, project_id=None)
+    found, homeless, oversized = loose_spans(request.SerializeToString(), own=own)
 
     assert ([part.span_count for part in found], homeless, oversized) == ([1], 0, 1)
 

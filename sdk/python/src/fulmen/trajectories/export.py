@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
+from fulmen.ids import parse_attempt_name
 from fulmen.row_files import Column
 from fulmen.trajectories.credit import CreditedRow, Credits
 from fulmen.trajectories.rewards import RewardRange, ScoredTrajectory
@@ -80,14 +81,14 @@ def records(view: View, attempt: str, scored: ScoredTrajectory, credit: Credits)
 
     Args:
         view: What a row is.
-        attempt: `rollouts/{uuid}/attempts/{n}`.
+        attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         scored: The attempt's trajectory with its rewards.
         credit: Made of `scored`.
 
     Raises:
         ModelCallInvalid: If a recorded request or answer is not JSON.
     """
-    rollout, _, number = attempt.rpartition("/attempts/")
+    name = parse_attempt_name(attempt)
     match view:
         case View.ROWS:
             found = _rows(credit)
@@ -99,7 +100,7 @@ def records(view: View, attempt: str, scored: ScoredTrajectory, credit: Credits)
             assert_never(view)
     final = {each.dimension: each.value for each in scored.rewards if each.is_final}
     for each in found:
-        whole = {"rollout": rollout, "attempt": int(number), "final_rewards": final, **each}
+        whole = {"rollout": name.rollout, "attempt": name.number, "final_rewards": final, **each}
         yield {name: whole[name] for name in COLUMNS[view]}
 
 

@@ -34,7 +34,7 @@ class ScoredRollout:
     """A rollout that can be trained on, with its rewards.
 
     Attributes:
-        name: `rollouts/{uuid}`.
+        name: `projects/{project}/rollouts/{uuid}`.
         group: Its group.
         rewards: The final rewards that count, by dimension, and the penalty for length.
         role_rewards: Final rewards of roles that have their own.

@@ -53,7 +53,7 @@ class FinishedRollout:
     """A rollout in its final state.
 
     Attributes:
-        name: `rollouts/{uuid}`.
+        name: `projects/{project}/rollouts/{uuid}`.
         attempt: Name of the attempt that decided the state; empty if none did.
         succeeded: Whether the agent ended well.
         reward: Final reward, unitless; None if missing, which is never treated as zero.

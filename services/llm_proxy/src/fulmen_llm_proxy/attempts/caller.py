@@ -13,7 +13,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt that a call belongs to.
 
     Attributes:
-        attempt: `rollouts/{rollout}/attempts/{n}`.
+        attempt: `projects/{p}/rollouts/{r}/attempts/{n}`.
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
         expires_s: Unix time at which its key expires, seconds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulmen import attributes as names
-from fulmen.ids import parse_attempt_name, rollout_name, span_id_of
+from fulmen.ids import parse_attempt_name, span_id_of
 from fulmen_llm_proxy.capture import genai
 from fulmen_llm_proxy.capture.call_span import clean
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
@@ -20,7 +20,7 @@ class CallTraces:
         """Adds a finished call."""
         name, model = parse_attempt_name(call.attribution.attempt), clean(call.model)
         attributes: dict[str, str | int | float] = {
-            names.ROLLOUT: rollout_name(name.rollout_id),
+            names.ROLLOUT: name.rollout,
             names.ATTEMPT: name.number,
             genai.OPERATION: call.api.operation,
             genai.REQUEST_MODEL: model,

@@ -16,7 +16,7 @@ class PackedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A chunk, and what the attempt's ledger records of it.
 
     Attributes:
-        attempt: `rollouts/{rollout}/attempts/{n}`.
+        attempt: `projects/{p}/rollouts/{r}/attempts/{n}`.
         chunk: serialised `fulmen.store.v1.SpanChunk`.
         calls: number of calls that end in it; 0 if its only call continues in the next chunk.
         unusable: number of calls that may not be trained on.

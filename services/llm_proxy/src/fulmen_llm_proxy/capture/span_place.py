@@ -41,7 +41,7 @@ def place_of(trace_parent: str, attempt: str) -> SpanPlace:
 
     Args:
         trace_parent: the caller's `traceparent`; ignored if malformed.
-        attempt: `rollouts/{rollout}/attempts/{n}`.
+        attempt: `projects/{project}/rollouts/{rollout}/attempts/{n}`.
     """
     span_id = f"{random.getrandbits(64) or 1:016x}"
     named = _named(trace_parent)

@@ -27,8 +27,8 @@ class Assignment:
     """An attempt to run, with the lease under which it runs.
 
     Attributes:
-        attempt: `rollouts/{uuid}/attempts/{n}`.
-        rollout: `rollouts/{uuid}`.
+        attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
+        rollout: `projects/{project}/rollouts/{uuid}`.
         number: The n of `attempt`.
         agent: `resources/{id}/versions/{n}`; empty for the runner's default agent.
         input: The task, encoded as `input_content_type` says.

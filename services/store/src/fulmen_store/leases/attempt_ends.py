@@ -12,7 +12,6 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen.ids import attempt_name
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import (
@@ -21,6 +20,7 @@ from fulmen_store.leases.leases import (
     CompletionStatus,
     EndedAttempt,
     HeldLease,
+    LeasedAttempt,
     LeaseTable,
 )
 from fulmen_store.metrics import StoreMetrics
@@ -35,7 +35,8 @@ __all__ = [
 
 MAX_ROUNDS: Final = 5
 
-AttemptKey = tuple[UUID, UUID, int]
+AttemptKey = tuple[UUID, UUID, int, int]
+"""Rollout, session, epoch and project."""
 
 
 class AttemptEnds:
@@ -76,7 +77,13 @@ class AttemptEnds:
         """Ends the attempts of leases for one reason, such as LEASE_LOST; returns the number that ended now."""
         statuses = await self.report(
             [
-                AttemptReport(rollout_id=lease.rollout_id, session_id=lease.session_id, epoch=lease.epoch, kind=kind)
+                AttemptReport(
+                    project_id=lease.project_id,
+                    rollout_id=lease.rollout_id,
+                    session_id=lease.session_id,
+                    epoch=lease.epoch,
+                    kind=kind,
+                )
                 for lease in leases
             ]
         )
@@ -113,14 +120,14 @@ class AttemptEnds:
                 break
         for key in pending:
             raise DatabaseUnavailable(
-                "The lease changed repeatedly while its attempt ended.", attempt=attempt_name(key[0], key[2])
+                "The lease changed repeatedly while its attempt ended.", rollout_id=str(key[0]), number=key[2]
             )
         return statuses
 
     async def _held(self, reports: Iterable[AttemptReport]) -> dict[AttemptKey, HeldLease]:
         ids = list({report.rollout_id for report in reports})
         leases = await self._table.held(ids) if ids else []
-        return {(lease.rollout_id, lease.session_id, lease.epoch): lease for lease in leases}
+        return {(lease.rollout_id, lease.session_id, lease.epoch, lease.project_id): lease for lease in leases}
 
     async def _write(
         self,
@@ -135,7 +142,7 @@ class AttemptEnds:
         finished: set[int] = set()
         written = await self._write_ends(ends, held)
         for ended in written:
-            key = (ended.item.rollout_id, ended.session_id, ended.epoch)
+            key = (ended.item.rollout_id, ended.session_id, ended.epoch, ended.item.project_id)
             statuses[key] = CompletionStatus.APPLIED
             del pending[key]
             if ended.rollout_state in FINAL_STATES:
@@ -144,7 +151,7 @@ class AttemptEnds:
                 requeued.append((ended.item, ends[key].delay_s))
         self._events.attempts_ended.emit(written)
         superseded = [
-            (session_id, LeasesLost(attempts=[(ended.item.rollout_id, epoch)]))
+            (session_id, LeasesLost(attempts=[LeasedAttempt(ended.item.project_id, ended.item.rollout_id, epoch)]))
             for ended in written
             if ended.superseded is not None
             for session_id, epoch in [ended.superseded]
@@ -206,7 +213,7 @@ class AttemptEnds:
         if not stale:
             return
         stored = {
-            (end.rollout_id, end.session_id, end.epoch): end
+            (end.rollout_id, end.session_id, end.epoch, end.project_id): end
             for end in await self._table.ended([(key[0], key[2]) for key in stale])
         }
         for key in stale:
@@ -216,7 +223,7 @@ class AttemptEnds:
 
 
 def _key(report: AttemptReport) -> AttemptKey:
-    return report.rollout_id, report.session_id, report.epoch
+    return report.rollout_id, report.session_id, report.epoch, report.project_id
 
 
 RETRY_PAUSE_S: Final = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from uuid import UUID
 
-from fulmen.ids import parse_attempt_name
+from fulmen.ids import AttemptName
 from fulmen.store.v1 import attempt_pb2, lease_pb2
 from fulmen_store.leases.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
 from fulmen_store.leases.leases import AttemptReport
@@ -24,13 +24,8 @@ def explained(text: str) -> bytes:
     return attempt_pb2.Attempt(failure_message=text).SerializeToString(deterministic=True)
 
 
-def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
-    """Decodes a runner's report; returns what is wrong with it if it is malformed.
-
-    Raises:
-        ArgumentInvalid: If the attempt's name is malformed.
-    """
-    attempt = parse_attempt_name(result.attempt, field="results[].attempt")
+def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_id: int) -> AttemptReport | str:
+    """Decodes a runner's report of the attempt that it names; returns what is wrong with it if it is malformed."""
     rewards = [
         RewardValue(
             dimension=reward.dimension or "reward",
@@ -58,6 +53,7 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
         if not reward.dimension:
             reward.dimension = "reward"
     return AttemptReport(
+        project_id=project_id,
         rollout_id=attempt.rollout_id,
         session_id=session_id,
         epoch=attempt.number,

@@ -39,8 +39,9 @@ with k as (
         x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, i.c, i.leased_at,
         i.rival_session, i.rival_epoch, i.rival_leased_at
     from unnest(
-        $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[]
-    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, report)
+        $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[],
+        $9::int[]
+    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id)
     cross join lateral (
         select
             q.ctid as c,
@@ -50,6 +51,7 @@ with k as (
             case when q.epoch = x.epoch then q.hedge_leased_at else q.leased_at end as rival_leased_at
         from item q
         where q.id = x.id and q.cancel_requested = x.cancel_requested and q.hedge_leased_at is not null
+            and q.project_id = x.project_id
             and (
                 (q.session is not distinct from x.session and q.epoch = x.epoch)
                 or (q.hedge_session is not distinct from x.session and q.hedge_epoch = x.epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
@@ -22,6 +22,7 @@ __all__ = [
     "HedgeCandidate",
     "HeldLease",
     "LeaseTable",
+    "LeasedAttempt",
     "Project",
     "QuotaClaim",
     "SessionOwner",
@@ -35,6 +36,14 @@ class Project:
     project_id: int
     name: str
     terms: QueueTerms = DEFAULT_TERMS
+
+
+class LeasedAttempt(NamedTuple):
+    """An attempt as leases refer to it; the epoch of its lease is its number."""
+
+    project_id: int
+    rollout_id: UUID
+    epoch: int
 
 
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
@@ -52,6 +61,11 @@ class Grant:
     epoch: int
     project_id: int
     request: bytes
+
+    @property
+    def attempt(self) -> LeasedAttempt:
+        """The attempt that runs under it."""
+        return LeasedAttempt(self.project_id, self.rollout_id, self.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +111,11 @@ class HeldLease:
     time_left_s: float | None = None
     hedged: bool = False
 
+    @property
+    def attempt(self) -> LeasedAttempt:
+        """The attempt that runs under it."""
+        return LeasedAttempt(self.project_id, self.rollout_id, self.epoch)
+
 
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +127,7 @@ class AttemptReport:
         report: Rewards, output and message, opaque here.
     """
 
+    project_id: int
     rollout_id: UUID
     session_id: UUID
     epoch: int
@@ -150,6 +170,7 @@ class EndedAttempt:
 class EndedReport:
     """The stored end of an attempt, which distinguishes a repeated report from a stale one."""
 
+    project_id: int
     rollout_id: UUID
     epoch: int
     session_id: UUID

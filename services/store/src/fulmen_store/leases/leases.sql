@@ -73,12 +73,12 @@ with k as (
         x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, i.c, i.session, i.leased_at
     from unnest(
         $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
-        $8::float8[], $9::smallint[], $10::bytea[]
-    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report)
+        $8::float8[], $9::smallint[], $10::bytea[], $11::int[]
+    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id)
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
         where q.id = x.id and q.session is not distinct from x.session and q.epoch = x.epoch
-            and q.cancel_requested = x.cancel_requested and q.hedge_session is null
+            and q.cancel_requested = x.cancel_requested and q.hedge_session is null and q.project_id = x.project_id
         limit 1 for update
     ) i
 ), d as (
@@ -121,12 +121,13 @@ select
 from u;
 
 -- name: ended_attempts
-select a.rollout_id, a.number, a.session, a.failure_kind, a.report
+select r.project_id, a.rollout_id, a.number, a.session, a.failure_kind, a.report
 from unnest($1::uuid[], $2::int[]) as x (id, number)
 cross join lateral (
     select q.rollout_id, q.number, q.session, q.failure_kind, q.report from attempt q
     where q.rollout_id = x.id and q.number = x.number limit 1
-) a;
+) a
+cross join lateral (select q.project_id from rollout q where q.id = x.id limit 1) r;
 
 -- name: refill_queue
 select

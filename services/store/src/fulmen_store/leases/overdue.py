@@ -113,16 +113,17 @@ class OverdueReaper:
         statuses = await self._ends.report([self._report(attempt) for attempt in found])
         ended = [attempt for attempt, status in zip(found, statuses, strict=True) if status is CompletionStatus.APPLIED]
         self._events.session_notices.emit(
-            [(attempt.session_id, LeasesLost(attempts=[(attempt.rollout_id, attempt.epoch)])) for attempt in ended]
+            [(attempt.session_id, LeasesLost(attempts=[attempt.attempt])) for attempt in ended]
         )
         return len(ended)
 
     def _report(self, attempt: OverdueAttempt) -> AttemptReport:
         kind, text = _ENDS[attempt.reason]
         return AttemptReport(
-            rollout_id=attempt.rollout_id,
+            project_id=attempt.attempt.project_id,
+            rollout_id=attempt.attempt.rollout_id,
             session_id=attempt.session_id,
-            epoch=attempt.epoch,
+            epoch=attempt.attempt.epoch,
             kind=kind,
             report=explained(text),
         )

@@ -3,7 +3,7 @@
 
 -- name: overdue_attempts
 select
-    i.id, i.session, i.epoch,
+    i.id, i.project_id, i.session, i.epoch,
     case when i.cancel_by <= now() then 1 when i.deadline <= now() then 2 else 3 end as reason
 from item i
 where i.session is not null

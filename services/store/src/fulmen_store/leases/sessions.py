@@ -16,7 +16,7 @@ from fulmen.ids import runner_name, uuid7
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.leases import HeldLease, LeaseTable, SessionOwner
+from fulmen_store.leases.leases import HeldLease, LeasedAttempt, LeaseTable, SessionOwner
 from fulmen_store.leases.table import SessionTable
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.runners.session_updates import SessionUpdates
@@ -46,7 +46,7 @@ class Resumed:
     """A resumed session: its stream, and the attempts that the runner works on but no longer holds."""
 
     stream: RunnerStream
-    lost: Sequence[tuple[UUID, int]]
+    lost: frozenset[LeasedAttempt]
 
 
 class Sessions:
@@ -102,7 +102,7 @@ class Sessions:
         while (notice := stream.outbox.take()) is not None:
             if isinstance(notice, Assigned):
                 self._events.leases_undelivered.emit(
-                    [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
+                    [released(grant.attempt, grant.session_id) for grant in notice.grants]
                 )
 
     def record_activity(self, session_id: UUID) -> None:
@@ -120,7 +120,7 @@ class Sessions:
         owner: SessionOwner,
         labels: frozenset[str],
         projects: frozenset[int] | None,
-        running: frozenset[tuple[UUID, int]],
+        running: frozenset[LeasedAttempt],
     ) -> Resumed:
         """RunnerStreams a session again; its unlisted leases are released, those asked to be cancelled are named.
 
@@ -130,16 +130,16 @@ class Sessions:
         await self.renew(session_id, owner=owner)
         stream = self.attach(session_id, labels=labels, projects=projects)
         (held,) = await self.lookups.submit([session_id])
-        keys = {(lease.rollout_id, lease.epoch): lease for lease in held}
+        keys = {lease.attempt: lease for lease in held}
         unlisted = [lease for key, lease in keys.items() if key not in running]
         if unlisted:
             await self._ends.end_leases(unlisted, FailureKind.RELEASED)
-        for rollout_id, epoch in running & keys.keys():
-            stream.leases[rollout_id] = epoch
+        for attempt in running & keys.keys():
+            stream.leases[attempt.rollout_id] = attempt
         cancelled = [key for key, lease in keys.items() if key in running and lease.cancel_requested]
         if cancelled:
             stream.send(CancelRequested(attempts=cancelled))
-        return Resumed(stream=stream, lost=sorted(running - keys.keys()))
+        return Resumed(stream=stream, lost=running - keys.keys())
 
     async def renew(self, session_id: UUID, *, owner: SessionOwner) -> None:
         """Extends a session immediately.
@@ -162,15 +162,11 @@ class Sessions:
         (held,) = await self.lookups.submit([session_id])
         return held
 
-    async def release(self, session_id: UUID, *, attempts: frozenset[tuple[UUID, int]] | None) -> int:
+    async def release(self, session_id: UUID, *, attempts: frozenset[LeasedAttempt] | None) -> int:
         """Releases leases, or all of them and ends the session; returns the number of released leases."""
         if attempts is None:
             await self._sessions.end([session_id])
-        held = [
-            lease
-            for lease in await self.held(session_id)
-            if attempts is None or (lease.rollout_id, lease.epoch) in attempts
-        ]
+        held = [lease for lease in await self.held(session_id) if attempts is None or lease.attempt in attempts]
         return await self._ends.end_leases(held, FailureKind.RELEASED) if held else 0
 
     async def _look_up(self, session_ids: Sequence[UUID]) -> list[list[HeldLease]]:
@@ -197,7 +193,7 @@ class LeaseRenewer:
         self._streams = streams
         self._updates = updates
         self._lease_ttl_s = lease_ttl_s
-        self._missing: dict[UUID, set[tuple[UUID, int]]] = {}
+        self._missing: dict[UUID, set[LeasedAttempt]] = {}
 
     async def run(self) -> None:
         """Renews until cancelled."""
@@ -227,21 +223,17 @@ class LeaseRenewer:
 
     async def _compare(self) -> None:
         believed = {
-            stream.session_id: {(rollout_id, epoch) for rollout_id, epoch in stream.leases.items()}
-            for stream in self._streams.all_open()
-            if stream.leases
+            stream.session_id: set(stream.leases.values()) for stream in self._streams.all_open() if stream.leases
         }
         if not believed:
             self._missing = {}
             return
-        held: dict[UUID, set[tuple[UUID, int]]] = {}
+        held: dict[UUID, set[LeasedAttempt]] = {}
         for lease in await self._leases.held_by(list(believed)):
-            held.setdefault(lease.session_id, set()).add((lease.rollout_id, lease.epoch))
+            held.setdefault(lease.session_id, set()).add(lease.attempt)
             if lease.cancel_requested:
-                self._streams.send_each(
-                    [(lease.session_id, CancelRequested(attempts=[(lease.rollout_id, lease.epoch)]))]
-                )
-        missing: dict[UUID, set[tuple[UUID, int]]] = {}
+                self._streams.send_each([(lease.session_id, CancelRequested(attempts=[lease.attempt]))])
+        missing: dict[UUID, set[LeasedAttempt]] = {}
         for session_id, keys in believed.items():
             gone = keys - held.get(session_id, set())
             # An end may be in progress: only a lease missing twice in a row is lost.
@@ -250,13 +242,13 @@ class LeaseRenewer:
             missing[session_id] = gone - lost
         self._missing = missing
 
-    def _send_lost(self, session_id: UUID, lost: set[tuple[UUID, int]]) -> None:
+    def _send_lost(self, session_id: UUID, lost: set[LeasedAttempt]) -> None:
         stream = self._streams.find(session_id)
         if stream is None:
             return
-        known = [key for key in sorted(lost) if stream.leases.get(key[0]) == key[1]]
-        for rollout_id, _ in known:
-            del stream.leases[rollout_id]
+        known = [attempt for attempt in sorted(lost) if stream.leases.get(attempt.rollout_id) == attempt]
+        for attempt in known:
+            del stream.leases[attempt.rollout_id]
         if known:
             stream.send(LeasesLost(attempts=known))
 

@@ -19,10 +19,12 @@ from fulmen_store.leases.leases import (
     Grant,
     HedgeCandidate,
     HeldLease,
+    LeasedAttempt,
     Project,
     QuotaClaim,
     SessionOwner,
 )
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.runners.session_updates import SessionUpdate
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
@@ -50,10 +52,11 @@ QUOTA_LOCK: Final = 0x71756F74
 
 
 class PgLeaseTable:
-    """Implements `LeaseTable`."""
+    """Implements `LeaseTable`. The projects of what it returns are known to `projects`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
+        self._projects = projects
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Grants a lease to each (rollout, session) pair whose rollout waits; returns the grants."""
@@ -72,15 +75,15 @@ class PgLeaseTable:
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
         """Returns the leases on these rollouts."""
-        return [_held(row) for row in await self._database.fetch("held_leases", rollout_ids)]
+        return await self._leases(await self._database.fetch("held_leases", rollout_ids))
 
     async def held_by(self, session_ids: Sequence[UUID]) -> list[HeldLease]:
         """Returns the leases of these sessions."""
-        return [_held(row) for row in await self._database.fetch("session_leases", session_ids)]
+        return await self._leases(await self._database.fetch("session_leases", session_ids))
 
     async def orphaned(self, limit: int) -> list[HeldLease]:
         """Returns leases whose session has ended."""
-        return [_held(row) for row in await self._database.fetch("orphaned_leases", limit)]
+        return await self._leases(await self._database.fetch("orphaned_leases", limit))
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
         """Writes those ends whose lease is unchanged, in one commit; returns them."""
@@ -88,11 +91,13 @@ class PgLeaseTable:
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
-                end.rollout_state, end.delay_s, end.charge, end.report.report,
+                end.rollout_state, end.delay_s, end.charge, end.report.report, end.report.project_id,
             )
             for end in ends
         ]  # fmt: skip
-        return [ended_of(row) for row in await self._database.fetch("end_attempts", *columns(rows, 10))]
+        written = await self._database.fetch("end_attempts", *columns(rows, 11))
+        await self._projects.load(row["project_id"] for row in written)
+        return [ended_of(row) for row in written]
 
     async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
         """Writes ends of hedged attempts, at most one per rollout, in one commit."""
@@ -100,16 +105,18 @@ class PgLeaseTable:
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
-                end.rollout_state, end.report.report,
+                end.rollout_state, end.report.report, end.report.project_id,
             )
             for end in ends
         ]  # fmt: skip
+        written = await self._database.fetch("end_hedged_attempts", *columns(rows, 9))
+        await self._projects.load(row["project_id"] for row in written)
         return [
             replace(
                 ended_of(row),
                 superseded=(row["rival_session"], row["rival_epoch"]) if row["rival_session"] is not None else None,
             )
-            for row in await self._database.fetch("end_hedged_attempts", *columns(rows, 8))
+            for row in written
         ]
 
     async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
@@ -127,6 +134,7 @@ class PgLeaseTable:
         """Returns the stored ends of attempts named by (rollout, epoch)."""
         return [
             EndedReport(
+                project_id=row["project_id"],
                 rollout_id=row["rollout_id"],
                 epoch=row["number"],
                 session_id=row["session"],
@@ -138,10 +146,10 @@ class PgLeaseTable:
 
     async def projects(self) -> list[Project]:
         """Returns all projects."""
-        return [
-            Project(project_id=row["id"], name=row["name"], terms=terms_of(row))
-            for row in await self._database.fetch("all_projects")
-        ]
+        rows = await self._database.fetch("all_projects")
+        for row in rows:
+            self._projects.learn(row["id"], row["name"])
+        return [Project(project_id=row["id"], name=row["name"], terms=terms_of(row)) for row in rows]
 
     async def oldest(self, project_id: int, *, per_priority: int) -> list[tuple[ReadyItem, float]]:
         """Returns the oldest waiting items of each sort_priority, each with the seconds until it may run."""
@@ -152,6 +160,10 @@ class PgLeaseTable:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         rows = await self._database.fetch("refill_queue", project_id, after[0], after[1], limit)
         return [(item_of(row), row["delay_s"]) for row in rows]
+
+    async def _leases(self, rows: Sequence[asyncpg.Record]) -> list[HeldLease]:
+        await self._projects.load(row["project_id"] for row in rows)
+        return [_held(row) for row in rows]
 
 
 class SessionTable:
@@ -269,21 +281,23 @@ class AttemptCheckTable:
 
 
 class OverdueTable:
-    """Implements `OverdueTable`."""
+    """Implements `OverdueTable`. The projects of what it returns are known to `projects`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
+        self._projects = projects
 
     async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:
         """Returns leases whose attempt is past its timeout and a grace, its cancel grace or its deadline."""
+        rows = await self._database.fetch("overdue_attempts", attempt_grace_s, limit)
+        await self._projects.load(row["project_id"] for row in rows)
         return [
             OverdueAttempt(
-                rollout_id=row["id"],
+                attempt=LeasedAttempt(row["project_id"], row["id"], row["epoch"]),
                 session_id=row["session"],
-                epoch=row["epoch"],
                 reason=OverdueReason(row["reason"]),
             )
-            for row in await self._database.fetch("overdue_attempts", attempt_grace_s, limit)
+            for row in rows
         ]
 
     async def fail_waiting(self, limit: int) -> list[int]:
@@ -303,7 +317,6 @@ class OverdueReason(IntEnum):
 class OverdueAttempt:
     """A lease whose attempt is overdue."""
 
-    rollout_id: UUID
+    attempt: LeasedAttempt
     session_id: UUID
-    epoch: int
     reason: OverdueReason

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from fulmen.ids import AttemptName
+
 __all__ = [
     "CancelHint",
     "Notification",
@@ -19,8 +21,7 @@ class CancelHint:
     """An attempt that was asked to stop, and the runner session that holds it."""
 
     session_id: UUID
-    rollout_id: UUID
-    epoch: int
+    attempt: AttemptName
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,9 @@ from uuid import UUID
 
 import structlog
 
+from fulmen.ids import AttemptName
 from fulmen_store.leases.leases import LeaseTable
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
@@ -50,12 +52,19 @@ class NotificationSender:
     """Background role: collects this replica's events and notifies every live peer."""
 
     def __init__(
-        self, *, replicas: LiveReplicas, client: PeerClient, streams: RunnerStreams, enabled: bool = True
+        self,
+        *,
+        replicas: LiveReplicas,
+        client: PeerClient,
+        streams: RunnerStreams,
+        projects: ProjectNames,
+        enabled: bool = True,
     ) -> None:
         """Wires the role; unless `enabled`, nothing is sent and the peers rely on their polls."""
         self._replicas = replicas
         self._client = client
         self._streams = streams
+        self._projects = projects
         self._enabled = enabled
         self._pending = Notification()
         self._arrived = asyncio.Event()
@@ -88,8 +97,13 @@ class NotificationSender:
                 stream.send(notice)
             elif isinstance(notice, CancelRequested) and len(self._pending.cancels) < MAX_CANCELS:
                 self._pending.cancels += [
-                    CancelHint(session_id=session_id, rollout_id=rollout_id, epoch=epoch)
-                    for rollout_id, epoch in notice.attempts
+                    CancelHint(
+                        session_id=session_id,
+                        attempt=AttemptName(
+                            project=self._projects.name(one.project_id), rollout_id=one.rollout_id, number=one.epoch
+                        ),
+                    )
+                    for one in notice.attempts
                 ]
                 self._arrived.set()
 
@@ -168,12 +182,10 @@ class NotificationReceiver:
             ]
         )
         connected = {
-            (hint.session_id, hint.rollout_id) for hint in notification.cancels if self._streams.find(hint.session_id)
+            (hint.session_id, hint.attempt.rollout_id) for hint in notification.cancels if self._streams.find(hint.session_id)
         }
         if not connected:
             return
         for lease in await self._leases.held(sorted({rollout_id for _, rollout_id in connected})):
             if lease.cancel_requested and (lease.session_id, lease.rollout_id) in connected:
-                self._streams.send_each(
-                    [(lease.session_id, CancelRequested(attempts=[(lease.rollout_id, lease.epoch)]))]
-                )
+                self._streams.send_each([(lease.session_id, CancelRequested(attempts=[lease.attempt]))])

@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc.aio
 
-from fulmen.ids import attempt_name, runner_name
+from fulmen.ids import runner_name
 from fulmen.rpc.credentials import channel_credentials
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
@@ -90,8 +90,7 @@ def _request(notification: Notification) -> pb.NotifyRequest:
         resource_projects=sorted(notification.resources),
         projects_changed=notification.projects_changed,
         cancels=[
-            pb.CancelHint(runner=runner_name(hint.session_id), attempt=attempt_name(hint.rollout_id, hint.epoch))
-            for hint in notification.cancels
+            pb.CancelHint(runner=runner_name(hint.session_id), attempt=str(hint.attempt)) for hint in notification.cancels
         ],
     )
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
-from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInvalid
+from fulmen.errors import DatabaseUnavailable, RolloutStateInvalid
 from fulmen.ids import rollout_name
 from fulmen_store.rollouts.codec import repeated_rollout
 from fulmen_store.rollouts.filter import Expression
 from fulmen_store.rollouts.lists import DeadLetterTable
-from fulmen_store.rollouts.records import DeadRollout, RolloutRetried
+from fulmen_store.rollouts.records import DeadRollout, RolloutRetried, RolloutView
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
@@ -54,23 +54,20 @@ class DeadLetters:
         self._table = table
         self._dead = dead
 
-    async def retry(self, rollout_ids: Sequence[UUID], *, request_id: str) -> list[UUID]:
+    async def retry(self, views: Sequence[RolloutView], *, request_id: str) -> list[UUID]:
         """Runs each of these final rollouts again.
 
         Raises:
-            RolloutNotFound: If a name is unknown.
             RolloutStateInvalid: If one is not final.
         """
-        views = {view.rollout_id: view for view in await self._table.view(rollout_ids)}
-        for rollout_id in rollout_ids:
-            view = views.get(rollout_id)
-            if view is None:
-                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
+        drafts = [repeated_rollout(view) for view in views]
+        for view, draft in zip(views, drafts, strict=True):
             if view.state not in FINAL_STATES:
                 raise RolloutStateInvalid(
-                    "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
+                    "Only a final rollout can be run again.",
+                    rollout=rollout_name(draft.project, view.rollout_id),
+                    state=view.state.name,
                 )
-        drafts = [repeated_rollout(views[rollout_id]) for rollout_id in rollout_ids]
         return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
 
     async def retry_dead(

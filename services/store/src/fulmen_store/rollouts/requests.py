@@ -209,7 +209,7 @@ def require_training_run(name: str) -> None:
 
 def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if rollout.name:
-        yield from _name_problems(rollout.name, now_ms)
+        yield from _name_problems(rollout.name, rollout.project, now_ms)
     if not _PROJECT.fullmatch(rollout.project):
         yield "project", "is not of the form projects/{project}"
     if rollout.training_run and not _TRAINING_RUN.fullmatch(rollout.training_run):
@@ -248,13 +248,16 @@ def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
         yield "group_id", "is required with a group_size above 1"
 
 
-def _name_problems(name: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
+def _name_problems(name: str, project: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
     try:
-        rollout_id = parse_rollout_name(name)
+        parsed = parse_rollout_name(name)
     except ArgumentInvalid:
-        yield "name", "is not of the form rollouts/{uuid7}"
+        yield "name", "is not of the form projects/{project}/rollouts/{uuid7}"
         return
-    if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122 or str(rollout_id) != name.partition("/")[2]:
+    rollout_id = parsed.rollout_id
+    if parsed.project != project:
+        yield "name", "is not in the rollout's project"
+    if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122:
         yield "name", "does not hold a UUID of version 7 in lower case"
     elif now_ms is not None and not now_ms - MAX_ID_AGE_MS <= uuid7_unix_ms(rollout_id) <= now_ms + MAX_ID_SKEW_MS:
         yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"

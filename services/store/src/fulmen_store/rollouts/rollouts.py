@@ -16,7 +16,7 @@ from fulmen.ids import parse_rollout_name, rollout_name, uuid7s
 from fulmen_store.clock import Clock
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.events import QueueEvents
-from fulmen_store.leases.leases import Grant
+from fulmen_store.leases.leases import Grant, LeasedAttempt
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.rollouts.records import (
@@ -201,7 +201,7 @@ class Rollouts:
             scope = scopes.get(rollout.scope)
             if scope is None:
                 scope = scopes[rollout.scope] = await self._scope(rollout)
-            rollout.id = parse_rollout_name(rollout.name) if rollout.name else next(new_ids)
+            rollout.id = parse_rollout_name(rollout.name).rollout_id if rollout.name else next(new_ids)
             rollout.project_id, rollout.run_id = scope.project_id, scope.run_id
             rollout.task_type, rollout.agent = scope.task_type, scope.agent
             if rollout.group_id:
@@ -223,7 +223,8 @@ class Rollouts:
         stored = await self._table.stored([item.id for item in items])
         for item in items:
             if item.id in stored and stored[item.id] != (item.project_id, item.request):
-                raise RolloutExists("The name is taken by a different rollout.", rollout=rollout_name(item.id))
+                name = rollout_name(item.project, item.id)
+                raise RolloutExists("The name is taken by a different rollout.", rollout=name)
         return [item for item in items if item.id not in stored]
 
     async def _create(self, items: Sequence[NewRollout]) -> list[bool]:
@@ -253,7 +254,7 @@ class Rollouts:
             self._events.projects_finished.emit(finished)
         self._events.session_notices.emit(
             [
-                (one.session_id, CancelRequested(attempts=[(one.rollout_id, one.epoch)]))
+                (one.session_id, CancelRequested(attempts=[LeasedAttempt(one.project_id, one.rollout_id, one.epoch)]))
                 for one in done
                 if one.session_id is not None
             ]

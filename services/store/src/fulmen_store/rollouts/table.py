@@ -12,7 +12,7 @@ import asyncpg
 
 from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.database.queries import arguments
-from fulmen_store.projects.projects import is_project_name, unknown_project
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import (
     NO_RUN,
@@ -60,10 +60,10 @@ class AttemptView:
 class RolloutTable:
     """Implements `RolloutTable`, and the reads of the transport."""
 
-    def __init__(self, database: Database) -> None:
-        """Wires the table; numbers of projects and runs never change and are cached."""
+    def __init__(self, database: Database, projects: ProjectNames) -> None:
+        """Wires the table; numbers of runs never change and are cached."""
         self._database = database
-        self._projects: dict[str, int] = {}
+        self.projects = projects
         self._runs: dict[tuple[int, str], int] = {}
         self._names: OrderedDict[tuple[int, NameKind, str], int] = OrderedDict()
 
@@ -73,13 +73,7 @@ class RolloutTable:
         Raises:
             ProjectNotFound: If the project does not exist.
         """
-        known = self._projects.get(name)
-        if known is None:
-            row = await self._database.fetch_row("find_project", name) if is_project_name(name) else None
-            if row is None:
-                raise unknown_project(name)
-            known = self._projects[name] = row["id"]
-        return known
+        return await self.projects.require(name)
 
     async def run_id(self, project_id: int, name: str) -> int:
         """Returns a training run's number; a new run is recorded.
@@ -183,9 +177,11 @@ class RolloutTable:
 
     async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
         """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""
+        rows = await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
+        await self.projects.load(row["project_id"] for row in rows)
         return [
             Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])
-            for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
+            for row in rows
         ]
 
     async def log_request(

@@ -3,7 +3,7 @@
 
 -- name: list_runners
 select
-    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects
 from (
     select
         q.id, q.info, q.opened_at, q.lease_until, q.load,
@@ -17,7 +17,8 @@ from (
 cross join lateral (
     select
         count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
-        (array_agg(i.epoch order by i.id))[1:1000] as epochs
+        (array_agg(i.epoch order by i.id))[1:1000] as epochs,
+        (array_agg(i.project_id order by i.id))[1:1000] as projects
     from (
         select q.id, q.epoch, q.project_id from item q where q.session = s.id
         union all
@@ -29,7 +30,7 @@ order by s.id;
 
 -- name: find_runner
 select
-    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects
 from (
     select
         q.id, q.info, q.opened_at, q.lease_until, q.load,
@@ -41,7 +42,8 @@ from (
 cross join lateral (
     select
         count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
-        (array_agg(i.epoch order by i.id))[1:1000] as epochs
+        (array_agg(i.epoch order by i.id))[1:1000] as epochs,
+        (array_agg(i.project_id order by i.id))[1:1000] as projects
     from (
         select q.id, q.epoch, q.project_id from item q where q.session = s.id
         union all

@@ -9,7 +9,9 @@ from uuid import UUID
 
 import asyncpg
 
+from fulmen.ids import attempt_name
 from fulmen_store.database.database import Database
+from fulmen_store.projects.names import ProjectNames
 
 __all__ = [
     "RunnerTable",
@@ -20,27 +22,35 @@ __all__ = [
 class RunnerTable:
     """Implements `RunnerTable`, and the reads of the transport."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
+        self._projects = projects
 
     async def page(self, *, after: UUID, limit: int, project: str | None) -> list[RunnerView]:
         """Returns live sessions that may serve a project, oldest first, with what they run of it; None: all."""
-        return [_view(row) for row in await self._database.fetch("list_runners", after, limit, project)]
+        return await self._views(await self._database.fetch("list_runners", after, limit, project))
 
     async def find(self, session_id: UUID, *, project: str | None) -> RunnerView | None:
         """Returns one live session if it may serve a project, with what it runs of it; None: of all."""
-        row = await self._database.fetch_row("find_runner", session_id, project)
-        return None if row is None else _view(row)
+        found = await self._views(await self._database.fetch("find_runner", session_id, project))
+        return found[0] if found else None
+
+    async def _views(self, rows: Sequence[asyncpg.Record]) -> list[RunnerView]:
+        await self._projects.load(project_id for row in rows for project_id in row["projects"] or ())
+        return [_view(row, self._projects) for row in rows]
 
 
-def _view(row: asyncpg.Record) -> RunnerView:
+def _view(row: asyncpg.Record, projects: ProjectNames) -> RunnerView:
+    attempts = zip(row["projects"] or (), row["rollouts"] or (), row["epochs"] or (), strict=True)
     return RunnerView(
         session_id=row["id"],
         info=row["info"],
         opened_at=row["opened_at"],
         lease_until=row["lease_until"],
         running=row["running"],
-        attempts=list(zip(row["rollouts"] or (), row["epochs"] or (), strict=True)),
+        attempts=[
+            attempt_name(projects.name(project_id), rollout_id, epoch) for project_id, rollout_id, epoch in attempts
+        ],
         load=row["load"],
         ended=row["ended_count"],
         failed=row["failed_count"],
@@ -54,7 +64,7 @@ class RunnerView:
     Attributes:
         info: How it described itself, opaque here.
         running: Number of attempts it runs.
-        attempts: First of them, as (rollout, epoch).
+        attempts: Names of the first of them.
         load: Load that it last reported, opaque here; None if it never did.
         ended: Number of its ended attempts.
         failed: Number of those that failed.
@@ -65,7 +75,7 @@ class RunnerView:
     opened_at: datetime.datetime
     lease_until: datetime.datetime = field(compare=False)
     running: int
-    attempts: Sequence[tuple[UUID, int]]
+    attempts: Sequence[str]
     load: bytes | None
     ended: int
     failed: int

@@ -14,7 +14,7 @@ from uuid import UUID
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.clock import Clock
 from fulmen_store.events import QueueEvents
-from fulmen_store.leases.leases import AttemptReport, EndedAttempt, Grant, LeaseTable, Project
+from fulmen_store.leases.leases import AttemptReport, EndedAttempt, Grant, LeasedAttempt, LeaseTable, Project
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.replicas.live_replicas import LiveReplicas
 from fulmen_store.rollouts.transitions import FailureKind
@@ -239,9 +239,7 @@ class Dispatcher:
         unknown = [lease for lease in held if self._in_doubt[lease.rollout_id] == lease.session_id]
         self._in_doubt = {}
         if unknown:
-            self._events.leases_undelivered.emit(
-                [released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown]
-            )
+            self._events.leases_undelivered.emit([released(lease.attempt, lease.session_id) for lease in unknown])
 
     def _deliver(self, choices: Iterable[tuple[UUID, RunnerStream]], granted: Mapping[UUID, Grant]) -> None:
         per_stream: dict[RunnerStream, list[Grant]] = {}
@@ -253,12 +251,10 @@ class Dispatcher:
                 per_stream.setdefault(stream, []).append(grant)
         for stream, grants in per_stream.items():
             if stream.closed:
-                self._events.leases_undelivered.emit(
-                    [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in grants]
-                )
+                self._events.leases_undelivered.emit([released(grant.attempt, grant.session_id) for grant in grants])
                 continue
             for grant in grants:
-                stream.leases[grant.rollout_id] = grant.epoch
+                stream.leases[grant.rollout_id] = grant.attempt
             stream.send(Assigned(grants=grants))
 
     def _handle_lost(self, choices: Sequence[Choice], granted: Mapping[UUID, Grant]) -> None:
@@ -275,6 +271,12 @@ class Dispatcher:
             self._backlog.read_again(set(lost))
 
 
-def released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:
+def released(attempt: LeasedAttempt, session_id: UUID) -> AttemptReport:
     """Returns the report that releases a lease."""
-    return AttemptReport(rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=FailureKind.RELEASED)
+    return AttemptReport(
+        project_id=attempt.project_id,
+        rollout_id=attempt.rollout_id,
+        session_id=session_id,
+        epoch=attempt.epoch,
+        kind=FailureKind.RELEASED,
+    )

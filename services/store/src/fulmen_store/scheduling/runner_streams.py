@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from fulmen.errors import FulmenError
-from fulmen_store.leases.leases import CompletionStatus, EndedAttempt, Grant
+from fulmen_store.leases.leases import CompletionStatus, EndedAttempt, Grant, LeasedAttempt
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import DEFAULT_RULES, QueueRules
 
@@ -47,16 +47,16 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """Attempts, as (rollout, epoch), that the runner should stop."""
+    """Attempts that the runner should stop."""
 
-    attempts: Sequence[tuple[UUID, int]]
+    attempts: Sequence[LeasedAttempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesLost:
-    """Attempts, as (rollout, epoch), that the runner no longer holds."""
+    """Attempts that the runner no longer holds."""
 
-    attempts: Sequence[tuple[UUID, int]]
+    attempts: Sequence[LeasedAttempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class RunnerStream:
         labels: `key=value` strings of the runner.
         projects: Projects that it serves; None for all.
         credit: Number of further assignments that it accepts.
-        leases: Epochs of the leases that it was sent, by rollout.
+        leases: Attempts that it was sent, by rollout.
         last_group: Group of the item assigned last.
         last_agent: Agent version of the item assigned last.
     """
@@ -153,7 +153,7 @@ class RunnerStream:
     credit: int = 0
     closed: bool = False
     outbox: Outbox = field(default_factory=lambda: Outbox())
-    leases: dict[UUID, int] = field(default_factory=dict)
+    leases: dict[UUID, LeasedAttempt] = field(default_factory=dict)
     last_group: UUID | None = None
     last_agent: int | None = None
 

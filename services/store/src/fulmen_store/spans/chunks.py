@@ -60,10 +60,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChunk:
-    """A chunk to store; refused unless its rollout exists, in the writer's project if the writer is bound to one."""
+    """A chunk to store; refused unless its rollout exists in this project, `projects/{project}`."""
 
     chunk: Chunk
-    project_id: int | None
+    project: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class LooseSpans:
     """Spans of one attempt outside of a chunk, to be packed with others of the attempt that arrive now.
 
     Attributes:
+        project: `projects/{project}`.
         raw: A serialised `SpanBatch`, not compressed; two of them joined are one.
     """
 
@@ -80,14 +81,14 @@ class LooseSpans:
     start_ns: int
     end_ns: int
     raw: bytes = field(repr=False)
-    project_id: int | None
+    project: str
 
 
 def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
     """Groups the positions of spans that go into one chunk."""
-    waiting: dict[tuple[UUID, int, int | None], list[int]] = {}
+    waiting: dict[tuple[UUID, int, str], list[int]] = {}
     for position, part in enumerate(spans):
-        waiting.setdefault((part.rollout_id, part.attempt, part.project_id), []).append(position)
+        waiting.setdefault((part.rollout_id, part.attempt, part.project), []).append(position)
     for positions in waiting.values():
         group: list[int] = []
         count = size_bytes = 0

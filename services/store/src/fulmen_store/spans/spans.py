@@ -72,7 +72,7 @@ class Spans:
             chunks = await asyncio.gather(*(self._offloaded(new, self._blobs) for new in chunks))
         kept = await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
         if self._traces is not None:
-            self._traces.stored([new.chunk for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
+            self._traces.stored([new for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
         return kept
 
     async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
@@ -122,11 +122,11 @@ class Spans:
             end_ns=min(max(part.end_ns for part in spans), MAX_TIME_NS),
             payload=compress(raw),
         )
-        return NewChunk(chunk=chunk, project_id=first.project_id)
+        return NewChunk(chunk=chunk, project=first.project)
 
     async def _offloaded(self, new: NewChunk, blobs: Blobs) -> NewChunk:
         chunk = new.chunk
         if len(chunk.payload) < self._blob_min_bytes:
             return new
         blob = await blobs.put(chunk.payload, folder=span_folder(chunk.rollout_id))
-        return NewChunk(chunk=replace(chunk, payload=b"", blob=blob), project_id=new.project_id)
+        return NewChunk(chunk=replace(chunk, payload=b"", blob=blob), project=new.project)

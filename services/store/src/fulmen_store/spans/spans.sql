@@ -11,7 +11,7 @@ with k as (
     )
     left join lateral (
         select q.id from rollout q
-        where q.id = x.rollout_id and (x.project_id is null or q.project_id = x.project_id) limit 1
+        where q.id = x.rollout_id and q.project_id = x.project_id limit 1
     ) r on true
 ), i as (
     insert into span_chunk (
@@ -29,10 +29,10 @@ select k.n::int as n from k where not k.known;
 select
     x.n::int as n, c.rollout_id, c.attempt, c.chunk_id, c.start_ns, c.end_ns,
     coalesce(c.blob_size, length(c.payload)) as size_bytes
-from unnest($1::uuid[], $2::int[]) with ordinality as x (rollout_id, attempt, n)
+from unnest($1::uuid[], $2::int[], $3::int[]) with ordinality as x (rollout_id, attempt, project_id, n)
 cross join lateral (
     select q.id from rollout q
-    where q.id = x.rollout_id and ($3::int is null or q.project_id = $3) limit 1
+    where q.id = x.rollout_id and q.project_id = x.project_id limit 1
 ) r
 cross join lateral (
     select q.rollout_id, q.attempt, q.chunk_id, q.start_ns, q.end_ns, q.blob_size, q.payload

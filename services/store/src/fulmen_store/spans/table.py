@@ -12,11 +12,12 @@ import asyncpg
 
 from fulmen.errors import BlobMissing
 from fulmen_store.database.database import Database, columns
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.spans.chunks import Chunk, NewChunk
 
-__all__ = ["ChunkHead", "SpanTable"]
+__all__ = ["ChunkHead", "SpanParent", "SpanTable"]
 
 # How much of stored payloads one reader holds at once.
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -36,29 +37,42 @@ class ChunkHead:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanParent:
+    """An attempt whose spans are read, or a whole rollout where `number` is 0."""
+
+    project: str
+    rollout_id: UUID
+    number: int = 0
+
+
 class SpanTable:
     """Implements `SpanTable`, and the reads of the transport."""
 
-    def __init__(self, database: Database, *, blobs: Blobs | None = None) -> None:
+    def __init__(self, database: Database, projects: ProjectNames, *, blobs: Blobs | None = None) -> None:
         self._database = database
+        self._projects = projects
         self._blobs = blobs
 
     async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
         """Stores chunks in one commit; returns the positions of those whose rollout is not there."""
+        numbers = await self._projects.find_all(new.project for new in chunks)
         rows = [
             (
                 new.chunk.rollout_id, new.chunk.attempt, new.chunk.chunk_id, new.chunk.span_count, new.chunk.codec,
-                new.chunk.start_ns, new.chunk.end_ns, new.chunk.payload, new.project_id,
+                new.chunk.start_ns, new.chunk.end_ns, new.chunk.payload, numbers[new.project],
                 *((None, None) if new.chunk.blob is None else (new.chunk.blob.digest, new.chunk.blob.size_bytes)),
             )
             for new in chunks
         ]  # fmt: skip
         return {row["n"] - 1 for row in await self._database.fetch("append_chunks", *columns(rows, 11))}
 
-    async def heads(self, parents: Sequence[tuple[UUID, int]], *, project_id: int | None) -> list[list[ChunkHead]]:
-        """Returns, for each attempt, or whole rollout where the number is 0, its chunks in order of chunk id."""
+    async def heads(self, parents: Sequence[SpanParent]) -> list[list[ChunkHead]]:
+        """Returns the chunks of each parent in order of chunk id."""
         found: list[list[ChunkHead]] = [[] for _ in parents]
-        for row in await self._database.fetch("chunk_heads", *columns(parents, 2), project_id):
+        numbers = await self._projects.find_all(parent.project for parent in parents)
+        keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]
+        for row in await self._database.fetch("chunk_heads", *columns(keys, 3)):
             fields = dict(row)
             found[fields.pop("n") - 1].append(ChunkHead(**fields))
         return found

@@ -53,13 +53,13 @@ def project_limit() -> str | None:
     return None if project == ALL_PROJECTS else project
 
 
-def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:
+def is_own_attempt(project: str, rollout_id: UUID, number: int | None = None) -> bool:
     """Returns whether an attempt key reaches a rollout (or one attempt of it); true for every other role."""
     caller = current_caller()
     if caller.role is not Role.ATTEMPT:
         return True
     own = caller.attempt
-    return own is not None and own.rollout_id == rollout_id and number in (None, own.number)
+    return own is not None and (own.project, own.rollout_id) == (project, rollout_id) and number in (None, own.number)
 
 
 def require_count(items: Sequence[object], *, field: str, maximum: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
-from uuid import UUID
 
 from fulmen.ids import attempt_name, parse_attempt_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_store.leases.attempt_checks import Standing
+from fulmen_store.leases.leases import LeasedAttempt
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.runners.table import RunnerView
 from fulmen_store.scheduling.runner_streams import Acknowledgement
 
@@ -38,19 +39,20 @@ def acks_of(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]
     ]
 
 
-def names_of(attempts: Iterable[tuple[UUID, int]]) -> list[str]:
+def names_of(attempts: Iterable[LeasedAttempt], projects: ProjectNames) -> list[str]:
     """Formats names of attempts."""
-    return [attempt_name(rollout_id, epoch) for rollout_id, epoch in attempts]
+    return [attempt_name(projects.name(project_id), rollout_id, epoch) for project_id, rollout_id, epoch in attempts]
 
 
-def attempts_of(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, int]]:
-    """Parses names of attempts.
+async def attempts_of(names: Sequence[str], projects: ProjectNames, *, field: str) -> list[LeasedAttempt]:
+    """Parses names of attempts; those in an unknown project are of `NO_PROJECT`, which has no leases.
 
     Raises:
         ArgumentInvalid: If one is malformed.
     """
     parsed = [parse_attempt_name(name, field=field) for name in names]
-    return frozenset((name.rollout_id, name.number) for name in parsed)
+    numbers = await projects.find_all(name.project for name in parsed)
+    return [LeasedAttempt(numbers[name.project], name.rollout_id, name.number) for name in parsed]
 
 
 def standing_message(attempt: str, standing: Standing) -> pb.AttemptCheckResult:
@@ -102,7 +104,7 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
         name=runner_name(view.session_id),
         info=lease_pb2.RunnerInfo.FromString(view.info),
         running_count=view.running,
-        attempts=[attempt_name(rollout_id, epoch) for rollout_id, epoch in view.attempts],
+        attempts=view.attempts,
         ended_count=view.ended,
         failed_count=view.failed,
     )

@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
-from fulmen.ids import attempt_name, parse_attempt_name, parse_runner_name, runner_name
+from fulmen.ids import parse_attempt_name, parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
@@ -22,7 +22,7 @@ from fulmen_store.leases.leases import CompletionStatus, Grant, SessionOwner
 from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
-from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
@@ -65,7 +65,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         sessions: Sessions,
         dispatcher: Dispatcher,
         ends: AttemptEnds,
-        rollouts: RolloutTable,
+        projects: ProjectNames,
         checks: AttemptCheckTable,
         signer: TokenSigner,
         drain_notice_s: float,
@@ -77,7 +77,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             sessions: Runner sessions and their streams.
             dispatcher: Receives the credit of runners.
             ends: Ends attempts as reported.
-            rollouts: Table that knows the numbers of projects.
+            projects: Names and numbers of projects.
             checks: Table in which attempts are checked.
             signer: Signs attempt keys.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
@@ -86,7 +86,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._sessions = sessions
         self._dispatcher = dispatcher
         self._ends = ends
-        self._rollouts = rollouts
+        self._project_names = projects
         self._checks = checks
         self._signer = signer
         self._drain_notice_s = drain_notice_s
@@ -106,7 +106,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         try:
             yield pb.StreamLeasesResponse(
                 opened=pb.SessionOpened(
-                    runner=runner_name(stream.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
+                    runner=runner_name(stream.session_id), lease_ttl=self._ttl(), lost_attempts=lost
                 )
             )
             async for message in self._write(stream):
@@ -169,9 +169,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         if request.HasField("load"):
             self._sessions.record_load(session_id, packed_load(request.load))
         held = await self._sessions.held(session_id)
-        names = {attempt_name(lease.rollout_id, lease.epoch): lease.cancel_requested for lease in held}
-        cancelled = [name for name, asked in names.items() if asked]
-        return pb.RenewLeasesResponse(lease_ttl=self._ttl(), cancelled_attempts=cancelled, held_attempts=list(names))
+        cancelled = [lease.attempt for lease in held if lease.cancel_requested]
+        return pb.RenewLeasesResponse(
+            lease_ttl=self._ttl(),
+            cancelled_attempts=names_of(cancelled, self._project_names),
+            held_attempts=names_of((lease.attempt for lease in held), self._project_names),
+        )
 
     async def CompleteAttempts(
         self, request: pb.CompleteAttemptsRequest, context: grpc.aio.ServicerContext
@@ -185,8 +188,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Gives leases back."""
         session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
-        attempts = attempts_of(request.attempts, field="attempts") if request.attempts else None
-        count = await self._sessions.release(session_id, attempts=attempts)
+        attempts = await attempts_of(request.attempts, self._project_names, field="attempts")
+        count = await self._sessions.release(session_id, attempts=frozenset(attempts) if attempts else None)
         return pb.ReleaseLeasesResponse(released_count=count)
 
     async def CheckAttempts(
@@ -197,34 +200,38 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         names = [parse_attempt_name(one.attempt, field="attempts[].attempt") for one in request.attempts]
         found = await self._checks.look([(name.rollout_id, name.number) for name in names])
         may_know = current_caller().may_access
-        known = [one if one is not None and may_know(one.project) else None for one in found]
+        known = [
+            one if one is not None and one.project == name.project and may_know(one.project) else None
+            for one, name in zip(found, names, strict=True)
+        ]
         results = (
             standing_message(asked.attempt, standing_of(one, number=name.number, epoch=asked.epoch))
             for asked, name, one in zip(request.attempts, names, known, strict=True)
         )
         return pb.CheckAttemptsResponse(results=results)
 
-    async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[tuple[UUID, int]]]:
+    async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[str]]:
         owner = _owner()
         labels = _labels(request.info)
         projects = await self._projects(request.projects)
-        running = attempts_of(request.running_attempts, field="open.running_attempts")
+        names = sorted(set(request.running_attempts))
+        running = await attempts_of(names, self._project_names, field="open.running_attempts")
         if request.runner:
             resumed = await self._sessions.resume(
-                _session_id(request.runner), owner=owner, labels=labels, projects=projects, running=running
+                _session_id(request.runner), owner=owner, labels=labels, projects=projects, running=frozenset(running)
             )
-            return resumed.stream, resumed.lost
+            return resumed.stream, [name for name, one in zip(names, running, strict=True) if one in resumed.lost]
         session_id = await self._sessions.open(
             owner=owner, host=request.info.host, info=request.info.SerializeToString()
         )
-        return self._sessions.attach(session_id, labels=labels, projects=projects), sorted(running)
+        return self._sessions.attach(session_id, labels=labels, projects=projects), names
 
     async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
         """Returns the projects whose work a runner gets; None for all."""
         require_range("projects", len(names), 0, MAX_PROJECTS)
         limit = project_limit()
         wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
-        return frozenset([await self._rollouts.project_id(name) for name in wanted]) or None
+        return frozenset([await self._project_names.require(name) for name in wanted]) or None
 
     async def _read(self, stream: RunnerStream, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
         """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
@@ -295,9 +302,13 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case Acknowledged():
                 yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(notice.answers)))
             case CancelRequested():
-                yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=names_of(notice.attempts)))
+                yield pb.StreamLeasesResponse(
+                    cancel=pb.CancelledAttempts(attempts=names_of(notice.attempts, self._project_names))
+                )
             case LeasesLost():
-                yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names_of(notice.attempts)))
+                yield pb.StreamLeasesResponse(
+                    lease_lost=pb.LostLeases(attempts=names_of(notice.attempts, self._project_names))
+                )
             case Drained():
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
@@ -309,7 +320,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, results: Sequence[lease_pb2.AttemptResult], *, own: UUID | None = None
     ) -> list[Acknowledgement]:
         require_count(results, field="results", maximum=MAX_REPORTS)
-        reports = [report_of(result) for result in results]
+        names = [parse_attempt_name(result.attempt, field="results[].attempt") for result in results]
+        numbers = await self._project_names.find_all(name.project for name in names)
+        reports = [
+            report_of(result, name, project_id=numbers[name.project])
+            for result, name in zip(results, names, strict=True)
+        ]
         good = [report for report in reports if not isinstance(report, str)]
         foreign = await self._foreign({report.session_id for report in good} - {own})
         ended = iter(await self._ends.report([report for report in good if report.session_id not in foreign]))
@@ -330,8 +346,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     async def _release(self, session_id: UUID, names: Sequence[str]) -> list[Acknowledgement]:
         require_count(names, field="release.attempts", maximum=MAX_REPORTS)
-        attempts = [parse_attempt_name(name, field="release.attempts") for name in names]
-        statuses = await self._ends.report([released(name.rollout_id, session_id, name.number) for name in attempts])
+        attempts = await attempts_of(names, self._project_names, field="release.attempts")
+        statuses = await self._ends.report([released(attempt, session_id) for attempt in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
     def _packed(self, grants: Iterable[Grant]) -> Iterable[pb.StreamLeasesResponse]:

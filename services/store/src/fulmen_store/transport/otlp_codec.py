@@ -26,7 +26,7 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.ids import AttemptName, parse_attempt_name
+from fulmen.ids import AttemptName, attempt_of, parse_attempt_name
 from fulmen.store.v1 import span_pb2
 from fulmen_store.spans.chunks import BYTES_PER_CHUNK, SPANS_PER_CHUNK, LooseSpans
 
@@ -94,13 +94,12 @@ class _Parts:
         part.size_bytes += size_bytes
 
 
-def loose_spans(body: bytes, *, own: AttemptName | None, project_id: int | None) -> tuple[list[LooseSpans], int, int]:
+def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpans], int, int]:
     """Splits an OTLP export into spans by attempt.
 
     Args:
         body: A serialised `ExportTraceServiceRequest`.
         own: Attempt of every span; None to read it from the attributes of spans or resources.
-        project_id: Only project that the writer may write to; None if it may write to all.
 
     Returns:
         The spans by attempt, how many name no attempt, and how many are too large to be kept.
@@ -134,7 +133,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None, project_id: int | None)
             start_ns=part.start_ns,
             end_ns=part.end_ns,
             raw=span_pb2.SpanBatch(spans=part.records).SerializeToString(),
-            project_id=project_id,
+            project=attempt.project,
         )
         for attempt, parts in found.items()
         for part in parts.done
@@ -191,7 +190,7 @@ def _attempt_of(attributes: Iterable[common_pb2.KeyValue]) -> AttemptName | None
             # OTEL_RESOURCE_ATTRIBUTES makes strings of everything.
             number = attribute.value.string_value or str(attribute.value.int_value)
     try:
-        return parse_attempt_name(f"{rollout}/attempts/{number}") if rollout else None
+        return parse_attempt_name(attempt_of(rollout, number)) if rollout else None
     except ArgumentInvalid:
         return None
 

@@ -11,9 +11,7 @@ from fulmen.errors import QuotaExceeded
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.spans.spans import Spans
-from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
@@ -28,9 +26,8 @@ RETRY_AFTER_S: Final = 1.0
 class OtlpIngest:
     """Stores exports of the caller that is bound to the context."""
 
-    def __init__(self, *, spans: Spans, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
+    def __init__(self, *, spans: Spans, metrics: StoreMetrics) -> None:
         self._spans = spans
-        self._rollouts = rollouts
         self._metrics = metrics
         self._bytes_in_flight = 0
 
@@ -57,18 +54,20 @@ class OtlpIngest:
     async def _store(self, body: bytes, *, as_json: bool) -> trace_service_pb2.ExportTraceServiceResponse:
         caller = current_caller()
         own = caller.attempt if caller.role is Role.ATTEMPT else None
-        limit = project_limit()
-        project_id = None if limit is None else await self._rollouts.project_id(limit)
 
         def take_apart() -> tuple[list, int, int]:
-            return loose_spans(export_from_json(body) if as_json else body, own=own, project_id=project_id)
+            return loose_spans(export_from_json(body) if as_json else body, own=own)
 
         if len(body) <= (INLINE_JSON_BYTES if as_json else INLINE_DECODE_BYTES):
             loose, homeless, oversized = take_apart()
         else:
             loose, homeless, oversized = await asyncio.to_thread(take_apart)
-        kept = await self._spans.append_loose(loose)
-        unknown = sum(part.span_count for part, is_kept in zip(loose, kept, strict=True) if not is_kept)
+        # What the caller may not access is as if it did not exist.
+        reached = [part for part in loose if caller.may_access(part.project)]
+        kept = await self._spans.append_loose(reached)
+        unknown = sum(part.span_count for part in loose) - sum(
+            part.span_count for part, is_kept in zip(reached, kept, strict=True) if is_kept
+        )
         self._metrics.spans_rejected(homeless + oversized + unknown)
         return _response(homeless=homeless, oversized=oversized, unknown=unknown)
 

@@ -47,7 +47,7 @@ def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
     for index, hint in enumerate(request.cancels):
         attempt = parse_attempt_name(hint.attempt, field=f"cancels[{index}].attempt")
         session_id = parse_runner_name(hint.runner, field=f"cancels[{index}].runner")
-        yield CancelHint(session_id=session_id, rollout_id=attempt.rollout_id, epoch=attempt.number)
+        yield CancelHint(session_id=session_id, attempt=attempt)
 
 
 def _check_length(field: str, entries: Sequence[object], maximum: int) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, runner_name
+from fulmen.ids import attempt_of, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import TokenSigner
@@ -41,7 +41,7 @@ MODE_CLAIMS: Mapping[int, str] = {
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
     """Encodes a rollout as it is now, without its ended attempts."""
     message = rollout_pb2.Rollout.FromString(view.request)
-    message.name = rollout_name(view.rollout_id)
+    message.name = rollout_name(message.project, view.rollout_id)
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value
     message.ended_attempt_count = view.ended_attempts
@@ -57,11 +57,12 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
     """Encodes a rollout with its attempts, oldest first."""
     message = rollout_of(view)
     message.ended_attempt_count = len(attempts)
+    numbers = [*(attempt.number for attempt in attempts), *(live.number for live in view.running)]
     for attempt in attempts:
-        message.attempts.append(_attempt(attempt))
+        message.attempts.append(_attempt(attempt, attempt_of(message.name, attempt.number)))
     for live in view.running:
         running = message.attempts.add(
-            name=attempt_name(view.rollout_id, live.number),
+            name=attempt_of(message.name, live.number),
             state=AttemptState.RUNNING.value,
             runner=runner_name(live.session_id),
             runner_host=live.host,
@@ -69,7 +70,8 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
         _set(running.start_time, live.started_at)
     if view.running and attempts:
         # A second attempt may have ended before the first.
-        message.attempts.sort(key=lambda each: parse_attempt_name(each.name).number)
+        places = dict(zip((each.name for each in message.attempts), numbers, strict=True))
+        message.attempts.sort(key=lambda each: places[each.name])
     return message
 
 
@@ -78,8 +80,8 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
-    rollout.name = name = rollout_name(grant.rollout_id)
-    message.attempt = attempt = f"{name}/attempts/{epoch}"
+    rollout.name = name = rollout_name(rollout.project, grant.rollout_id)
+    message.attempt = attempt = attempt_of(name, epoch)
     message.lease_id = lease_id
     message.epoch = epoch
     timeout_s = _time_to_run_s(rollout)
@@ -107,9 +109,9 @@ def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
     return max(MIN_TIMEOUT_S, min(policy_s, left_s))
 
 
-def _attempt(view: AttemptView) -> attempt_pb2.Attempt:
+def _attempt(view: AttemptView, name: str) -> attempt_pb2.Attempt:
     message = attempt_pb2.Attempt.FromString(view.report)
-    message.name = attempt_name(view.rollout_id, view.number)
+    message.name = name
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value
     message.runner = runner_name(view.session_id)

@@ -10,10 +10,11 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import Draining, RolloutNotFound
-from fulmen.ids import parse_rollout_name, rollout_name
+from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound
+from fulmen.ids import RolloutName, parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_service_kit.auth import current_caller
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.codec import new_rollout
 from fulmen_store.rollouts.dead_letters import DeadLetters
@@ -28,7 +29,7 @@ from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.access import is_own_attempt, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
@@ -87,9 +88,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetRolloutRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetRolloutResponse:
         """Returns one rollout with its attempts."""
-        rollout_id = parse_rollout_name(request.name)
-        (view,) = await self._views([rollout_id])
-        return pb.GetRolloutResponse(rollout=finished_rollout(view, await self._table.attempts([rollout_id])))
+        (view,) = await self._views([parse_rollout_name(request.name)])
+        return pb.GetRolloutResponse(rollout=finished_rollout(view, await self._table.attempts([view.rollout_id])))
 
     async def ListRollouts(
         self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
@@ -120,9 +120,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             outcome = await self._rollouts.cancel_run(await self._table.project_id(project), request.training_run)
         else:
             require_count(request.names, field="names", maximum=MAX_NAMES)
-            ids = [parse_rollout_name(name, field="names") for name in request.names]
-            await self._views(ids)
-            outcome = await self._rollouts.cancel(ids)
+            views = await self._views([parse_rollout_name(name, field="names") for name in request.names])
+            outcome = await self._rollouts.cancel([view.rollout_id for view in views])
         return pb.CancelRolloutsResponse(cancelled_count=outcome.cancelled, cancelling_count=outcome.cancelling)
 
     async def RetryRollouts(
@@ -131,9 +130,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         """Runs final rollouts again, as new ones: by name, or dead ones by filter."""
         if not request.filter:
             require_count(request.names, field="names", maximum=MAX_NAMES)
-            ids = [parse_rollout_name(name, field="names") for name in request.names]
-            await self._views(ids)
-            new_ids = await self._dead_letters.retry(ids, request_id=request.request_id)
+            views = await self._views([parse_rollout_name(name, field="names") for name in request.names])
+            new_ids = await self._dead_letters.retry(views, request_id=request.request_id)
             return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
         if request.names:
             raise malformed("names", "must be empty with `filter`")
@@ -177,12 +175,12 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
 
     async def _create(self, messages: Sequence[rollout_pb2.Rollout], request_id: str) -> list[rollout_pb2.Rollout]:
         for message in messages:
-            message.project = require_project(message.project)
+            message.project = require_project(message.project or _project_in(message.name))
         drafts = [new_rollout(message) for message in messages]
         ids = await self._rollouts.create(drafts, request_id=request_id)
         if request_id or any(draft.name for draft in drafts):
             return await self._present(ids)
-        return [_queued(rollout_id) for rollout_id in ids]
+        return [_queued(draft.project, rollout_id) for draft, rollout_id in zip(drafts, ids, strict=True)]
 
     async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
         """Returns project and training run by number: `NO_RUN` if it is unknown, None if none is named.
@@ -192,20 +190,29 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project_id = await self._table.project_id(project)
         return project_id, await self._table.find_run(project_id, training_run) if training_run else None
 
-    async def _views(self, ids: Sequence[UUID]) -> list[RolloutView]:
+    async def _views(self, names: Sequence[RolloutName]) -> list[RolloutView]:
         """Returns rollouts that all exist and that the caller may see; others are as if they did not exist."""
-        found = {view.rollout_id: view for view in await self._table.view(ids)}
-        limit = project_limit()
-        limit_id = None if limit is None else await self._table.project_id(limit)
-        for rollout_id in ids:
-            view = found.get(rollout_id)
-            if view is None or limit_id not in (None, view.project_id) or not is_own_attempt(rollout_id):
-                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
-        return [found[rollout_id] for rollout_id in ids]
+        found = {view.rollout_id: view for view in await self._table.view([name.rollout_id for name in names])}
+        may_access = current_caller().may_access
+        projects = await self._table.projects.find_all(name.project for name in names)
+        for name in names:
+            view = found.get(name.rollout_id)
+            is_named = view is not None and view.project_id == projects[name.project]
+            if not is_named or not may_access(name.project) or not is_own_attempt(name.project, name.rollout_id):
+                raise RolloutNotFound("The rollout does not exist.", rollout=str(name))
+        return [found[name.rollout_id] for name in names]
 
     async def _present(self, ids: Sequence[UUID]) -> list[rollout_pb2.Rollout]:
         return [rollout_of(view, with_input=False) for view in await self._table.view(ids)]
 
 
-def _queued(rollout_id: UUID) -> rollout_pb2.Rollout:
-    return rollout_pb2.Rollout(name=rollout_name(rollout_id), state=rollout_pb2.ROLLOUT_STATE_QUEUED)
+def _project_in(name: str) -> str:
+    """Returns the project in the name of a rollout to create; empty if there is none, or the name is malformed."""
+    try:
+        return parse_rollout_name(name).project if name else ""
+    except ArgumentInvalid:
+        return ""
+
+
+def _queued(project: str, rollout_id: UUID) -> rollout_pb2.Rollout:
+    return rollout_pb2.Rollout(name=rollout_name(project, rollout_id), state=rollout_pb2.ROLLOUT_STATE_QUEUED)

@@ -18,7 +18,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
 from fulmen_store.malformed import malformed_request
-from fulmen_store.spans.chunks import Chunk, chunk_problem, compress
+from fulmen_store.spans.chunks import Chunk, NewChunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
 
 __all__ = [
@@ -69,7 +69,10 @@ class Listing:
         is_cut: Whether spans were left out because of their size.
     """
 
-    def __init__(self, *, after: bytes | None, limit: int, max_bytes: int, wanted: SpanFilter | None) -> None:
+    def __init__(
+        self, project: str, *, after: bytes | None, limit: int, max_bytes: int, wanted: SpanFilter | None
+    ) -> None:
+        self._project = project
         self._after = after
         self._limit = limit
         self._max_bytes = max_bytes
@@ -86,7 +89,7 @@ class Listing:
         Raises:
             ChunkUnreadable: If it cannot be unpacked.
         """
-        attempt = AttemptName(rollout_id=chunk.rollout_id, number=chunk.attempt)
+        attempt = AttemptName(project=self._project, rollout_id=chunk.rollout_id, number=chunk.attempt)
         for record, span in _spans(chunk):
             name = chunk.attempt, span.span_id
             if name in self._seen:
@@ -112,13 +115,13 @@ class Listing:
         return sorted(self._heap, key=lambda listed: listed.key)
 
 
-def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
+def read_chunk(message: span_pb2.SpanChunk) -> NewChunk | str:
     """Decodes a chunk; returns what is wrong with it if it is malformed."""
     try:
         attempt = parse_attempt_name(message.attempt)
         chunk_id = UUID(message.chunk_id)
     except ArgumentInvalid:
-        return "attempt is not of the form rollouts/{uuid}/attempts/{n}"
+        return "attempt is not of the form projects/{project}/rollouts/{uuid}/attempts/{n}"
     except ValueError:
         return "chunk_id is not a UUID"
     payload = message.payload
@@ -127,7 +130,7 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
         return problem
     if not all(0 <= field.seconds <= MAX_SECONDS for field in (message.start_time, message.end_time)):
         return "start_time or end_time is out of range"
-    return Chunk(
+    chunk = Chunk(
         rollout_id=attempt.rollout_id,
         attempt=attempt.number,
         chunk_id=chunk_id,
@@ -137,12 +140,13 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
         end_ns=_nanoseconds(message.end_time),
         payload=payload,
     )
+    return NewChunk(chunk=chunk, project=attempt.project)
 
 
-def chunk_message(chunk: Chunk) -> span_pb2.SpanChunk:
+def chunk_message(chunk: Chunk, project: str) -> span_pb2.SpanChunk:
     """Encodes a stored chunk, its payload untouched."""
     return span_pb2.SpanChunk(
-        attempt=attempt_name(chunk.rollout_id, chunk.attempt),
+        attempt=attempt_name(project, chunk.rollout_id, chunk.attempt),
         chunk_id=str(chunk.chunk_id),
         span_count=chunk.span_count,
         codec=cast("span_pb2.SpanCodec", chunk.codec),
@@ -202,7 +206,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
 
 
 def filtered_chunk(
-    chunk: Chunk, wanted: SpanFilter, seen: set[tuple[int, bytes]]
+    chunk: Chunk, project: str, wanted: SpanFilter, seen: set[tuple[int, bytes]]
 ) -> tuple[span_pb2.SpanChunk | None, int]:
     """Packs the spans of a chunk that match again; those in `seen` are left out, the others added to it.
 
@@ -223,7 +227,7 @@ def filtered_chunk(
             records.append(record)
     if not records:
         return None, duplicates
-    message = chunk_message(chunk)
+    message = chunk_message(chunk, project)
     message.span_count = len(records)
     message.codec = span_pb2.SPAN_CODEC_ZSTD
     message.payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())

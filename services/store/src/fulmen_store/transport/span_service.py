@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
-from uuid import UUID
 
 import grpc.aio
 import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from fulmen.errors import PermissionDenied, RolloutNotFound
-from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
+from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
@@ -26,8 +24,8 @@ from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.spans.chunks import Chunk, NewChunk
 from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
-from fulmen_store.spans.table import ChunkHead, SpanTable
-from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.spans.table import ChunkHead, SpanParent, SpanTable
+from fulmen_store.transport.access import is_own_attempt, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
@@ -57,6 +55,7 @@ KEY_BYTES = PARENT_BYTES + SPAN_KEY_BYTES
 # Sorts before every span.
 NO_SPAN = bytes(SPAN_KEY_BYTES)
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+UNKNOWN_ROLLOUT = "the rollout does not exist"
 MAY_RECORD_MODEL_CALLS = frozenset({Role.SERVICE, Role.ADMIN})
 
 _log = structlog.get_logger()
@@ -75,8 +74,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         self, request_iterator: AsyncIterator[pb.AppendSpansRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.AppendSpansResponse]:
         """Stores chunks; answers each message after its commit, in order."""
-        append = partial(self._append, project_id=await self._project_limit())
-        async for answer in answered_in_order(request_iterator, append, in_flight=COMMITS_IN_FLIGHT):
+        async for answer in answered_in_order(request_iterator, self._append, in_flight=COMMITS_IN_FLIGHT):
             yield answer
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
@@ -84,7 +82,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         names = [*([request.parent] if request.parent else []), *request.parents]
         require_count(names, field="parents", maximum=MAX_LISTED)
         parents = [_parent(name) for name in names]
-        project_id = await self._require_parents(parents)
+        await self._require_parents(parents)
         wanted = read_filter(request.filter)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         listed = "spans/" + "/".join([*names, request.filter.SerializeToString(deterministic=True).hex()])
@@ -93,8 +91,9 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         while position < len(parents):
             left = limit - len(response.spans)
             # One more than asked for, to know whether there is another page.
-            listing = Listing(after=after, limit=left + 1, max_bytes=PAGE_BYTES - response.ByteSize(), wanted=wanted)
-            await self._list(parents[position], listing, project_id=project_id, wanted=wanted)
+            parent, max_bytes = parents[position], PAGE_BYTES - response.ByteSize()
+            listing = Listing(parent.project, after=after, limit=left + 1, max_bytes=max_bytes, wanted=wanted)
+            await self._list(parent, listing, wanted=wanted)
             spans = listing.spans()
             response.spans.extend(pb.AttemptSpan(attempt=str(span.attempt), span=span.record) for span in spans[:left])
             if listing.is_cut or len(spans) > left:
@@ -110,9 +109,9 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         """Streams the chunks of many rollouts as they were written, or filtered."""
         wanted = read_filter(request.filter)
         message, size_bytes = pb.StreamSpansResponse(), 0
-        async for parents, project_id in self._streamed_parents(request):
-            for heads in await self._table.heads(parents, project_id=project_id):
-                async for chunk in self._chunks(heads, wanted):
+        async for parents in self._streamed_parents(request):
+            for parent, heads in zip(parents, await self._table.heads(parents), strict=True):
+                async for chunk in self._chunks(parent, heads, wanted):
                     if message.chunks and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
                         yield message
                         message, size_bytes = pb.StreamSpansResponse(), 0
@@ -121,95 +120,96 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         if message.chunks:
             yield message
 
-    async def _streamed_parents(
-        self, request: pb.StreamSpansRequest
-    ) -> AsyncIterator[tuple[list[tuple[UUID, int]], int | None]]:
-        """Yields parents in small batches, each with the only project that they may belong to."""
+    async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
+        """Yields parents in small batches, without those that the caller may not access."""
         if not request.training_run:
             require_count(request.parents, field="parents", maximum=MAX_PARENTS)
             parents = [_parent(name) for name in request.parents]
-            for rollout_id, number in parents:
-                _require_own(rollout_id, number)
-            project_id = await self._project_limit()
+            for parent in parents:
+                _require_own(parent)
+            may_access = current_caller().may_access
+            parents = [parent for parent in parents if may_access(parent.project)]
             for start in range(0, len(parents), PARENTS_PER_READ):
-                yield parents[start : start + PARENTS_PER_READ], project_id
+                yield parents[start : start + PARENTS_PER_READ]
             return
         if request.parents:
             raise malformed("parents", "must be empty with training_run")
         if current_caller().role is Role.ATTEMPT:
             raise PermissionDenied("An attempt key reads its own attempt only.", training_run=request.training_run)
-        project = await self._rollouts.project_id(require_project(request.project))
-        run_id = await self._rollouts.find_run(project, request.training_run)
-        async for ids in self._table.rollouts_of_run(project, run_id):
+        project = require_project(request.project)
+        project_id = await self._rollouts.project_id(project)
+        run_id = await self._rollouts.find_run(project_id, request.training_run)
+        async for ids in self._table.rollouts_of_run(project_id, run_id):
             for start in range(0, len(ids), PARENTS_PER_READ):
-                yield [(rollout_id, 0) for rollout_id in ids[start : start + PARENTS_PER_READ]], project
+                page = ids[start : start + PARENTS_PER_READ]
+                yield [SpanParent(project=project, rollout_id=rollout_id) for rollout_id in page]
 
-    async def _chunks(self, heads: Sequence[ChunkHead], wanted: SpanFilter | None) -> AsyncIterator[span_pb2.SpanChunk]:
+    async def _chunks(
+        self, parent: SpanParent, heads: Sequence[ChunkHead], wanted: SpanFilter | None
+    ) -> AsyncIterator[span_pb2.SpanChunk]:
         if wanted is None:
             async for chunk in self._table.read(heads):
-                yield chunk_message(chunk)
+                yield chunk_message(chunk, parent.project)
             return
         seen: set[tuple[int, bytes]] = set()
         async for chunk in self._table.read(_possible(heads, wanted)):
             try:
-                message, duplicates = await asyncio.to_thread(filtered_chunk, chunk, wanted, seen)
+                message, duplicates = await asyncio.to_thread(filtered_chunk, chunk, parent.project, wanted, seen)
             except ChunkUnreadable:
-                self._skip(chunk)
+                self._skip(parent, chunk)
                 continue
             self._metrics.spans_repeated(duplicates)
             if message is not None:
                 yield message
 
-    async def _list(
-        self, parent: tuple[UUID, int], listing: Listing, *, project_id: int | None, wanted: SpanFilter | None
-    ) -> None:
-        (heads,) = await self._table.heads([parent], project_id=project_id)
+    async def _list(self, parent: SpanParent, listing: Listing, *, wanted: SpanFilter | None) -> None:
+        (heads,) = await self._table.heads([parent])
         async for chunk in self._table.read(heads if wanted is None else _possible(heads, wanted)):
             try:
                 await asyncio.to_thread(listing.add, chunk)
             except ChunkUnreadable:
-                self._skip(chunk)
+                self._skip(parent, chunk)
         self._metrics.spans_repeated(listing.duplicates)
 
-    def _skip(self, chunk: Chunk) -> None:
+    def _skip(self, parent: SpanParent, chunk: Chunk) -> None:
         """Records a chunk that cannot be decoded; chunks of services are stored unread."""
         self._metrics.chunk_unreadable()
-        _log.warning(
-            "chunk_unreadable", attempt=attempt_name(chunk.rollout_id, chunk.attempt), chunk_id=str(chunk.chunk_id)
-        )
+        attempt = attempt_name(parent.project, chunk.rollout_id, chunk.attempt)
+        _log.warning("chunk_unreadable", attempt=attempt, chunk_id=str(chunk.chunk_id))
 
-    async def _require_parents(self, parents: Sequence[tuple[UUID, int]]) -> int | None:
-        """Checks that the caller may read rollouts, and that they exist; returns the project that it is bound to."""
-        for rollout_id, number in parents:
-            _require_own(rollout_id, number)
-        project_id = await self._project_limit()
-        stored = await self._rollouts.stored([rollout_id for rollout_id, _ in parents])
-        for rollout_id, _ in parents:
-            if rollout_id not in stored or project_id not in (None, stored[rollout_id][0]):
-                raise RolloutNotFound("The rollout does not exist.", rollout=rollout_name(rollout_id))
-        return project_id
+    async def _require_parents(self, parents: Sequence[SpanParent]) -> None:
+        """Checks that rollouts exist and that the caller may read them."""
+        for parent in parents:
+            _require_own(parent)
+        may_access = current_caller().may_access
+        numbers = await self._rollouts.projects.find_all(parent.project for parent in parents)
+        stored = await self._rollouts.stored([parent.rollout_id for parent in parents])
+        for parent in parents:
+            found = stored.get(parent.rollout_id)
+            if found is None or found[0] != numbers[parent.project] or not may_access(parent.project):
+                name = rollout_name(parent.project, parent.rollout_id)
+                raise RolloutNotFound("The rollout does not exist.", rollout=name)
 
-    async def _append(self, request: pb.AppendSpansRequest, *, project_id: int | None) -> pb.AppendSpansResponse:
+    async def _append(self, request: pb.AppendSpansRequest) -> pb.AppendSpansResponse:
         require_count(request.chunks, field="chunks", maximum=MAX_CHUNKS)
         response = pb.AppendSpansResponse()
-        good: list[Chunk] = []
+        good: list[NewChunk] = []
+        may_access = current_caller().may_access
         for message in request.chunks:
             chunk = read_chunk(message)
             problem = chunk if isinstance(chunk, str) else _write_problem(chunk)
             if problem or isinstance(chunk, str):
                 response.rejected.add(chunk_id=message.chunk_id, message=problem)
+            elif not may_access(chunk.project):
+                response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=UNKNOWN_ROLLOUT)
             else:
                 good.append(chunk)
-        kept = await self._spans.append([NewChunk(chunk=chunk, project_id=project_id) for chunk in good])
+        kept = await self._spans.append(good)
         response.accepted_count = sum(kept)
         for chunk, is_kept in zip(good, kept, strict=True):
             if not is_kept:
-                response.rejected.add(chunk_id=str(chunk.chunk_id), message="the rollout does not exist")
+                response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=UNKNOWN_ROLLOUT)
         return response
-
-    async def _project_limit(self) -> int | None:
-        limit = project_limit()
-        return None if limit is None else await self._rollouts.project_id(limit)
 
 
 def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
@@ -227,10 +227,10 @@ def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, {"Export": handler}),))
 
 
-def _write_problem(chunk: Chunk) -> str:
-    if not is_own_attempt(chunk.rollout_id, chunk.attempt):
+def _write_problem(new: NewChunk) -> str:
+    if not is_own_attempt(new.project, new.chunk.rollout_id, new.chunk.attempt):
         return "an attempt key writes its own attempt only"
-    return "" if current_caller().role in MAY_RECORD_MODEL_CALLS else model_call_problem(chunk)
+    return "" if current_caller().role in MAY_RECORD_MODEL_CALLS else model_call_problem(new.chunk)
 
 
 def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:
@@ -246,16 +246,18 @@ def _place(key: bytes | None) -> tuple[int, bytes | None]:
     return position, None if after == NO_SPAN else after
 
 
-def _parent(name: str) -> tuple[UUID, int]:
+def _parent(name: str) -> SpanParent:
     if "/attempts/" in name:
         attempt = parse_attempt_name(name, field="parent")
-        return attempt.rollout_id, attempt.number
-    return parse_rollout_name(name, field="parent"), 0
+        return SpanParent(project=attempt.project, rollout_id=attempt.rollout_id, number=attempt.number)
+    rollout = parse_rollout_name(name, field="parent")
+    return SpanParent(project=rollout.project, rollout_id=rollout.rollout_id)
 
 
-def _require_own(rollout_id: UUID, number: int) -> None:
-    if not is_own_attempt(rollout_id, number):
+def _require_own(parent: SpanParent) -> None:
+    if not is_own_attempt(parent.project, parent.rollout_id, parent.number):
+        rollout = rollout_name(parent.project, parent.rollout_id)
         raise PermissionDenied(
             "An attempt key reads its own attempt only.",
-            parent=attempt_name(rollout_id, number) if number else rollout_name(rollout_id),
+            parent=attempt_of(rollout, parent.number) if parent.number else rollout,
         )

@@ -10,7 +10,7 @@ from uuid import UUID
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name
+from fulmen.ids import RolloutName, attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
@@ -38,6 +38,7 @@ __all__ = ["UsageService"]
 DEFAULT_PAGE: Final = 100
 # Longer than any name of a group, in UTF-8, so that the key of a page has one length.
 NAME_BYTES: Final = 560
+NO_ROLLOUT: Final = UUID(int=0)
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -69,8 +70,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             ],
             others=[_window(each) for each in others],
             attempts=[
-                pb.AttemptTokens(attempt=attempt_name(rollout_id, number), token_count=tokens)
-                for rollout_id, number, tokens in await self._table.attempt_tokens(report.attempts, project=project)
+                pb.AttemptTokens(attempt=str(attempt), token_count=tokens)
+                for attempt, tokens in await self._table.attempt_tokens(report.attempts)
             ],
             rejected_count=rejected,
         )
@@ -79,7 +80,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: grpc.aio.ServicerContext) -> pb.GetUsageResponse:
         """Sums up usage by group."""
-        project = require_project(request.project)
+        rollout = parse_rollout_name(request.rollout, field="rollout") if request.rollout else None
+        project = require_project(request.project or (rollout.project if rollout else ""))
         listed = _listed(request, project)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         last = decode_token(request.page_token, listed=listed, key_bytes=NAME_BYTES)
@@ -88,7 +90,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         selection = Selection(
             project_id=project_id,
             run_id=await self._rollouts.find_run(project_id, run) if run else None,
-            rollout_id=parse_rollout_name(request.rollout, field="rollout") if request.rollout else None,
+            rollout_id=_rollout_id(rollout, project),
             start=_moment(request.start_time, "start_time") if request.HasField("start_time") else None,
             end=_moment(request.end_time, "end_time") if request.HasField("end_time") else None,
             grouping=_grouping(request.group_by),
@@ -98,13 +100,14 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         token = ""
         if len(found) > limit:
             token = encode_token(found[limit - 1].name.encode().ljust(NAME_BYTES, b"\0"), listed=listed)
-        groups = [_group(each, selection.grouping) for each in found[:limit]]
+        groups = [_group(each, selection.grouping, project) for each in found[:limit]]
         return pb.GetUsageResponse(groups=groups, next_page_token=token)
 
 
 def _exchange(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> Exchange:
     stored = pb.SyncUsageRequest(windows=windows)
-    attempts = {each.attempt for each in windows if each.attempt}
+    names = {each.attempt for each in windows if each.attempt}
+    parsed = [parse_attempt_name(name, field="windows[].attempt") for name in sorted(names)]
     return Exchange(
         instance_id=request.instance_id,
         scope=current_caller().project,
@@ -113,18 +116,19 @@ def _exchange(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -
         windows=stored.SerializeToString(),
         window_count=len(request.windows),
         slot=request.slot,
-        attempts=[_attempt(name, "windows[].attempt") for name in sorted(attempts)],
+        attempts=[attempt for attempt in parsed if current_caller().may_access(attempt.project)],
     )
 
 
 def _entry(delta: pb.UsageDelta, index: int) -> UsageEntry:
-    path = f"usage[{index}].attempt"
-    rollout_id, number = _attempt(delta.attempt, path) if delta.attempt else (None, None)
+    attempt = parse_attempt_name(delta.attempt, field=f"usage[{index}].attempt") if delta.attempt else None
+    # An attempt of another project is as if unknown: the calls count for the project as a whole.
+    known = attempt if attempt is not None and attempt.project == delta.project else None
     usage = delta.usage
     return UsageEntry(
         project=delta.project,
-        rollout_id=rollout_id,
-        attempt=number,
+        rollout_id=None if known is None else known.rollout_id,
+        attempt=None if known is None else known.number,
         model=delta.model,
         backend=delta.backend,
         counts=(
@@ -138,9 +142,11 @@ def _entry(delta: pb.UsageDelta, index: int) -> UsageEntry:
     )
 
 
-def _attempt(name: str, path: str) -> tuple[UUID, int]:
-    attempt = parse_attempt_name(name, field=path)
-    return attempt.rollout_id, attempt.number
+def _rollout_id(rollout: RolloutName | None, project: str) -> UUID | None:
+    """Returns the rollout that is asked for; one that does not exist if its name is of another project."""
+    if rollout is None:
+        return None
+    return rollout.rollout_id if rollout.project == project else NO_ROLLOUT
 
 
 def _may_see(key: LimitKey) -> bool:
@@ -160,12 +166,13 @@ def _window(window: Window) -> pb.LimitWindow:
     )
 
 
-def _group(group: UsageGroup, grouping: Grouping) -> pb.UsageGroup:
+def _group(group: UsageGroup, grouping: Grouping, project: str) -> pb.UsageGroup:
     name = group.name
-    if grouping is Grouping.ATTEMPT:
-        # The attempt number is padded, so that names sort in order.
-        rollout, _, number = name.rpartition("/")
-        name = f"{rollout}/{int(number)}"
+    if grouping is Grouping.ROLLOUT:
+        name = rollout_name(project, name)
+    elif grouping is Grouping.ATTEMPT:
+        rollout_id, _, number = name.partition("/")
+        name = attempt_name(project, rollout_id, int(number))
     requests, failures, prompt, cached, completion, cost = group.counts
     usage = pb.Usage(
         request_count=requests,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from uuid import UUID
 
 import asyncpg
 
+from fulmen.ids import AttemptName
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
 from fulmen_store.usage.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup, Window
@@ -50,12 +50,11 @@ class UsageTable:
             OtherWindows(slot=row["slot"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
         ]
 
-    async def attempt_tokens(
-        self, attempts: Sequence[tuple[UUID, int]], *, project: str | None
-    ) -> list[tuple[UUID, int, int]]:
-        """Returns the tokens used by attempts, optionally of one project: rollout, number and tokens."""
-        rows = await self._database.fetch("attempt_tokens", *columns(attempts, 2), project) if attempts else []
-        return [(row["rollout_id"], row["attempt"], row["token_count"]) for row in rows]
+    async def attempt_tokens(self, attempts: Sequence[AttemptName]) -> list[tuple[AttemptName, int]]:
+        """Returns the tokens that attempts have used, for those that have used any."""
+        keys = [(each.rollout_id, each.number, each.project) for each in attempts]
+        rows = await self._database.fetch("attempt_tokens", *columns(keys, 3)) if attempts else []
+        return [(attempts[row["n"] - 1], row["token_count"]) for row in rows]
 
     async def model_limits(self, *, project: str | None) -> list[tuple[str, bytes]]:
         """Returns the projects that have limits, or the given one if it has some, and these as they are stored."""

@@ -13,6 +13,8 @@ from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
+from fulmen.ids import AttemptName
+
 __all__ = [
     "Exchange",
     "Grouping",
@@ -90,7 +92,7 @@ class Exchange:
     windows: bytes
     window_count: int
     slot: int
-    attempts: Sequence[tuple[UUID, int]]
+    attempts: Sequence[AttemptName]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup:
-    """The sum of one group."""
+    """The sum of one group; a rollout is named by its id, an attempt by its rollout's id and its padded number."""
 
     name: str
     counts: UsageCounts

@@ -85,13 +85,13 @@ order by w.instance;
 select now() as store_time;
 
 -- name: attempt_tokens
-select x.rollout_id, x.attempt, t.token_count
-from unnest($1::uuid[], $2::int[]) as x (rollout_id, attempt)
+select x.n::int as n, t.token_count
+from unnest($1::uuid[], $2::int[], $3::text[]) with ordinality as x (rollout_id, attempt, project, n)
 cross join lateral (
     select sum(q.prompt_token_count + q.completion_token_count)::bigint as token_count
     from usage_attempt q
     where q.rollout_id = x.rollout_id and q.attempt = x.attempt
-        and ($3::text is null or q.project_id = (select p.id from project p where p.name = $3))
+        and q.project_id = (select p.id from project p where p.name = x.project)
 ) t
 where t.token_count is not null;
 
@@ -121,7 +121,7 @@ limit $6;
 
 -- name: usage_by_attempt
 -- Of rollouts from one id to another; with a training run of this one only. Grouped by 1: model, 2: backend, 3: training
--- run, 4: rollout, 5: attempt, otherwise all together.
+-- run, 4: rollout by its id, 5: attempt by its rollout's id and its number, padded to sort, otherwise all together.
 select
     g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
     sum(g.prompt_token_count)::bigint as prompt_token_count, sum(g.cached_token_count)::bigint as cached_token_count,
@@ -132,8 +132,8 @@ from (
             when 1 then u.model
             when 2 then u.backend
             when 3 then coalesce((select t.name from training_run t where t.id = u.run_id), '')
-            when 4 then 'rollouts/' || u.rollout_id
-            when 5 then 'rollouts/' || u.rollout_id || '/attempts/' || lpad(u.attempt::text, 9, '0')
+            when 4 then u.rollout_id::text
+            when 5 then u.rollout_id || '/' || lpad(u.attempt::text, 9, '0')
             else ''
         end as name,
         u.request_count, u.failure_count, u.prompt_token_count, u.cached_token_count, u.completion_token_count,

@@ -5,7 +5,7 @@ Three forms are accepted for each API, for clients that can be given a base URL 
 - `/v1/chat/completions`
 - `/openai/deployments/{model}/chat/completions` or `/openai/{...}`, as clients of Azure OpenAI send it. The deployment
   is the model's name. `api-version` is not read: the proxy serves one version of each API.
-- either of them after `/rollouts/{rollout}/attempts/{n}`, which names the attempt.
+- either of them after `/projects/{p}/rollouts/{r}/attempts/{n}`, which names the attempt.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fulmen.errors import ArgumentInvalid, AttemptNotFound
 from fulmen.ids import AttemptName, parse_attempt_name
 from fulmen_llm_proxy.apis.api import UNREADABLE, decode_fields, encode, wrong
 
-_ATTEMPT_PREFIX = "/rollouts/"
-_ATTEMPT_PARTS = 5
-"""Parts of a path that names an attempt: empty, `rollouts`, its id, `attempts`, its number; then the path of an API."""
+_ATTEMPT_PREFIX = "/projects/"
+_ATTEMPT_PARTS = 7
+"""Parts of a path that names an attempt: empty, the six of its name, then the path of an API."""
 
 _API_ROOTS = ("v1/", "openai/")
 _AZURE_ROOT = "/openai/"
@@ -54,7 +54,7 @@ class RequestPath:
             return parse_attempt_name(self.attempt_name)
         except ArgumentInvalid:
             raise AttemptNotFound(
-                "The URL names no attempt; expected /rollouts/{id}/attempts/{number}/v1/...."
+                "The URL names no attempt; expected /projects/{project}/rollouts/{id}/attempts/{number}/v1/...."
             ) from None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import WORK_DIR_VARIABLE
+from fulmen.ids import parse_rollout_name
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.container.files import (
     BUNDLE_DIR,
@@ -163,7 +164,7 @@ class ContainerAgent:
         assignment = invocation.assignment
         files: list[bytes | Path] = [] if self.bundle is None else [self.bundle]
         return ContainerOrder(
-            name=f"fulmen-{assignment.rollout.rpartition('/')[2]}-{assignment.number}-{assignment.epoch}",
+            name=f"fulmen-{parse_rollout_name(assignment.rollout).rollout_id}-{assignment.number}-{assignment.epoch}",
             config=self._config(invocation),
             files=[*files, attempt_archive(assignment.input)],
             files_at=ROOT,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fulmen.agent import WORK_DIR_VARIABLE
+from fulmen.ids import parse_rollout_name
 from fulmen_runner.agents.environment import QUIET, Endpoints
 from fulmen_runner.agents.kubernetes.manifest import (
     DEADLINE_ANNOTATION,
@@ -197,7 +198,7 @@ class JobAgent:
 
     def _order(self, invocation: Invocation, environment: Mapping[str, str]) -> JobOrder:
         assignment, host = invocation.assignment, self.host
-        rollout_id = assignment.rollout.rpartition("/")[2]
+        rollout_id = str(parse_rollout_name(assignment.rollout).rollout_id)
         return JobOrder(
             name=f"fulmen-{rollout_id}-{assignment.number}-{assignment.epoch}",
             rollout_id=rollout_id,

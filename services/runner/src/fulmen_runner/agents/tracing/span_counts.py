@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from fulmen import attributes as names
 from fulmen.agent import Context, entered
+from fulmen.ids import parse_attempt_name
 from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.tracing.spans import attempt_of
 from fulmen_runner.attempts.hooks import HookFailure
@@ -53,7 +54,7 @@ class SpanCounts(SpanProcessor):
 
     def report(self, attempt: str, failure: HookFailure) -> None:
         """Adds a failed hook to the attempt's trace: a span with an event."""
-        rollout, _, number = attempt.rpartition("/attempts/")
+        name = parse_attempt_name(attempt)
         _, trace_id, span_id, _ = traceparent(attempt).split("-")
         parent = trace.SpanContext(
             trace_id=int(trace_id, 16),
@@ -62,7 +63,7 @@ class SpanCounts(SpanProcessor):
             trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
         )
         # Hooks run outside the attempt's context, from which a span takes its attempt.
-        named = Context(rollout=rollout, attempt=attempt, attempt_number=int(number), mode="", deadline=0.0)
+        named = Context(rollout=name.rollout, attempt=attempt, attempt_number=name.number, mode="", deadline=0.0)
         with entered(named):
             span = trace.get_tracer(names.SCOPE).start_span(
                 names.HOOK_SPAN,

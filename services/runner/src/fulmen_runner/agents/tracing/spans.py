@@ -15,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
+from fulmen import ids
 from fulmen.agent import current, current_step
 from fulmen.attributes import ATTEMPT, ROLLOUT, STEP
 from fulmen.span_delivery import DeliveringProcessor
@@ -182,4 +183,4 @@ def _names_of(span: trace.Span | ReadableSpan) -> Iterator[tuple[str, str | int]
 def attempt_of(span: ReadableSpan) -> str:
     """Returns the name of a span's attempt."""
     attributes = span.attributes or {}
-    return f"{attributes[ROLLOUT]!s}/attempts/{attributes[ATTEMPT]!s}"
+    return ids.attempt_of(str(attributes[ROLLOUT]), str(attributes[ATTEMPT]))

@@ -1,0 +1,64 @@
+"""Names and numbers of projects. A project is never removed and keeps both, so what was read once stays true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from fulmen_store.database.database import Database
+from fulmen_store.projects.projects import is_project_name, unknown_project
+
+__all__ = ["NO_PROJECT", "ProjectNames"]
+
+# The number of no project.
+NO_PROJECT: Final = 0
+
+
+class ProjectNames:
+    """Translates between `projects/{project}` and the project's number in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+
+    def learn(self, number: int, name: str) -> None:
+        """Records a project."""
+        self._numbers[name] = number
+        self._names[number] = name
+
+    async def find(self, name: str) -> int:
+        """Returns the number of a project; `NO_PROJECT` if it is unknown."""
+        known = self._numbers.get(name)
+        if known is None:
+            row = await self._database.fetch_row("find_project", name) if is_project_name(name) else None
+            if row is None:
+                return NO_PROJECT
+            known = row["id"]
+            self.learn(known, name)
+        return known
+
+    async def find_all(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the numbers of projects by name; `NO_PROJECT` for an unknown one."""
+        return {name: await self.find(name) for name in set(names)}
+
+    async def require(self, name: str) -> int:
+        """Returns the number of a project.
+
+        Raises:
+            ProjectNotFound: If it is unknown.
+        """
+        number = await self.find(name)
+        if number == NO_PROJECT:
+            raise unknown_project(name)
+        return number
+
+    async def load(self, numbers: Iterable[int]) -> None:
+        """Reads the names of those projects that are not known yet."""
+        if any(number not in self._names for number in numbers):
+            for row in await self._database.fetch("all_projects"):
+                self.learn(row["id"], row["name"])
+
+    def name(self, number: int) -> str:
+        """Returns the name of a project that was found or loaded before."""
+        return self._names[number]
