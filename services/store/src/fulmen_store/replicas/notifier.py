@@ -182,7 +182,9 @@ class NotificationReceiver:
             ]
         )
         connected = {
-            (hint.session_id, hint.attempt.rollout_id) for hint in notification.cancels if self._streams.find(hint.session_id)
+            (hint.session_id, hint.attempt.rollout_id)
+            for hint in notification.cancels
+            if self._streams.find(hint.session_id)
         }
         if not connected:
             return

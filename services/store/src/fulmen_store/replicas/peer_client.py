@@ -90,7 +90,8 @@ def _request(notification: Notification) -> pb.NotifyRequest:
         resource_projects=sorted(notification.resources),
         projects_changed=notification.projects_changed,
         cancels=[
-            pb.CancelHint(runner=runner_name(hint.session_id), attempt=str(hint.attempt)) for hint in notification.cancels
+            pb.CancelHint(runner=runner_name(hint.session_id), attempt=str(hint.attempt))
+            for hint in notification.cancels
         ],
     )
 
