@@ -29,7 +29,7 @@ async def connection(database_url: str) -> Any:
 
 async def test_statements_prepared_on_empty_tables_stay_probes_when_these_have_grown(connection: Any) -> None:
     asked = {
-        "attempt_tokens": (f"array['{UUID(int=7)}'::uuid], array[1], null", MODELS),
+        "attempt_tokens": (f"array['{UUID(int=7)}'::uuid], array[1], array['projects/default']", MODELS),
         "usage_by_attempt": (f"1, null, '{UUID(int=7)}', '{UUID(int=7)}', 5, null, 10", MODELS),
         "usage_by_minute": ("1, now() - interval '2 minutes', null, 1, null, 10", 3 * MODELS),
     }
