@@ -124,7 +124,7 @@ async def test_a_route_is_put_shown_split_promoted_and_rolled_back(fulmen: Fulme
     assert (shown["fallbacks"], shown["deadline"], shown["hedge_delay"]) == (["routes/other"], "60s", "0.250s")
     assert shown["overrides"] == [{"mode": "validation", "request_fields_json": '{"temperature": 0}'}]
     check_screen("proxy-routes", await fulmen.ok("routes") + await fulmen.ok("route", "show", MODEL))
-    check_screen("proxy-route-rollback", await fulmen.ok("route", "roll-back", MODEL))
+    check_screen("proxy-route-rollback", await fulmen.ok("route", "rollback", MODEL))
     by_version = json.loads(await fulmen.ok("route", "split", MODEL, "@1=5", "@2=95", "-o", "json"))
     by_backend = json.loads(await fulmen.ok("route", "split", MODEL, "backends/two=0", "-o", "json"))
     weights = [[target.get("weight", 0) for target in route["targets"]] for route in (by_version, by_backend)]

@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
     remote_command(route, "put")(route_commands.put)
     remote_command(route, "show")(route_commands.show)
     remote_command(route, "delete")(route_commands.delete)
-    remote_command(route, "roll-back")(route_commands.rollback)
+    remote_command(route, "rollback")(route_commands.rollback)
     remote_command(route, "split")(route_commands.split)
     backend = new_group("One backend: a model server.")
     proxy.add_typer(backend, name="backend")

@@ -159,7 +159,7 @@ async def rollback(
 
     Example:
 
-        fulmen proxy route roll-back arithmetic --to 3
+        fulmen proxy route rollback arithmetic --to 3
     """
     request = route_service_pb2.RollbackRouteRequest(name=route_name(model), version=to)
     async with connection.open() as client:

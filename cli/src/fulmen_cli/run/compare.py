@@ -114,7 +114,7 @@ async def read_history(client: Client, name: str) -> RunHistory:
 async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
     """Reads the run's events up to where it was, and waits for no more.
 
-    Of a step that was done again the last metrics count; what a roll back took back does not until it is done again.
+    Of a step that was done again the last metrics count; what a rollback took back does not until it is done again.
     """
     steps: dict[int, training_run_pb2.StepMetrics] = {}
     branch = 0

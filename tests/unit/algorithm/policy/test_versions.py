@@ -1,4 +1,4 @@
-"""What a run publishes can always be rebuilt: as deltas, as adapters, after crashes and roll backs."""
+"""What a run publishes can always be rebuilt: as deltas, as adapters, after crashes and rollbacks."""
 
 import json
 import random

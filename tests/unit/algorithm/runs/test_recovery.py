@@ -1,4 +1,4 @@
-"""What is in the weights, whatever happened: crashes at any call, pauses and roll backs, in two runs at a time.
+"""What is in the weights, whatever happened: crashes at any call, pauses and rollbacks, in two runs at a time.
 
 The weights of these runs are the list of what they were made with, so that it can be read what they hold.
 """

@@ -1,4 +1,4 @@
-"""The parts of policies, each alone: warm-up, stages, the adaptive controller, roll back, settings."""
+"""The parts of policies, each alone: warm-up, stages, the adaptive controller, rollback, settings."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ class Policy:
         return self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
 
     def _parent(self) -> str:
-        """Names the version that the present weights descend from; after a roll back, the one that is published again."""
+        """Names the version that the present weights descend from; after a rollback, the one that is published again."""
         progress = self._recorder.progress
         version = progress.parent_version
         if not version:

@@ -118,7 +118,7 @@ class EventLog:
     def steps(self) -> list[StepMetrics]:
         """Returns the metrics by step, in order; of a step that was done again, the last; measurements are merged.
 
-        Steps that a roll back took back are not among them until they are done again.
+        Steps that a rollback took back are not among them until they are done again.
         """
         merged: dict[int, dict[str, float]] = {}
         branch = 0

@@ -1,7 +1,7 @@
 """A training run as a value, and the only table of its state changes.
 
 Invariant: every change goes through `moved` or `rolled_back`, and a final state is left through `rolled_back` alone.
-A roll back begins a new branch of the run; nothing of the run's past is lost by it.
+A rollback begins a new branch of the run; nothing of the run's past is lost by it.
 """
 
 from collections.abc import Mapping
