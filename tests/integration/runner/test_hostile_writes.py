@@ -26,6 +26,7 @@ import grpc
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from fulmen import emit_reward
+from fulmen.ids import trace_id_of
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 

@@ -196,7 +196,7 @@ class World:
         environment = {
             "OPENAI_BASE_URL": f"{self.seen.url}/v1",
             "OPENAI_API_KEY": item.attempt_key,
-            "TRACEPARENT": f"00-{item.rollout.split('/')[1].replace('-', '')}-{'2' * 16}-01",
+            "TRACEPARENT": f"00-{trace_id_of(item.rollout)}-{'2' * 16}-01",
             "NAME": name,
         }
         context = Context(

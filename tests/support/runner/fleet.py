@@ -51,7 +51,7 @@ from fulmen import emit_reward
 tracer = trace.get_tracer("fleet")
 
 def began(task, context):
-    path = Path(task["ledger"], f"{context.rollout.split('/')[1]}-{context.attempt_number}")
+    path = Path(task["ledger"], f"{context.rollout.rpartition('/')[2]}-{context.attempt_number}")
     os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # Fails where an attempt is run twice.
     return path
 async def spans(task, context):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fulmen.errors import ArgumentInvalid, RolloutExists, SessionEnded
-from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, parse_runner_name, rollout_name, runner_name, uuid7
+from fulmen.ids import parse_rollout_name, parse_runner_name, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
@@ -129,7 +129,7 @@ class QueueClients(RuleBasedStateMachine):
 
     def _rollout(self, wish: dict[str, Any], joined: list[rollout_pb2.Rollout]) -> rollout_pb2.Rollout:
         rollout = rollout_pb2.Rollout(
-            name=rollout_name(DEFAULT_PROJECT, uuid7()) if wish["is_named"] else "",
+            name=rollout_name(self.world.project, uuid7()) if wish["is_named"] else "",
             project=self.world.project,
             priority=wish["priority"],
             not_before_time=moment(LATER_S) if wish["is_delayed"] else None,

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
+from fulmen.ids import AttemptName, uuid7
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_service_kit.tokens import Role
 from tests.support.llm_proxy.backend import Backend
@@ -89,7 +89,7 @@ async def test_another_project_finds_no_response_by_its_id(world: OpenAiWorld) -
     async with world.agent() as agent:
         made = await agent.responses.create(model=GPT, input="one")
     stranger = world.proxy.signer.attempt_key(
-        AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1),
+        AttemptName(project="projects/other", rollout_id=uuid7(), number=1),
         project="projects/other",
         lease_id="l",
         epoch=1,
