@@ -81,13 +81,13 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
         "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
         "end_attempts": Hot(
-            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count),
+            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count, [1] * count),
             items=4 * ASKED,
             index="item_pkey",
         ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
-            arguments=(hedged, others, *ends, [b""] * count), items=4 * ASKED, index="item_pkey"
+            arguments=(hedged, others, *ends, [b""] * count, [1] * count), items=4 * ASKED, index="item_pkey"
         ),
         "session_leases": Hot(arguments=(own,), items=LEASED, index="item_leased"),
         "orphaned_leases": Hot(arguments=(1000,), items=LEASED, index="item_leased"),

@@ -51,7 +51,7 @@ with k as (
             case when q.epoch = x.epoch then q.hedge_leased_at else q.leased_at end as rival_leased_at
         from item q
         where q.id = x.id and q.cancel_requested = x.cancel_requested and q.hedge_leased_at is not null
-            and q.project_id = x.project_id
+            and q.project_id is not distinct from x.project_id
             and (
                 (q.session is not distinct from x.session and q.epoch = x.epoch)
                 or (q.hedge_session is not distinct from x.session and q.hedge_epoch = x.epoch)

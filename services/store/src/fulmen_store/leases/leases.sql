@@ -78,7 +78,9 @@ with k as (
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
         where q.id = x.id and q.session is not distinct from x.session and q.epoch = x.epoch
-            and q.cancel_requested = x.cancel_requested and q.hedge_session is null and q.project_id = x.project_id
+            and q.cancel_requested = x.cancel_requested and q.hedge_session is null
+            -- As above: no plan may take the index that begins with the project.
+            and q.project_id is not distinct from x.project_id
         limit 1 for update
     ) i
 ), d as (
