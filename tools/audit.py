@@ -1,7 +1,8 @@
-"""Looks the pinned dependencies up among the known vulnerabilities: `make audit`.
+"""Checks the pinned dependencies for known vulnerabilities: `make audit`.
 
-pip-audit asks PyPI's advisory database. Exit status 1: something pinned is known to be vulnerable. Where the database cannot be
-reached, that is told, and is an error with --strict only: a build without a way out must not fail for it.
+pip-audit queries PyPI's advisory database. Exit status 1 means that a pinned distribution is known to be vulnerable. If
+the database is unreachable, this is reported, and is an error with --strict only: builds without network access must
+not fail.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LIMIT_S = 300
 
 
 def audited(uv: Path, constraints: Path) -> list[dict[str, object]] | None:
-    """Returns what pip-audit says of each pinned distribution; None if it cannot be run here."""
+    """Returns pip-audit's result for each pinned distribution; None if it cannot run here."""
     command = [str(uv), "tool", "run", "--system-certs", PIP_AUDIT, "--requirement", str(constraints)]
     command += ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
     try:
@@ -30,7 +31,7 @@ def audited(uv: Path, constraints: Path) -> list[dict[str, object]] | None:
 
 
 def verdict(found: list[dict[str, object]] | None, *, strict: bool) -> tuple[int, list[str]]:
-    """Returns the exit status, and what to tell."""
+    """Returns the exit status and the lines to print."""
     known = [each for each in found or [] if "vulns" in each]
     if not known:
         return int(strict), ["audit: no advisory could be asked for: run `make audit` where PyPI can be reached"]
@@ -45,7 +46,7 @@ def verdict(found: list[dict[str, object]] | None, *, strict: bool) -> tuple[int
 
 
 def main() -> int:
-    """Audits; returns the exit status."""
+    """Runs the audit; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strict", action="store_true", help="fail where no advisory can be asked for")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Reports files and functions that have grown too long to read at once; ends with status 1 if a file has."""
+"""Reports files and functions over the size limits; exits with 1 if a file is over its limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIXES = frozenset({".py", ".sh", ".sql", ".js", ".mjs", ".ts", ".go", ".java"
 
 
 def long_functions(path: Path, text: str) -> list[str]:
-    """Names the functions of a Python file that are over the limit."""
+    """Returns the functions of a Python file that are over the limit."""
     return [
         f"{path}:{node.lineno}: {node.name} has {length} lines (at most {LONGEST_FUNCTION})"
         for node in ast.walk(ast.parse(text))
@@ -23,7 +23,7 @@ def long_functions(path: Path, text: str) -> list[str]:
 
 
 def main() -> int:
-    """Prints what is too long; returns the exit status."""
+    """Prints the report; returns the exit status."""
     listed = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.split("\n")
     files = [Path(name) for name in listed if Path(name).suffix in SUFFIXES and "_pb2" not in name]
     too_long, advice = [], []

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the command tree, so that the reference says what `--help` says.
+"""Generates docs/cli.md from the command tree; its texts are those of `--help`.
 
 python tools/cli_reference.py            writes it
 python tools/cli_reference.py --check    exits with 1 if it is not current
@@ -60,7 +60,7 @@ def page() -> str:
 
 
 def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields every group and command but the root, in the order of the help; plain commands of a level go first."""
+    """Yields every group and command except the root, in the order of the help; commands precede groups."""
     children = getattr(command, "commands", {})
     for name, child in sorted(children.items(), key=lambda item: bool(getattr(item[1], "commands", None))):
         if not child.hidden:
@@ -69,7 +69,7 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _text(command: Any) -> str:
-    """Returns the help; examples, which are indented in it, stay code."""
+    """Returns the help as Markdown; its indented examples become code."""
     return inspect.cleandoc(command.help or "").replace("\f", "")
 
 

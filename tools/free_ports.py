@@ -1,4 +1,4 @@
-"""Prints `NAME=PORT` for each name, with ports that are free now; all are held until all are chosen."""
+"""Prints `NAME=PORT` with a free port for each name; ports are held until all are chosen."""
 
 import socket
 import sys

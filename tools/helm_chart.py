@@ -1,6 +1,6 @@
-"""What `helm` does with a chart, without the program: lint and template, by Helm's own SDK.
+"""Lints and renders a chart with Helm's SDK, without the `helm` program.
 
-Runs in the environment of tools/helm_toolchain.sh, which has the SDK and nothing else:
+Runs in the environment of tools/helm_toolchain.sh, which contains only the SDK:
 
     .venv-helm/bin/python tools/helm_chart.py lint deploy/helm/fulmen
     .venv-helm/bin/python tools/helm_chart.py template deploy/helm/fulmen [--values FILE.yaml]... [--name N] [--namespace N]
@@ -21,7 +21,7 @@ WARNING = 2
 
 
 def main() -> int:
-    """Does one thing; returns the exit status."""
+    """Runs one command; returns the exit status."""
     arguments = _arguments()
     try:
         return arguments.run(arguments)
@@ -79,7 +79,7 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of all files, later ones over earlier ones, as `helm --values` merges them."""
+    """Returns the merged values of all files; later files override earlier ones, as with `helm --values`."""
     merged: dict[str, Any] = {}
     for name in arguments.values:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Writes into the chart's values.schema.json which settings of each service a value may name; `--check` only compares.
+"""Writes the allowed settings of each service to the chart's values.schema.json; `--check` only compares.
 
-These are the settings of the service's class but those that the chart sets by itself, those that are of no use
-in a cluster, and secrets, which come from files: `..._FILE` names one.
+Allowed are all settings of the service's class except those that the chart sets itself, those useless in a cluster, and
+secrets, which come from files named by `..._FILE`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_IN_A_CLUSTER = frozenset(
 
 
 def settable(settings_class: type[ServiceSettings]) -> list[str]:
-    """Returns the names of the settings that a value may name, without the service's prefix."""
+    """Returns the names of the allowed settings, without the service's prefix."""
     prefix = str(settings_class.model_config["env_prefix"])
     templates = "".join(path.read_text(encoding="utf-8") for path in sorted(CHART.glob("templates/**/*.*")))
     owned = set(re.findall(rf"{prefix}([A-Z0-9_]+)", templates)) | NOT_IN_A_CLUSTER
@@ -42,7 +42,7 @@ def settable(settings_class: type[ServiceSettings]) -> list[str]:
 
 
 def with_names(schema: str) -> str:
-    """Returns the schema with the lists as they should be."""
+    """Returns the schema with up-to-date lists."""
     for service, settings_class in CLASSES.items():
         listed = json.dumps(settable(settings_class))
         lines = textwrap.fill(listed[1:-1], width=110, break_long_words=False, break_on_hyphens=False)

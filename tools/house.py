@@ -1,4 +1,4 @@
-"""Prints measures of the structure of the code: sizes, crumbs, long signatures, suppressions. Measures, not limits.
+"""Prints measures of the code's structure: sizes, crumbs, long signatures, suppressions. They are not limits.
 
 python tools/house.py                       # the table, of this checkout
 python tools/house.py --list crumbs         # the places behind one measure
@@ -187,7 +187,7 @@ class House:
         return Measure(f"functions of > {MANY_PARAMETERS} parameters", len(places), places)
 
     def pass_throughs(self) -> Measure:
-        """Functions that only hand their own parameters to another one."""
+        """Functions that only pass their own parameters to another function."""
         places = [
             module.at(node, node.name) for module in self.product for node in module.functions if is_pass_through(node)
         ]
@@ -217,7 +217,7 @@ class House:
         return Measure("suppressions per 1,000 lines", round(len(places) / kilo_lines, 2), places)
 
     def crowded_folders(self) -> Measure:
-        """Product folders with many modules side by side."""
+        """Product folders with many modules."""
         counts = Counter(str(Path(module.path).parent) for module in self.product)
         places = [f"{folder}: {count} files" for folder, count in sorted(counts.items()) if count > MANY_FILES]
         return Measure(f"product folders of > {MANY_FILES} files", len(places), places)
@@ -300,7 +300,7 @@ def members(owner: ast.ClassDef) -> set[str]:
 
 
 def is_pass_through(function: Function) -> bool:
-    """True if the body is one call to which the parameters go unchanged and in order."""
+    """True if the body is one call with the parameters unchanged and in order."""
     body = [node for node in function.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     own = [argument.arg for argument in parameters(function)]
     if len(body) != 1 or not own or not isinstance(body[0], ast.Return | ast.Expr) or body[0].value is None:

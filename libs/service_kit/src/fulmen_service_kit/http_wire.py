@@ -10,7 +10,7 @@ from typing import Any
 
 from fulmen.errors import MessageTooLarge
 
-Scope = MutableMapping[str, Any]  # Any: the shape that the ASGI specification gives
+Scope = MutableMapping[str, Any]  # Any: as defined by the ASGI specification
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

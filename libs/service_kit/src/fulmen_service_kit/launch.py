@@ -1,9 +1,8 @@
-"""Becomes another program that dies with the process that started it.
+"""Runs another program in this process, and ties it to the life of the parent process.
 
 Run as a script (`python -I -S launch.py PARENT_PID PROGRAM ARGUMENT...`), so it imports only the standard library.
-On Linux the kernel sends SIGKILL when the parent is gone; elsewhere nothing does, and what is left behind must be ended
-by hand.
-Source: prctl(2), PR_SET_PDEATHSIG; the setting is kept over execve(2) and may miss a parent that is gone already.
+On Linux the kernel sends SIGKILL when the parent exits; on other systems the program must be killed by hand.
+Source: prctl(2), PR_SET_PDEATHSIG; the setting survives execve(2), and has no effect if the parent has already exited.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ KILL_LIMIT_S = 10.0
 
 
 def main() -> None:
-    """Ties this process to its parent, then replaces it by the program."""
+    """Ties this process to its parent, then executes the program."""
     parent_pid, program, *arguments = sys.argv[1:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

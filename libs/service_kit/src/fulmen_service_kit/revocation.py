@@ -1,7 +1,7 @@
 """Revoked tokens, polled every few seconds.
 
-Invariant: a known revocation stays in force while the source is unavailable. A service that has just started knows of no
-revocation until it has reached the store.
+Invariant: a known revocation stays in force while the source is unavailable. A service that has just started knows no
+revocations until it has reached the store.
 """
 
 import asyncio

@@ -88,5 +88,5 @@ def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int,
 
 
 class _Silent(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as its base class has it
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # named as in the base class
         """Logs nothing."""

@@ -37,7 +37,7 @@ class Role(StrEnum):
     SERVICE = "service"  # the proxy, the algorithm service
     RUNNER = "runner"
     CLIENT = "client"  # people and tools
-    READER = "reader"  # people and tools that only look
+    READER = "reader"  # people and tools with read access only
     ATTEMPT = "attempt"  # an agent, bound to one attempt
 
 
@@ -49,13 +49,13 @@ class Caller:
     subject: str = ""
     project: str = DEFAULT_PROJECT  # `projects/{project}`, or `projects/*`
     token_id: str = ""  # empty for attempt keys, which end with their lease
-    expires_s: float = math.inf  # Unix time after which the token is no longer good
-    # Of an attempt key only:
+    expires_s: float = math.inf  # Unix time at which the token expires
+    # Set for attempt keys only:
     attempt: AttemptName | None = None
     epoch: int = 0
     lease_id: str = ""
     mode: str = ""  # train, validation or test
-    token_budget: int = 0  # tokens of its model calls; 0: what the project says
+    token_budget: int = 0  # maximum tokens of its model calls; 0 for the project's limit
 
     @property
     def own_project(self) -> str:
@@ -133,7 +133,7 @@ class TokenSigner:
         )
 
     def _sign(self, claims: dict[str, object], ttl_s: float) -> str:
-        # Implemented here (RFC 7515, 3.1): the store signs a key per attempt, and the library takes ten times as long.
+        # Implemented here (RFC 7515, 3.1): the store signs a key per attempt, and the library is ten times slower.
         now = int(time.time())
         return self._signed(_to_json(claims | {"iss": _ISSUER, "iat": now, "exp": now + int(ttl_s)}))
 

@@ -1,7 +1,7 @@
-"""The current attempt, for agents that want to know. The environment has the same information.
+"""The current attempt, for agents that need it. The environment has the same information.
 
-Invariant: the current attempt lives in a context variable, so that any number of attempts share one process; it is
-carried into tasks, and by the runner into threads.
+Invariant: the current attempt is kept in a context variable, so any number of attempts can share a process. Tasks
+inherit it; the runner passes it on to threads.
 """
 
 import json
@@ -30,27 +30,27 @@ RewardKey = tuple[str, int | None, bytes]
 
 
 class NotInAttempt(RuntimeError):
-    """Raised when an API of attempts is used outside of one."""
+    """Raised when an API of attempts is used outside an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The attempt that an agent runs in; the runner gives it to agents that take a second argument.
+    """The attempt that an agent runs in; passed to agents that take a second argument.
 
     Attributes:
         rollout: `projects/{project}/rollouts/{uuid}`.
         attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
-        attempt_number: From 1; grows when a rollout is tried again.
+        attempt_number: Number of the attempt, from 1; grows with each retry of the rollout.
         mode: `train`, `validation` or `test`.
-        deadline: When the attempt is ended, on the clock of `time.monotonic`, in seconds.
-        environment: What a command would find in its environment: base URLs, the attempt's key (secret), and the
-            agent's own settings.
-        resource_versions: The pinned versions of further resources, by the name under which the rollout gives them.
-        rewards: What was emitted so far; written by `fulmen.emit`.
-        open_work_dir: Makes the attempt's own directory, if there is none yet, and returns it; blocks for a moment.
-            None: the environment names it, if there is one.
-        stored: For a grader that scores a stored rollout again: what the store has of the attempt, a
-            `fulmen.trajectories.stored.StoredAttempt` with its old rewards and its trajectory. None in an attempt that runs.
+        deadline: End of the attempt, on the clock of `time.monotonic`, in seconds.
+        environment: Environment variables of a command: base URLs, the attempt key (secret), and the agent's own
+            settings.
+        resource_versions: Pinned versions of further resources, by the rollout's names for them.
+        rewards: Rewards emitted so far; written by `fulmen.emit`.
+        open_work_dir: Returns the attempt's own directory, created at the first call; blocks briefly. None if the
+            environment names the directory or there is no directory.
+        stored: The stored attempt, for a grader that rescores a rollout: a `fulmen.trajectories.stored.StoredAttempt`
+            with its old rewards and its trajectory. None in a running attempt.
     """
 
     rollout: str
@@ -66,22 +66,22 @@ class Context:
 
     @property
     def step(self) -> int | None:
-        """The step, from 0, that this code belongs to, of an agent that is a generator; None in any other."""
+        """The current step, from 0, of an agent that is a generator; None for other agents."""
         return _step.get()
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the attempt is ended; never negative."""
+        """Seconds until the deadline; never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
     @property
     def work_dir(self) -> Path:
-        """The attempt's own directory: made when it is first asked for, empty then, deleted at the attempt's end.
+        """The attempt's own directory: created empty at first use, deleted at the end of the attempt.
 
-        The grader finds there what the agent left.
+        The grader can read the files that the agent left there.
 
         Raises:
-            NotInAttempt: If the attempt has ended, or has none.
+            NotInAttempt: If the attempt has ended or has no directory.
         """
         if self.open_work_dir is not None:
             return self.open_work_dir()
@@ -96,12 +96,12 @@ class Context:
 
     @property
     def api_key(self) -> str:
-        """The attempt's own key for the model API. Secret: do not log it."""
+        """The attempt key, for the model API. Secret: do not log it."""
         return self.environment["OPENAI_API_KEY"]
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The texts of the prompts that the rollout gives, by name."""
+        """Texts of the rollout's prompts, by name."""
         found: Mapping[str, str] = json.loads(self.environment.get(PROMPTS_VARIABLE) or "{}")
         return found
 
@@ -112,19 +112,19 @@ _acting: ContextVar[str] = ContextVar("fulmen_acting", default="")
 
 
 def current() -> Context | None:
-    """Returns the current attempt; None outside of one."""
+    """Returns the current attempt; None outside an attempt."""
     return _current.get()
 
 
 def prompt(default: str | None = None, *, name: str = "prompt") -> str:
-    """Returns the prompt that the rollout gives, such as a candidate of a search; see docs/apo.md.
+    """Returns the rollout's prompt, such as a candidate of a search; see docs/apo.md.
 
     Args:
-        default: What to return if the rollout gives none of this name, or there is no rollout.
-        name: Of several prompts, which.
+        default: Returned if the rollout has no prompt of this name, or outside a rollout.
+        name: Name of the prompt.
 
     Raises:
-        NotInAttempt: If the rollout gives none and there is no default.
+        NotInAttempt: If there is neither a prompt nor a default.
     """
     context = current()
     given = json.loads(os.environ.get(PROMPTS_VARIABLE) or "{}") if context is None else context.prompts
@@ -136,23 +136,23 @@ def prompt(default: str | None = None, *, name: str = "prompt") -> str:
 
 
 def current_step() -> int | None:
-    """Returns the current step; None outside of generators of steps."""
+    """Returns the current step; None outside a generator of steps."""
     return _step.get()
 
 
 def begin_step(step: int | None) -> None:
-    """Sets the current step; None ends the last one. For code that runs generators of steps."""
+    """Sets the current step; None ends it. For code that runs generators of steps."""
     _step.set(step)
 
 
 def acting_agent() -> str:
-    """Returns the agent name that model calls of this code get where they name none; empty for none."""
+    """Returns the default agent name of model calls made here; empty if unset."""
     return _acting.get()
 
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Sets the agent name of model calls in the body, such as `GRADER_AGENT`."""
+    """Sets the default agent name of model calls in the block, such as `GRADER_AGENT`."""
     token = _acting.set(name)
     try:
         yield
@@ -161,10 +161,10 @@ def acting_as(name: str) -> Iterator[None]:
 
 
 def require_current() -> Context:
-    """Returns the attempt that this code runs in.
+    """Returns the current attempt.
 
     Raises:
-        NotInAttempt: If it runs in none.
+        NotInAttempt: Outside an attempt.
     """
     context = _current.get()
     if context is None:
@@ -177,7 +177,7 @@ def require_current() -> Context:
 
 @contextmanager
 def entered(context: Context) -> Iterator[Context]:
-    """Sets the current attempt for the body; for runners and tests."""
+    """Sets the current attempt for the block; for runners and tests."""
     token = _current.set(context)
     try:
         yield context

@@ -1,7 +1,7 @@
-"""How an agent is started, bounded and scored: the table `[agent]` of a `train.toml`, and the same as an AgentSpec.
+"""The configuration of an agent: the table `[agent]` of a `train.toml`, and its AgentSpec.
 
-One agent is one of a Python callable, a command, a container and a Kubernetes Job; what scores it is at most one of a
-Python callable, a command and a judge. A setting that would have no effect is a problem, not a surprise.
+An agent is either a Python callable, a command, a container or a Kubernetes Job. It has at most one grader: a Python
+callable, a command or a judge. A setting without effect is reported as a problem.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ISOLATION_NAMES: Final = {value: name for name, value in _ISOLATION_VALUES.item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerConfig:
-    """A container of a Docker engine; no command means the image's own, no network the runner's."""
+    """A container of a Docker engine. Without a command, the image's is used; without a network, the runner's."""
 
     image: str
     command: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class ContainerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """What one attempt may use; 0 means as the runner is set. Memory is in bytes."""
+    """Limits of one attempt; 0 applies the runner's setting. Memory is in bytes."""
 
     memory_bytes: int = 0
     cpu_count: float = 0.0
@@ -64,7 +64,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeConfig:
-    """A language model that scores; what is unset is as the contract says."""
+    """A language model as the grader; unset fields have the defaults of the contract."""
 
     model: str
     prompt: str = ""
@@ -76,21 +76,21 @@ class JudgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """How the agent is started and scored.
+    """How the agent is started and graded.
 
     Attributes:
         python: `file.py:name` or `package.module:name`.
-        isolation: Where Python callables run, agent and grader: `runner`, `process` for a child of its own each, or
-            empty for what the runner is set to.
+        isolation: Where Python callables (agent and grader) run: `runner`, `process` for a separate child each, or
+            empty for the runner's setting.
         command: A program with its arguments.
         container: A container.
         job: The text of a Kubernetes Job.
-        max_output_bytes: How much output of anything but a Python callable is kept; 0 means the most.
-        limits: What one attempt may use.
-        environment: Further variables.
-        grader: A Python callable that scores.
-        grader_command: A command that scores.
-        judge: A language model that scores.
+        max_output_bytes: Maximum output kept, except of Python callables; 0 means the maximum.
+        limits: Limits of one attempt.
+        environment: Further environment variables.
+        grader: A Python callable that grades.
+        grader_command: A command that grades.
+        judge: A language model that grades.
     """
 
     python: str = ""
@@ -107,11 +107,11 @@ class AgentConfig:
 
 
 def read_agent(table: TableReader, folder: Path) -> AgentConfig:
-    """Reads the table `[agent]`; what is wrong goes to the table's problems.
+    """Reads the table `[agent]`; adds problems to those of the table.
 
     Args:
         table: the table.
-        folder: what the paths in it are relative to.
+        folder: base of relative paths.
     """
     table.known(*_ENTRIES, "isolation", "max_output", "limits", "environment", *_GRADERS)
     _at_most_one(table)
@@ -133,7 +133,7 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
 
 
 def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
-    """Makes the message that tells runners how to start and score the agent.
+    """Returns the agent spec, which says how to start and grade the agent.
 
     Args:
         agent: the agent.
@@ -171,16 +171,16 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
 
 
 def agent_config(spec: agent_spec_pb2.AgentSpec) -> AgentConfig:
-    """Reads a published agent back; what the table cannot say, such as the bundle, is left out."""
+    """Converts a published agent spec back; omits what the table cannot express, such as the bundle."""
     entry = spec.WhichOneof("entry")
     grader = spec.grader.WhichOneof("entry")
-    # The table has one for both; where they differ, the agent's own counts.
+    # The table has one setting for both; if they differ, the agent's is used.
     isolation = spec.python.isolation if entry == "python" else spec.grader.python.isolation
-    # At most one of the three is there; of the others the size is 0.
+    # At most one of the three is set; the sizes of the others are 0.
     sizes = (spec.command.max_output_bytes, spec.container.max_output_bytes, spec.job.max_output_bytes)
     return AgentConfig(
         python=spec.python.target,
-        # Values that are newer mean a process: the contract says so.
+        # The contract requires unknown values to mean a process.
         isolation=_ISOLATION_NAMES.get(isolation, "process"),
         command=tuple(spec.command.argv),
         container=ContainerConfig(
@@ -297,7 +297,7 @@ def _environment(table: TableReader) -> dict[str, str]:
 
 
 def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
-    """Returns the text of the file that a key names; empty if it names none."""
+    """Returns the text of the file that a key names; empty if unset."""
     name = table.text(key)
     if not name:
         return ""
@@ -317,7 +317,7 @@ def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
 
 
 def _without_effect(table: TableReader, agent: AgentConfig) -> None:
-    """Finds what is set but would change nothing."""
+    """Reports settings without effect."""
     if agent.isolation and not (agent.python or agent.grader):
         table.problem("isolation", "only Python agents and graders have it: all others run in processes of their own")
     if agent.python and agent.max_output_bytes:

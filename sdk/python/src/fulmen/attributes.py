@@ -1,7 +1,7 @@
-"""Names of spans and attributes that Fulmen's own emitters write. Other spans keep the names that they came with.
+"""Names of the spans and attributes that Fulmen's own emitters write. Other spans keep their names.
 
-Source: `gen_ai.*`, `code.*` and `exception.*` are those of OpenTelemetry's semantic conventions; a reward is written as
-the conventions write the result of an evaluation.
+Source: `gen_ai.*`, `code.*` and `exception.*` are from OpenTelemetry's semantic conventions; a reward is written as
+their evaluation result.
 """
 
 from typing import Final

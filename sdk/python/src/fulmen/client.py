@@ -1,7 +1,6 @@
-"""One channel to each service and the generated stubs over it; no class of ours mirrors an rpc.
+"""A channel to each service, with its generated stubs; no class here mirrors an rpc.
 
-Stubs raise the classes of `fulmen.errors`. A service whose target is unset cannot be called: that is an error at the
-first use, not at the start.
+Stubs raise the classes of `fulmen.errors`. A service without a target fails at its first use, not at the start.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["Client", "Targets", "connect"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where the services listen, each `host:port`."""
+    """Addresses of the services, each `host:port`."""
 
     store: str
     algorithm: str
@@ -38,7 +37,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Stubs of every service that people and tools call."""
+    """Stubs of all services for people and tools."""
 
     rollouts: RolloutServiceStub
     spans: SpanServiceStub
@@ -55,12 +54,12 @@ class Client:
 
 @asynccontextmanager
 async def connect(targets: Targets, *, token: Token, tls: TlsFiles | None = None) -> AsyncIterator[Client]:
-    """Opens one channel per service; each connects at its first call. Closes them at the end.
+    """Opens one channel per service, each of which connects at its first call; closes them at the end.
 
     Args:
-        targets: where the services listen.
-        token: sent with every call; None for a stack in dev_mode.
-        tls: with which the services are called; None for no TLS. `TlsFiles.from_environment()` reads FULMEN_TLS_CA_FILE.
+        targets: addresses of the services.
+        token: token for all calls; None for a stack in dev_mode.
+        tls: files for TLS; None for no TLS. `TlsFiles.from_environment()` reads FULMEN_TLS_CA_FILE.
     """
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_channel(targets.store, token=token, tls=tls))

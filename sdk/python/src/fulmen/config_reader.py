@@ -1,5 +1,5 @@
-"""Reads parsed TOML tables strictly: unknown keys are problems, with the nearest known key, and all problems
-of a file is found in one reading.
+"""Reads parsed TOML tables strictly: unknown keys are problems, reported with the nearest known key; all problems of
+a file are found in one pass.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class TableReader:
     """Reads the values of one table; invalid ones are added to `problems` and treated as missing."""
 
     def __init__(self, table: Mapping[str, Any], where: str, problems: list[str]) -> None:
-        """Takes a table.
+        """Initializes the reader.
 
         Args:
             table: the table.
             where: its name, such as `agent.limits`; empty for the file itself.
-            problems: where every problem is added.
+            problems: list to which problems are added.
         """
         self._table = table
         self._where = where
@@ -66,7 +66,7 @@ class TableReader:
         return TableReader(table, where, self._problems)
 
     def table(self, key: str, *, required: bool = False) -> TableReader:
-        """Reads a table in this table; empty if there is none."""
+        """Reads a table in this table; empty if missing."""
         value = self._table.get(key)
         full = f"{self._where}.{key}" if self._where else key
         if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ class TableReader:
         return None if found is None else float(found)
 
     def size(self, key: str) -> int:
-        """Reads a size in bytes, as a number or with a unit, such as `"2GiB"`; 0 if it is not given."""
+        """Reads a size in bytes, as a number or with a unit, such as `"2GiB"`; 0 if missing."""
         value = self._table.get(key)
         if value is None:
             return 0
@@ -132,7 +132,7 @@ class TableReader:
         return size_bytes
 
     def target(self, key: str, folder: Path) -> str:
-        """Reads a Python target; a file that it names must be in the folder."""
+        """Reads a Python target; a file that it names must be in `folder`."""
         target = self.text(key)
         if not target:
             return ""

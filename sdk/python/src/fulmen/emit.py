@@ -1,10 +1,10 @@
 """Emitters for agents: rewards, annotations, messages, objects, exceptions.
 
-Invariants: a reward that was emitted reaches the store with the attempt's completion, or not at all; the same dimension,
-step and span emitted again replaces the earlier value. Everything is a span of its own as well, below the one that is
-open, so that it is there even if the agent is stopped in the middle. Only `emit_reward` ever raises.
+Invariants: a reward reaches the store with the attempt's completion or not at all; a reward with the same dimension,
+step and span replaces the earlier value. Everything emitted is also a separate span below the open one, so it is
+recorded even if the agent is stopped early. Only `emit_reward` raises exceptions.
 
-What needs OpenTelemetry's SDK is imported when it is first used: this module is part of `import fulmen`.
+OpenTelemetry's SDK is imported at first use, because this module is part of `import fulmen`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIMENSION = re.compile(r"[a-z0-9_.-]{1,64}")
 
 
 class RewardInvalid(ValueError):
-    """A reward is not a finite number, or its dimension, step or span is malformed."""
+    """The reward is not a finite number, or its dimension, step or span is malformed."""
 
 
 class HasSpanId(Protocol):
@@ -52,19 +52,19 @@ def emit_reward(
     span: Span | SpanContext | HasSpanId | bytes | str | None = None,
     trace: bool = True,
 ) -> None:
-    """Reports one or several rewards of the current attempt.
+    """Emits one or more rewards of the current attempt.
 
     Args:
-        value: Finite; unitless. A mapping gives one for each dimension that it names.
-        dimension: 1 to 64 characters of [a-z0-9_.-]; of a single value.
-        step: The agent step that it scores, from 0. None scores the whole attempt.
-        span: The span that it scores: `CURRENT_SPAN`, a span, its context, an open operation, or its id as eight bytes
-            or 16 hexadecimal digits.
-        trace: Whether the reward is a span, too. Without, it costs next to nothing.
+        value: Finite, unitless; a mapping has one value per dimension.
+        dimension: Dimension of a single value, 1 to 64 characters of [a-z0-9_.-].
+        step: The scored agent step, from 0; None scores the whole attempt.
+        span: The scored span: `CURRENT_SPAN`, a span, its context, an open operation, or its id as eight bytes or 16
+            hexadecimal digits.
+        trace: Whether the reward is also a span; False makes it nearly free.
 
     Raises:
-        RewardInvalid: If an argument is out of its range, or the attempt has too many rewards. None is given then.
-        NotInAttempt: If no attempt runs here.
+        RewardInvalid: If an argument is out of range, or the attempt has too many rewards. No reward is emitted then.
+        NotInAttempt: Outside an attempt.
     """
     span_id = b"" if span is None else _span_id(span)
     if isinstance(value, Mapping):
@@ -93,8 +93,8 @@ def emit_annotation(attributes: Mapping[str, object]) -> None:
     """Adds an annotation to the attempt.
 
     Args:
-        attributes: At most 64. Numbers and truth values stay what they are, texts are cut at 8192 characters, and
-            anything else becomes as much JSON.
+        attributes: At most 64. Numbers and booleans are unchanged, texts are truncated to 8192 characters, and other
+            values become JSON of at most that length.
     """
     from fulmen.recorded import plain_attributes
 
@@ -106,9 +106,9 @@ def emit_message(content: str, *, role: str = "assistant", attributes: Mapping[s
     """Records a message to, from or between agents.
 
     Args:
-        content: Cut at 8192 characters.
-        role: Who says it: `system`, `user`, `assistant`, `tool`, or another word.
-        attributes: More, as for `emit_annotation`.
+        content: Text, truncated to 8192 characters.
+        role: Author: `system`, `user`, `assistant`, `tool`, or another word.
+        attributes: Further attributes, as for `emit_annotation`.
     """
     from fulmen.recorded import cut, plain_attributes
 
@@ -122,9 +122,9 @@ def emit_object(value: object, *, name: str = "", attributes: Mapping[str, objec
     """Records a value.
 
     Args:
-        value: Anything. As much as 8192 characters of JSON hold; what JSON has no form for is there by its type.
-        name: What it is.
-        attributes: More, as for `emit_annotation`.
+        value: Any value, recorded as at most 8192 characters of JSON; values without a JSON form by their type.
+        name: Name of the value.
+        attributes: Further attributes, as for `emit_annotation`.
     """
     from fulmen.recorded import cut, json_text, kind_of, plain_attributes
 
@@ -138,8 +138,8 @@ def emit_exception(error: BaseException, *, attributes: Mapping[str, object] | N
     """Records an exception that the agent caught; the attempt continues.
 
     Args:
-        error: With its traceback, as OpenTelemetry records exceptions.
-        attributes: More, as for `emit_annotation`.
+        error: The exception, recorded with its traceback in OpenTelemetry's format.
+        attributes: Further attributes, as for `emit_annotation`.
     """
     from fulmen.recorded import plain_attributes
 
@@ -234,20 +234,20 @@ def checked_reward(value: object, *, dimension: str, step: int | None = None, sp
         raise RewardInvalid(f"Reward span {span_id!r} is not eight bytes, or all of them are zero.")
     number = as_number(value)
     if number is None or not math.isfinite(number):
-        # Of a number its value as a float: the digits of a huge integer are of no use to anybody.
+        # A number is quoted as a float: the digits of a huge integer would be useless.
         raise RewardInvalid(f"Reward {dimension!r} is {(value if number is None else number)!r}, not a finite number.")
     return number
 
 
 def as_number(value: object) -> float | None:
-    """Converts a number to a float; None for text and anything that `float` refuses."""
+    """Converts a number to a float; None for text and anything else that `float` rejects."""
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(type(value), "__float__"):
         return None
     try:
         return float(value)  # type: ignore[arg-type]  # Checked above: the type defines __float__.
     except OverflowError:
-        # A number all the same, and as little use as a reward as infinity is.
+        # An integer too large for a float; invalid as a reward, like infinity.
         return math.inf
     except (TypeError, ValueError, RuntimeError):
-        # Arrays and tensors define __float__ and refuse it unless they hold one number.
+        # Arrays and tensors define __float__, but reject it unless they hold one number.
         return None

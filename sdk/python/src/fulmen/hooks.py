@@ -1,14 +1,14 @@
-"""Hooks of a runner: your own code at four points of every attempt.
+"""Hooks of a runner: user code at four points of every attempt.
 
-A hook is an object with any of the four methods of `Hook`. A runner loads those that `FULMEN_RUNNER_HOOKS` names:
+A hook is an object with any of the four methods of `Hook`. A runner loads the hooks named by `FULMEN_RUNNER_HOOKS`:
 
     class Watch(Hook):
         async def on_rollout_end(self, attempt: AttemptFacts, end: AttemptEnd) -> None:
             if end.succeeded and end.duration_s < 0.1:
                 raise FailAttempt("It cannot have done anything in this time.")
 
-Invariant: what a hook gets is read-only and holds no secret. What goes wrong in a hook is reported and changes nothing,
-except that `FailAttempt` makes the attempt fail.
+Invariant: the arguments of a hook are read-only and hold no secret. An exception in a hook is reported and has no other
+effect, except that `FailAttempt` fails the attempt.
 """
 
 from collections.abc import Mapping
@@ -23,26 +23,26 @@ STOPPED = "CANCELLED"
 
 
 class FailAttempt(Exception):
-    """Raised by a hook: the attempt fails, as if its agent had (AGENT_ERROR). The text is for a person.
+    """Raised by a hook to fail the attempt as if the agent had failed (AGENT_ERROR). The text is for a person.
 
-    From the first two points the agent is not run at all. An attempt that failed already keeps its own reason.
+    Raised at one of the first two points, it keeps the agent from running. A failed attempt keeps its own reason.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFacts:
-    """What a runner knows of an attempt before it runs.
+    """The facts about an attempt before it runs.
 
     Attributes:
         rollout: `projects/{project}/rollouts/{uuid}`.
         attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
-        attempt_number: From 1; grows when a rollout is tried again.
+        attempt_number: Number of the attempt, from 1; grows with each retry of the rollout.
         project: `projects/{id}`.
         mode: `train`, `validation` or `test`.
-        agent: `resources/{id}/versions/{n}`; empty for the agent that the runner was started with.
-        input: What the agent is given.
-        timeout_s: How long it may run, in seconds.
-        resource_versions: The pinned versions of further resources, by the name under which the rollout gives them.
+        agent: `resources/{id}/versions/{n}`; empty for the runner's own agent.
+        input: Input of the agent.
+        timeout_s: Timeout, in seconds.
+        resource_versions: Pinned versions of further resources, by the rollout's names for them.
     """
 
     rollout: str
@@ -59,14 +59,14 @@ class AttemptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpansSummary:
-    """What was recorded of an attempt.
+    """The recorded spans of an attempt.
 
     Attributes:
-        span_counts: Spans that ended in the runner's own process, by name; commands, containers and child processes
-            send theirs to the store themselves.
-        error_count: Those of them whose status is an error.
-        undelivered_count: Spans that the store has not acknowledged; the attempt is INFRA if there are any.
-        model_call_count: Model calls that went through the proxy.
+        span_counts: Number of spans that ended in the runner's own process, by name; commands, containers and child
+            processes send theirs to the store themselves.
+        error_count: Number of those spans with an error status.
+        undelivered_count: Number of spans not acknowledged by the store; if not 0, the attempt is INFRA.
+        model_call_count: Number of model calls through the proxy.
         prompt_token_count: Tokens of their prompts.
         completion_token_count: Tokens of their answers.
     """
@@ -91,14 +91,14 @@ class RewardFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended, as it will be reported to the store unless a hook that is called later fails it.
+    """The end of an attempt, as reported to the store unless a later hook fails the attempt.
 
     Attributes:
-        failure_kind: Such as `AGENT_ERROR`; empty if it succeeded.
-        message: Why it failed, for a person.
-        rewards: Empty if it failed.
-        spans: None if it ended before its agent ran, or was stopped.
-        duration_s: From the assignment to the end, in seconds.
+        failure_kind: Failure kind, such as `AGENT_ERROR`; empty on success.
+        message: Reason of the failure, for a person.
+        rewards: Rewards; empty if it failed.
+        spans: Recorded spans; None if it ended before its agent ran, or was stopped.
+        duration_s: Time from the assignment to the end, in seconds.
     """
 
     failure_kind: str
@@ -109,19 +109,19 @@ class AttemptEnd:
 
     @property
     def succeeded(self) -> bool:
-        """True if it has rewards to train on."""
+        """True if the attempt has rewards to train on."""
         return not self.failure_kind
 
     @property
     def reward(self) -> float | None:
-        """The reward of the whole attempt, if it has one."""
+        """The reward of the whole attempt, or None."""
         return next(
             (r.value for r in self.rewards if (r.dimension, r.step, r.span_id) == (FINAL_DIMENSION, None, b"")), None
         )
 
 
 class Hook:
-    """Base of hooks; every method does nothing. Several hooks are called in order, at ends in reverse order."""
+    """Base class of hooks; every method does nothing. Hooks are called in order, at ends in reverse order."""
 
     async def on_rollout_start(self, attempt: AttemptFacts) -> None:
         """Called when the attempt is assigned, before its agent is fetched."""
@@ -130,9 +130,9 @@ class Hook:
         """Called right before the agent runs."""
 
     async def on_trace_end(self, attempt: AttemptFacts, spans: SpansSummary) -> None:
-        """Called when agent and grader have ended and their spans are stored, or are known not to be.
+        """Called when agent and grader have ended and their spans are stored, or are known to be undelivered.
 
-        Not called of an attempt that ended before its agent ran, or was stopped.
+        Not called for an attempt that ended before its agent ran, or was stopped.
         """
 
     async def on_rollout_end(self, attempt: AttemptFacts, end: AttemptEnd) -> None:

@@ -1,4 +1,4 @@
-"""Resource names and identifiers: made and taken apart here and nowhere else."""
+"""Resource names and identifiers: created and parsed only here."""
 
 import hashlib
 import os
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fulmen.errors import ArgumentInvalid, Violation
 
 DEFAULT_PROJECT = "projects/default"
-# Of the low 80 bits of a UUID version 7: all but those of version and variant.
+# The low 80 bits of a UUID version 7, except those of version and variant.
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76) & ~(0b11 << 62)
-# What a token is bound to that reaches every project.
+# Project of a token that is bound to all projects.
 ALL_PROJECTS = "projects/*"
 
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -25,12 +25,12 @@ _RUNNER = "runners/"
 
 
 def uuid7(unix_ms: int | None = None) -> uuid.UUID:
-    """Makes a UUID version 7: 48 bits of Unix time in milliseconds, then random bits (RFC 9562, 5.7)."""
+    """Returns a UUID version 7: 48 bits of Unix time in milliseconds, then random bits (RFC 9562, 5.7)."""
     return uuid7s(1, unix_ms)[0]
 
 
 def uuid7s(count: int, unix_ms: int | None = None) -> list[uuid.UUID]:
-    """Makes many UUIDs version 7 of one moment; their order is that of their random bits."""
+    """Returns several UUIDs version 7 with the same time; their order is that of their random bits."""
     if unix_ms is None:
         unix_ms = time.time_ns() // 1_000_000
     head = (unix_ms & (1 << 48) - 1) << 80 | 7 << 76 | 0b10 << 62
@@ -60,7 +60,7 @@ def attempt_of(rollout: str, number: int | str) -> str:
 
 
 def rollout_of(name: str) -> str:
-    """Returns the rollout in an attempt name; a rollout name is returned as it is."""
+    """Returns the rollout of an attempt name; a rollout name unchanged."""
     return name.partition("/attempts/")[0]
 
 
@@ -144,18 +144,18 @@ def parse_runner_name(name: str, *, field: str = "runner") -> uuid.UUID:
 
 
 def trace_id_of(name: str) -> str:
-    """Returns the trace of a rollout, named by itself or by an attempt: the UUID's 32 hexadecimal digits."""
+    """Returns the trace id of a rollout or attempt name: the UUID's 32 hexadecimal digits."""
     return name.partition("/rollouts/")[2][:36].replace("-", "")
 
 
 def trace_id_in(text: str) -> str:
-    """Returns the trace of the rollout or attempt whose name a text begins with; empty if it begins with none."""
+    """Returns the trace id of the rollout or attempt name at the start of a text; empty if there is none."""
     match = _ROLLOUT.match(text)
     return match[2].replace("-", "") if match is not None else ""
 
 
 def span_id_of(name: str) -> str:
-    """Returns the span that stands for a rollout or an attempt as a whole: 16 hexadecimal digits of its name's SHA-256."""
+    """Returns the id of the span for a whole rollout or attempt: 16 hexadecimal digits of its name's SHA-256."""
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
-"""Finds the stack that `fulmen up` runs on this machine.
+"""Finds the stack started by `fulmen up` on this machine.
 
-The local stack is a distribution of its own, which registers itself under the entry point group `fulmen.local_stack`.
+The local stack is a separate distribution, registered under the entry point group `fulmen.local_stack`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_STATE_DIR: Final = Path(".fulmen")
 
 
 class LocalStackMissing(Exception):
-    """Raised when no local stack is installed, or none runs."""
+    """Raised when no local stack is installed or running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class LocalStack:
     """A running local stack.
 
     Attributes:
-        targets: Where its services listen.
-        token: A token of the role client.
+        targets: Addresses of its services.
+        token: Token of the role client.
     """
 
     targets: Targets
@@ -38,10 +38,10 @@ class LocalStack:
 
 
 def find_local_stack(state_dir: Path = DEFAULT_STATE_DIR) -> LocalStack:
-    """Returns the local stack that runs on a state directory.
+    """Returns the local stack running on a state directory.
 
     Raises:
-        LocalStackMissing: if none is installed, or none runs there.
+        LocalStackMissing: if none is installed or running there.
     """
     for entry_point in entry_points(group=ENTRY_POINTS):
         find: Callable[[Path], LocalStack | None] = entry_point.load()
@@ -53,10 +53,10 @@ def find_local_stack(state_dir: Path = DEFAULT_STATE_DIR) -> LocalStack:
 
 
 def connect_local(state_dir: Path = DEFAULT_STATE_DIR) -> AbstractAsyncContextManager[Client]:
-    """Opens channels to the local stack that runs on a state directory.
+    """Opens channels to the local stack running on a state directory.
 
     Raises:
-        LocalStackMissing: if none is installed, or none runs there.
+        LocalStackMissing: if none is installed or running there.
     """
     stack = find_local_stack(state_dir)
     return connect(stack.targets, token=stack.token)

@@ -1,7 +1,7 @@
 """One model call, token by token: packs and reads `fulmen.type.v1.ModelCallRecord`.
 
-Invariant: on the wire every array is little-endian and unpadded, four bytes an entry, whatever the machine; in a
-`ModelCall` there is one log-probability for each completion token, and `versions` cover the completion in order.
+Invariant: on the wire every array is little-endian and unpadded, four bytes per entry, on any machine; a `ModelCall`
+has one log-probability per completion token, and its `versions` cover the completion in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RESEND, _GONE, _CHOICE = (key.encode() for key in (RESEND_COUNT_ATTRIBUTE, CLIE
 
 
 class ModelCallInvalid(ValueError):
-    """A packed model call contradicts itself and cannot be read."""
+    """The packed model call is inconsistent and cannot be read."""
 
 
 def pack_token_ids(token_ids: Iterable[int]) -> bytes:
@@ -61,7 +61,7 @@ def unpack_token_ids(packed: bytes) -> array[int]:
 
 
 def pack_logprobs(logprobs: Iterable[float]) -> bytes:
-    """Packs natural log-probabilities as little-endian float32; each is rounded to that."""
+    """Packs natural log-probabilities as little-endian float32, with rounding."""
     return _little_endian(array("f", logprobs)).tobytes()
 
 
@@ -85,24 +85,24 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """A model call of an attempt, its arrays still packed; slices of them are cheap and compare as bytes.
+    """A model call of an attempt, its arrays packed; slices of them are cheap and compare as bytes.
 
     Attributes:
-        span_id: Eight bytes of the call's span; with `start_time_ns` it orders the calls of an attempt.
+        span_id: Id of the call's span, eight bytes; orders the calls of an attempt after `start_time_ns`.
         start_time_ns: Start, Unix nanoseconds.
-        agent_name: The agent or role that called; empty means the only one.
-        policy: The trainable policy; empty means that no tokens of it train.
+        agent_name: Calling agent or role; empty for the only one.
+        policy: The trainable policy; empty if its tokens are not trained on.
         prompt: Packed token ids of the whole prompt.
         completion: Packed ids of the sampled tokens.
-        logprobs: Packed natural log-probabilities, one for each sampled token.
-        versions: Which policy version sampled which tokens of the completion.
+        logprobs: Packed natural log-probabilities, one per sampled token.
+        versions: Policy versions by range of completion tokens.
         temperature: Sampling temperature, unitless; None if unknown.
         request_json: The request, JSON.
         response_json: The answer, JSON.
-        resend_count: How often the client had sent the same request before.
-        client_gone: True if the client left before it had the answer.
-        parent_span_id: The span that the call was made in; empty if unknown.
-        choice: Which of several choices of one answer it is, from 0.
+        resend_count: How many times the client had sent the same request before.
+        client_gone: Whether the client disconnected before it had the answer.
+        parent_span_id: Parent of the call's span; empty if unknown.
+        choice: Index of the choice in the answer, from 0.
     """
 
     span_id: bytes
@@ -129,7 +129,7 @@ class ModelCall:
         """Checks the invariant of a usable call.
 
         Raises:
-            ModelCallInvalid: If lengths differ, an array is cut, or the versions do not cover the completion.
+            ModelCallInvalid: If lengths differ, an array is truncated, or the versions do not cover the completion.
         """
         if not self.usable:
             return
@@ -184,20 +184,20 @@ def pack_model_call(
 
 
 def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCall:
-    """Reads a span that carries a captured model call.
+    """Reads a span with a captured model call.
 
     Args:
-        record: The span as it is stored.
-        span: Its `otlp_span`, if the caller has parsed it already.
+        record: The span as stored.
+        span: The parsed `otlp_span`, if the caller has it.
 
     Raises:
-        ModelCallInvalid: If the record claims to be usable and contradicts itself.
-        google.protobuf.message.DecodeError: If the bytes are not what the contract says.
+        ModelCallInvalid: If the record is marked as usable but inconsistent.
+        google.protobuf.message.DecodeError: If the bytes are malformed.
     """
     span = Span.FromString(record.otlp_span) if span is None else span
     call = ModelCallRecord.FromString(record.model_call)
     attributes = {}
-    # Searching the bytes is many times faster than going through the attributes, and few spans have any of these.
+    # Searching the bytes is many times faster than iterating over the attributes, and few spans have any of these.
     packed = record.otlp_span
     if _RESEND in packed or _GONE in packed or _CHOICE in packed:
         attributes = {a.key: a.value for a in span.attributes if a.key in _READ_ATTRIBUTES}

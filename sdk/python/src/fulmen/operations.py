@@ -1,7 +1,7 @@
 """`fulmen.operation`: a function or block of an agent as a span.
 
-Invariant: what is wrapped behaves as before: same results, same exceptions, and the same kind of function (plain, async,
-generator, async generator). Its span is the open one only while its own code runs.
+Invariant: a wrapped function behaves as before: same results, same exceptions, and the same kind of function (plain,
+async, generator, async generator). Its span is current only while its own code runs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def operation(
     """Records a function (`@operation`, `@operation("plan")`) or block (`with operation("plan"):`) as a span.
 
     Args:
-        wrapped: The function, or the span's name. The name of a function is its own if none is given.
-        agent: The sub-agent that works here; model calls below are its.
-        attributes: More attributes for the span.
-        record_arguments: Whether a function's arguments are in the span, cut to 8192 characters of JSON.
-        record_result: Whether its result is, likewise. Of a generator that is what it returns.
+        wrapped: The function, or the span's name; the default name is the function's.
+        agent: The sub-agent of this code and of the model calls below it.
+        attributes: Further attributes of the span.
+        record_arguments: Whether to record a function's arguments, truncated to 8192 characters of JSON.
+        record_result: Whether to record its result, likewise; for a generator, its return value.
     """
     named = wrapped if isinstance(wrapped, str) else ""
     made = Operation(
@@ -75,7 +75,7 @@ class OpenOperation:
 
     @property
     def span_id(self) -> bytes:
-        """The span, for `emit_reward(..., span=...)`; eight bytes, all zero without tracing."""
+        """Id of the span, for `emit_reward(..., span=...)`; eight bytes, all zero without tracing."""
         return self._span.get_span_context().span_id.to_bytes(8, "big")
 
     def set_attribute(self, key: str, value: object) -> None:
@@ -247,7 +247,7 @@ class Operation:
                             with opened._running():
                                 generator.close()
                             raise
-                        except BaseException as error:  # noqa: BLE001  # Thrown in by who consumes: the generator's affair.
+                        except BaseException as error:  # noqa: BLE001  # thrown in by the consumer, for the generator
                             step = functools.partial(generator.throw, error)
                 finally:
                     opened.set_attribute(names.OPERATION_ITEMS, items)
@@ -274,7 +274,7 @@ class Operation:
                             with opened._running():
                                 await generator.aclose()
                             raise
-                        except BaseException as error:  # noqa: BLE001  # Thrown in by who consumes: the generator's affair.
+                        except BaseException as error:  # noqa: BLE001  # thrown in by the consumer, for the generator
                             step = functools.partial(generator.athrow, error)
                 finally:
                     opened.set_attribute(names.OPERATION_ITEMS, items)
@@ -283,7 +283,7 @@ class Operation:
 
 
 def _named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name, without the object that a method belongs to."""
+    """Returns the arguments of a call by name, without a method's own object."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

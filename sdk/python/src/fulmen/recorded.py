@@ -1,7 +1,7 @@
-"""What a span holds of values of the agent's: bounded, whatever they are, and without the attempt's key.
+"""The form in which spans record an agent's values: bounded, and without the attempt key.
 
 Invariant: recording takes bounded time and memory, and runs no code of the value; the caller learns whether something
-was left out.
+was omitted.
 """
 
 import json
@@ -33,15 +33,15 @@ Plain = str | bool | int | float
 
 
 def cut(text: str) -> tuple[str, bool]:
-    """Returns a text without the attempt's key, at most `MAX_CONTENT_CHARS` of it; and whether it was cut."""
+    """Returns a text without the attempt key, truncated to `MAX_CONTENT_CHARS`; and whether it was truncated."""
     kept = _start_of(text, MAX_CONTENT_CHARS, _attempt_key())
     return kept, len(text) > MAX_CONTENT_CHARS
 
 
 def json_text(value: object) -> tuple[str, bool]:
-    """Returns a value as JSON, of which long parts are missing; and whether anything is.
+    """Returns a value as JSON without its long parts; and whether anything was omitted.
 
-    Objects that JSON has no form for are there by the name of their type alone.
+    Objects without a JSON form are replaced by the names of their types.
     """
     bounded = _Bounded()
     text = json.dumps(bounded.of(value), ensure_ascii=False)
@@ -56,9 +56,9 @@ def kind_of(value: object) -> str:
 
 
 def plain_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, Plain], bool]:
-    """Returns attributes as a span may have them, at most `MAX_ATTRIBUTES`; and whether anything is missing.
+    """Returns attributes in a form that spans allow, at most `MAX_ATTRIBUTES`; and whether anything was omitted.
 
-    Numbers and truth values stay what they are, texts are cut, anything else becomes JSON.
+    Numbers and booleans are unchanged, texts are truncated, other values become JSON.
     """
     plain: dict[str, Plain] = {}
     incomplete = len(attributes) > MAX_ATTRIBUTES
@@ -73,7 +73,7 @@ def plain_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, Plain]
 
 
 class _Bounded:
-    """Copies a value into what JSON can hold, within a budget of characters."""
+    """Copies a value in JSON types, within a budget of characters."""
 
     def __init__(self) -> None:
         self.cut = False
@@ -117,12 +117,12 @@ class _Bounded:
             return float(value) if math.isfinite(value) else str(float(value))
         if value is None or isinstance(value, bool):
             return value
-        # Python refuses to write integers of more than 4300 digits.
+        # Python does not convert integers of more than 4300 digits to text.
         return int(value) if value.bit_length() <= MAX_INTEGER_BITS else f"integer of {value.bit_length()} bits"
 
 
 def _members(value: object) -> "dict[Any, Any] | Collection[Any] | None":
-    """Returns what a value holds, None if that is not known; calls no code of its own but a dataclass's properties."""
+    """Returns the members of a value, None if unknown; runs none of its code except a dataclass's properties."""
     if isinstance(value, (dict, list, tuple, set, frozenset)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -137,13 +137,13 @@ def _key(key: object) -> str:
 
 
 def _start_of(text: str, limit: int, secret: str) -> str:
-    """Returns the start of a text without a secret, also where it would be cut in the middle of it."""
+    """Returns the start of a text without a secret, even one that the limit would split."""
     kept = text[: limit + len(secret)]
     if secret:
         kept = kept.replace(secret, MASKED)
     if len(text) > limit:
         kept = kept[: max(0, len(kept) - len(secret))][:limit]
-    # Lone surrogates cannot be sent.
+    # Lone surrogates cannot be encoded.
     return kept.encode(errors="replace").decode()
 
 

@@ -1,12 +1,12 @@
-"""The file by which a command, a container or a child process tells its runner what it has to say of its attempt.
+"""The file in which a command, a container or a child process reports rewards to its runner.
 
-Invariant: one line of JSON for each statement, written in one piece, so that several processes may write at once; of
-rewards with the same dimension, step and span the last one counts. `FULMEN_REWARDS_FILE` names the file:
+Invariant: one line of JSON per statement, written at once, so that several processes may write concurrently; of rewards
+with the same dimension, step and span the last one counts. `FULMEN_REWARDS_FILE` names the file:
 
-    {"value": 0.5, "dimension": "style", "step": 3, "span_id": "00f067aa0ba902b7"}    only `value` is needed
-    {"undelivered_spans": 2}    that many spans did not reach the store: the attempt is not complete
+    {"value": 0.5, "dimension": "style", "step": 3, "span_id": "00f067aa0ba902b7"}    only `value` is required
+    {"undelivered_spans": 2}    number of spans that did not reach the store: the attempt is incomplete
 
-Needs nothing but Python: programs whose own Python has no Fulmen use it as well. It is read by the runner.
+Imports only the standard library: programs without Fulmen use it, too. The runner reads the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNDELIVERED_MEMBER: Final = "undelivered_spans"
 
 
 def append_rewards(path: str, rewards: Iterable[tuple[RewardKey, float]]) -> None:
-    """Adds rewards to a file; makes the file if need be."""
+    """Appends rewards to a file; creates it if missing."""
     lines = []
     for (dimension, step, span_id), value in rewards:
         line: dict[str, object] = {"value": value, "dimension": dimension}
@@ -49,12 +49,12 @@ def append_rewards(path: str, rewards: Iterable[tuple[RewardKey, float]]) -> Non
 
 
 def append_undelivered_spans(path: str, count: int) -> None:
-    """Says in a file that spans of this process did not reach the store."""
+    """Reports in a file that spans of this process did not reach the store."""
     _append(path, [{UNDELIVERED_MEMBER: count}])
 
 
 def tell_undelivered_spans(count: int) -> None:
-    """Says on standard error, and to the runner if there is one, that spans of this process did not arrive; 0 is none."""
+    """Reports undelivered spans of this process on standard error, and to the runner if any; 0 reports nothing."""
     if not count:
         return
     sys.stderr.write(f"fulmen: {count} spans of this process did not reach the store.\n")
@@ -65,7 +65,7 @@ def tell_undelivered_spans(count: int) -> None:
 
 def _append(path: str, lines: list[dict[str, object]]) -> None:
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    # One write to a file opened for appending: lines of several processes do not mix.
+    # One write to a file opened for appending, so that lines of several processes do not mix.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         os.write(descriptor, text.encode())

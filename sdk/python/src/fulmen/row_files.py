@@ -1,7 +1,7 @@
-"""Files of rows: JSON lines, or Parquet by the extra `fulmen[export]`.
+"""Files of rows: JSON lines, or Parquet with the extra `fulmen[export]`.
 
-Invariants: a file is complete or is not there, since it is written under another name first; what is held in memory
-is one group of rows, however many there are.
+Invariants: a file is complete or absent, since it is first written under another name; at most one row group is in
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileFormat(StrEnum):
 
 
 class Column(StrEnum):
-    """What a column of a Parquet file holds. NESTED is any JSON value, as text; every value may be null."""
+    """Type of a Parquet column, always nullable. NESTED is any JSON value, as text."""
 
     TEXT = "text"
     NESTED = "nested"
@@ -51,7 +51,7 @@ class ExtraMissing(Exception):
 
 
 class RowWriter(Protocol):
-    """A sink of rows."""
+    """A writer of rows."""
 
     def write(self, row: Row) -> None:
         """Writes a row."""
@@ -71,7 +71,7 @@ def writing(file_format: FileFormat, path: Path, columns: Mapping[str, Column]) 
 
 @contextmanager
 def writing_jsonl(path: Path) -> Iterator[RowWriter]:
-    """Opens a file of one JSON object per line; it has its name when the block ends without an error."""
+    """Opens a file of one JSON object per line; it gets its name when the block ends without an error."""
     with _under_another_name(path) as temporary, temporary.open("w", encoding="utf-8") as file:
 
         class Lines:
@@ -83,7 +83,7 @@ def writing_jsonl(path: Path) -> Iterator[RowWriter]:
 
 @contextmanager
 def writing_parquet(path: Path, columns: Mapping[str, Column]) -> Iterator[RowWriter]:
-    """Opens a Parquet file with these columns; it has its name when the block ends without an error.
+    """Opens a Parquet file with these columns; it gets its name when the block ends without an error.
 
     Raises:
         ExtraMissing: if pyarrow is not installed.

@@ -1,7 +1,7 @@
-"""Scores: the rewards that another grader gave to stored rollouts, as the content of a resource of kind `scores`.
+"""Scores: rewards of stored rollouts from another grader, as the content of a resource of kind `scores`.
 
-Invariant: equal scores are equal bytes, so that the same result is recognised and published once; what is read is
-either right from the first line to the last, or every wrong line is named. The format is in docs/rescoring.md.
+Invariant: equal scores are equal bytes, so an equal result is recognised and published once; the reader either accepts
+the whole content or names every invalid line. The format is in docs/rescoring.md.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ _LEVEL: Final = 10
 
 
 class ScoresInvalid(ValueError):
-    """Raised for content that is not scores; `problems` are line numbers, from 1, with what is wrong there."""
+    """Raised for invalid content; `problems` are line numbers, from 1, with a description each."""
 
     def __init__(self, problems: Sequence[tuple[int, str]]) -> None:
-        """Keeps the problems; a line 0 stands for the whole content."""
+        """Stores the problems; line 0 is the whole content."""
         super().__init__("; ".join(f"line {number}: {text}" if number else text for number, text in problems))
         self.problems = tuple(problems)
 
 
 class ScoresTooLarge(ValueError):
-    """Raised for scores that do not fit into one resource."""
+    """Raised if scores do not fit into one resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderIdentity:
-    """Which grader gave the scores.
+    """The grader that gave the scores.
 
     Attributes:
         kind: `python`, `command` or `judge`.
         entry: The target, the command's words, or the judge's settings as JSON.
-        bundle_sha256: Digest of the files that it ran from, hexadecimal; empty for a judge.
+        bundle_sha256: Digest of its files, hexadecimal; empty for a judge.
     """
 
     kind: str
@@ -75,18 +75,18 @@ class GraderIdentity:
 
     @property
     def digest(self) -> str:
-        """Digest that identifies the grader, hexadecimal."""
+        """Digest of the grader's identity, hexadecimal."""
         return hashlib.sha256(_packed(asdict(self))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Which rollouts were scored.
+    """The rollouts that were scored.
 
     Attributes:
-        training_run: `trainingRuns/{id}`; empty: of all runs and of none.
-        filter: As of ListRollouts; empty: all.
-        states: Final states, lower case.
+        training_run: `trainingRuns/{id}`; empty for rollouts of any run or none.
+        filter: Filter of ListRollouts; empty for all.
+        states: Final states, in lower case.
     """
 
     training_run: str = ""
@@ -96,7 +96,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why a rollout has no score: the kind of the failure, as of an attempt, and a text for a person."""
+    """Why a rollout has no score: a failure kind, and a text for a person."""
 
     kind: str
     message: str
@@ -104,16 +104,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScore:
-    """What the grader made of one rollout: rewards or a problem, never both.
+    """The score of one rollout: either rewards or a problem.
 
     Attributes:
         rollout: `projects/{project}/rollouts/{uuid}`.
-        attempt: The attempt that decided it, `projects/{project}/rollouts/{uuid}/attempts/{n}`.
-        training_run: `trainingRuns/{id}`; empty if it is of none.
-        group: The group's id within the run; empty if it is of none.
+        attempt: The deciding attempt, `projects/{project}/rollouts/{uuid}/attempts/{n}`.
+        training_run: `trainingRuns/{id}`; empty if none.
+        group: Id of the group within the run; empty if none.
         mode: `train`, `validation` or `test`.
-        rewards: By dimension, step and span.
-        problem: None if there are rewards.
+        rewards: Rewards by dimension, step and span.
+        problem: Problem; None if there are rewards.
     """
 
     rollout: str
@@ -126,13 +126,13 @@ class RolloutScore:
 
     @property
     def final(self) -> float | None:
-        """The final reward; None if there is none."""
+        """The final reward, or None."""
         return final_reward(self.rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """The content of a version: who scored what, and the scores in the order of the rollouts' names."""
+    """The content of a version: grader, source, and the scores ordered by rollout name."""
 
     grader: GraderIdentity
     source: Source
@@ -145,9 +145,9 @@ class Scores:
 
 
 def final_reward(rewards: Mapping[RewardKey, float]) -> float | None:
-    """Picks the final reward: the dimension `reward`, or the only dimension there is.
+    """Returns the final reward: the dimension `reward`, or the only dimension.
 
-    Rewards of single steps and spans do not count.
+    Ignores rewards of single steps and spans.
     """
     finals = {dimension: value for (dimension, step, span), value in rewards.items() if step is None and not span}
     if FINAL_DIMENSION in finals:
@@ -156,11 +156,11 @@ def final_reward(rewards: Mapping[RewardKey, float]) -> float | None:
 
 
 def write_scores(scores: Scores) -> bytes:
-    """Packs scores.
+    """Serialises scores.
 
     Raises:
         ScoresTooLarge: if they do not fit into one resource.
-        ValueError: if a rollout is there twice.
+        ValueError: if a rollout occurs twice.
     """
     import zstandard
 
@@ -189,10 +189,10 @@ def write_scores(scores: Scores) -> bytes:
 
 
 def read_scores(content: bytes) -> Scores:
-    """Unpacks scores.
+    """Parses scores.
 
     Raises:
-        ScoresInvalid: with every line that is wrong.
+        ScoresInvalid: if any line is invalid; names all of them.
     """
     import zstandard
 
@@ -225,7 +225,7 @@ def read_scores(content: bytes) -> Scores:
 
 
 def score_to_line(score: RolloutScore) -> bytes:
-    """Writes one rollout as a line, without the newline; what is empty is left out."""
+    """Serialises the score of one rollout as a line without newline; omits empty fields."""
     named = {
         "rollout": score.rollout,
         "attempt": score.attempt,
@@ -247,10 +247,10 @@ def score_to_line(score: RolloutScore) -> bytes:
 
 
 def score_of_line(line: bytes) -> RolloutScore:
-    """Reads one line back.
+    """Parses one line.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: if it is invalid.
     """
     value = _object(line)
     names = {key: value.get(key, "") for key in ("rollout", "attempt", "training_run", "group", "mode")}

@@ -1,9 +1,9 @@
-"""Tracks which spans their receiver has acknowledged.
+"""Tracks which spans have been acknowledged by their receiver.
 
-Invariant: a span counts as undelivered from its end until an export that holds it has succeeded. One that a full queue
-dropped, or whose export was given up, is undelivered for good: nothing is lost in silence.
+Invariant: a span counts as undelivered from its end until it is exported successfully. A span dropped by a full queue
+or by an abandoned export counts as undelivered permanently.
 
-Needs nothing of Fulmen's: programs whose own Python has none use it as well.
+Imports nothing of Fulmen: programs whose Python lacks it use this module, too.
 """
 
 import os
@@ -54,7 +54,7 @@ class _Ledger:
             return self._undelivered.get(owner, 0)
 
     def forked(self) -> None:
-        # The lock may have been held when the process was forked.
+        # At a fork, another thread may have held the lock.
         self._lock = threading.Lock()
         self._undelivered = Counter()
 
@@ -64,7 +64,7 @@ class _Ledger:
 
 
 def _forked(ledger: _Ledger | None) -> None:
-    """Clears the state in a forked process: the parent delivers its own spans."""
+    """Clears the state in a forked process: the parent delivers its spans."""
     if ledger is not None:
         ledger.forked()
 
@@ -90,7 +90,7 @@ class _CountedExporter(SpanExporter):
 class DeliveringProcessor(SpanProcessor):
     """Sends spans in batches from a thread, and counts undelivered ones by owner.
 
-    A receiver that is away is tried again, with growing pauses, for as long as `give_up_s`.
+    While the receiver is unavailable, retries with growing pauses for up to `give_up_s`.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class DeliveringProcessor(SpanProcessor):
         """Starts the thread.
 
         Args:
-            owner_of: Says whose a span is, such as an attempt's name.
-            give_up_s: How long one batch is tried, in seconds.
-            exporter: Sends them. None: OTLP over gRPC, as the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT`).
+            owner_of: Returns the owner of a span, such as an attempt's name.
+            give_up_s: Maximum time for one batch, in seconds.
+            exporter: Sends the spans; None for OTLP over gRPC, as set by `OTEL_EXPORTER_OTLP_ENDPOINT`.
         """
         if exporter is None:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -130,7 +130,7 @@ class DeliveringProcessor(SpanProcessor):
             self._batches.on_end(span)
 
     def undelivered(self, owner: str) -> int:
-        """Returns the number of ended spans of an owner that were not acknowledged yet."""
+        """Returns the number of ended spans of an owner that are not acknowledged."""
         return self._ledger.undelivered(owner)
 
     def forget(self, owner: str) -> None:

@@ -1,6 +1,6 @@
 """Spans as rows of a file; `fulmen.row_files` writes it.
 
-Invariant: a span that was stored twice is written once.
+Invariant: a span that is stored twice is written once.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class SpanRows:
     """Converts chunks to rows; chunks of a rollout must be consecutive, as the store sends them.
 
     Attributes:
-        duplicates: how many spans came again.
-        unreadable: how many chunks could not be unpacked.
+        duplicates: number of repeated spans.
+        unreadable: number of chunks that could not be unpacked.
     """
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Initializes empty counts."""
         self.duplicates = 0
         self.unreadable = 0
         self._rollout = ""
         self._seen: set[tuple[str, bytes]] = set()
 
     def of(self, chunk: span_pb2.SpanChunk) -> Iterator[Row]:
-        """Yields the spans of a chunk that did not come before."""
+        """Yields the spans of a chunk, without repeated ones."""
         rollout = rollout_of(chunk.attempt)
         if rollout != self._rollout:
             self._rollout, self._seen = rollout, set()

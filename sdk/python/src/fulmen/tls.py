@@ -1,6 +1,6 @@
 """TLS settings of connections: trusted authorities, and the client certificate.
 
-The files are read again when they change: certificates are renewed without a restart.
+The files are read again when they change, so certificates are renewed without a restart.
 """
 
 import os
@@ -21,10 +21,10 @@ class TlsFiles:
     """Paths of PEM files, and the expected server name.
 
     Attributes:
-        ca_file: The authorities of the other side's certificates; empty for a server that asks for none.
-        certificate_file: The certificate chain of this side; empty for a client that shows none.
-        key_file: That certificate's key.
-        server_name: The name that must be in a server's certificate; empty for that of the address.
+        ca_file: Authorities of the peer's certificates; empty for a server that requests no client certificates.
+        certificate_file: Own certificate chain; empty for a client without a certificate.
+        key_file: Key of that certificate.
+        server_name: Name required in a server's certificate; empty for the name in its address.
     """
 
     ca_file: str = ""
@@ -46,7 +46,7 @@ class TlsFiles:
         )
 
     def options(self) -> tuple[tuple[str, str], ...]:
-        """Returns the options of a channel to servers of that name."""
+        """Returns the channel options for servers with that name."""
         return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
 
 
@@ -62,10 +62,10 @@ class TlsWatch:
     """Watches the files for changes."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Reads them.
+        """Reads the files.
 
         Raises:
-            OSError: if one cannot be read.
+            OSError: if a file cannot be read.
         """
         self._files = [
             WatchedFile(path) if path else None for path in (files.ca_file, files.certificate_file, files.key_file)
@@ -74,7 +74,7 @@ class TlsWatch:
         self._material = self._read()
 
     def material(self) -> TlsMaterial:
-        """Returns their contents; a new object after a change."""
+        """Returns the contents of the files; a new object after a change."""
         material = self._read()
         if self._seen() != self._versions:
             self._material, self._versions = material, self._seen()

@@ -1,8 +1,8 @@
-"""Where the spans of `fulmen.emit_*` and `fulmen.operation` go: to the attempt that runs here.
+"""The destination of spans from `fulmen.emit_*` and `fulmen.operation`: the current attempt.
 
-Invariants: inside a runner they go to the runner's own tracing, in a process that a runner started to the store, by what
-its environment says, and anywhere else to whatever tracing the program has, which may be none. They leave the agent's
-path at once; the runner learns of undelivered spans when the process exits, and the attempt is then incomplete.
+Invariants: in a runner, spans go to the runner's tracing; in a process started by a runner, to the store, as set in its
+environment; elsewhere to the program's own tracing, if any. Emitting never waits for delivery. The runner learns of
+undelivered spans when the process exits, and the attempt is then incomplete.
 """
 
 import atexit
@@ -44,8 +44,8 @@ _NEEDED: Final = ("FULMEN_ROLLOUT", "FULMEN_ATTEMPT", "OTEL_EXPORTER_OTLP_ENDPOI
 
 
 def tracer() -> trace.Tracer:
-    """Returns the tracer of the current attempt; outside of one, the program's own."""
-    # First: a runner's child has the environment of one attempt after the other, and must begin no tracing for one.
+    """Returns the tracer of the current attempt; outside an attempt, the program's own."""
+    # Checked first: a runner's child has the environment of successive attempts, and must not set up tracing for one.
     if current() is not None and isinstance(trace.get_tracer_provider(), TracerProvider):
         return trace.get_tracer(SCOPE)
     own = _process.delivery()
@@ -53,7 +53,7 @@ def tracer() -> trace.Tracer:
 
 
 def parent_context() -> otel_context.Context:
-    """Returns the context of the open span; without one, that of `TRACEPARENT`."""
+    """Returns the context of the open span; without an open span, that of `TRACEPARENT`."""
     here = otel_context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
@@ -66,10 +66,10 @@ def flush(timeout_s: float = FLUSH_S) -> int:
     """Waits until the spans of this process are acknowledged. Does nothing in a runner, which waits by itself.
 
     Args:
-        timeout_s: How long it waits at most.
+        timeout_s: Maximum wait, in seconds.
 
     Returns:
-        How many have not arrived, 0 if all is well. They may yet.
+        Number of unacknowledged spans, which may still arrive.
     """
     own = _process.delivery()
     return 0 if own is None else own.flush(timeout_s)
@@ -85,7 +85,7 @@ class _ProcessDelivery:
         provider.add_span_processor(self._delivery)
         self.tracer = provider.get_tracer(SCOPE)
         self.parent = _parent(os.environ.get("TRACEPARENT", ""))
-        # A thread of its own: an export cannot be interrupted, and no thread can be started while a process ends.
+        # A separate thread: an export cannot be interrupted, and no thread can be started while a process exits.
         self._turn = threading.Condition()
         self._wanted = self._flushed = 0
         threading.Thread(target=self._send, name="fulmen spans", daemon=True).start()
@@ -118,7 +118,7 @@ class _ThisProcess:
         self._delivery: _ProcessDelivery | None = None
 
     def delivery(self) -> _ProcessDelivery | None:
-        """Returns the tracing; None if a runner did not start this process for one attempt."""
+        """Returns the tracing; None unless a runner started this process for one attempt."""
         if not all(os.environ.get(name) for name in _NEEDED):
             return None
         with self._lock:
@@ -127,7 +127,7 @@ class _ThisProcess:
                 if multiprocessing.parent_process() is None:
                     atexit.register(self.end)
                 else:
-                    # These processes end without atexit.
+                    # These processes exit without atexit.
                     multiprocessing.util.Finalize(None, self.end, exitpriority=0)
             return self._delivery
 

@@ -1,7 +1,7 @@
-"""The format of `train.toml`: what to train, with which agent, on which data, in which stages.
+"""The format of `train.toml`: policy, agent, data and stages.
 
-Reading is strict: a key that is not in the format is an error with the nearest known key, and all problems of a file
-are reported at once. Settings of a stage belong to its algorithm and are checked by the algorithm service.
+Reading is strict: an unknown key is an error with the nearest known key, and all problems of a file are reported at
+once. Settings of a stage belong to its algorithm and are checked by the algorithm service.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """What is trained and where its first weights come from; at most one of the three sources is set.
+    """The policy and the source of its first weights; at most one of the three sources is set.
 
     Without a name no policy is trained: the stages evaluate, or work on a prompt.
     """
@@ -52,17 +52,17 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What stages work on; the files as absolute paths.
+    """The data of the stages; files as absolute paths.
 
     Attributes:
         train: tasks, JSONL.
         validation: tasks, JSONL.
         test: tasks, JSONL.
         demonstrations: conversations, JSONL.
-        validation_demonstrations: conversations that are not learned from, JSONL.
+        validation_demonstrations: conversations that are not trained on, JSONL.
         prompt: the agent's prompt, a text file.
         scores: published scores, as `NAME` or `NAME@VERSION`.
-        rollouts: the training run whose stored rollouts are read, `trainingRuns/{id}`.
+        rollouts: training run whose stored rollouts are read, `trainingRuns/{id}`.
     """
 
     train: Path | None = None
@@ -76,7 +76,7 @@ class DataConfig:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that there are; they are published by themselves, and not with the agent."""
+        """The files that are set; published separately from the agent."""
         named = (self.train, self.validation, self.test, self.demonstrations, self.validation_demonstrations)
         return tuple(path for path in (*named, self.prompt) if path is not None)
 
@@ -91,7 +91,7 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A whole `train.toml`; `folder` is the one that holds it, and becomes the agent's bundle."""
+    """A whole `train.toml`; `folder` contains it, and becomes the agent's bundle."""
 
     file: Path
     name: str
@@ -102,7 +102,7 @@ class TrainConfig:
 
     @property
     def folder(self) -> Path:
-        """The folder of the file, to which all its paths are relative."""
+        """The folder of the file, the base of relative paths in it."""
         return self.file.parent
 
 
@@ -110,7 +110,7 @@ def load_train_config(path: Path) -> TrainConfig:
     """Reads and checks a `train.toml`.
 
     Raises:
-        ConfigError: with every problem at once.
+        ConfigError: if it is invalid; lists all problems.
     """
     data, problems = _parsed(path), list[str]()
     config = _config(path.resolve(), TableReader(data, "", problems), data.get("stage"))
@@ -120,10 +120,10 @@ def load_train_config(path: Path) -> TrainConfig:
 
 
 def load_agent_and_data(path: Path) -> tuple[AgentConfig, DataConfig]:
-    """Reads what an attempt needs of a `train.toml`; of the rest only the keys are checked, and it may be missing.
+    """Reads the parts of a `train.toml` that an attempt needs; the rest may be missing, and only its keys are checked.
 
     Raises:
-        ConfigError: with every problem at once.
+        ConfigError: if it is invalid; lists all problems.
     """
     folder, problems = path.resolve().parent, list[str]()
     table = TableReader(_parsed(path), "", problems)
@@ -152,10 +152,10 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
     """Replaces settings of stages.
 
     Args:
-        config: what was read.
-        assignments: each `algorithm.setting=value`, the value as in TOML; a bare word is a string. Dots lead into
+        config: the configuration.
+        assignments: each `algorithm.setting=value`, the value as in TOML; a bare word is a string. Dots separate
             tables, as in `grpo.loss.kind=gspo`.
-        seed: if given, the setting `seed` of every stage.
+        seed: value of the setting `seed` of every stage; None leaves it unchanged.
 
     Raises:
         ConfigError: if an assignment is malformed or names an algorithm that no stage has.
@@ -184,7 +184,7 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
 
 
 def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets a value in a table of tables, beside what is in them already."""
+    """Sets a value in nested tables, and keeps their other values."""
     *folders, key = path
     for name in folders:
         inner = settings.get(name)
@@ -276,7 +276,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Reads a value as TOML does; a bare word is a string."""
+    """Parses a value as in TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

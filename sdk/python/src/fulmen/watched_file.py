@@ -1,4 +1,4 @@
-"""A file that is replaced while a program runs: a secret, a certificate."""
+"""A file that may be replaced at runtime: a secret, a certificate."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class WatchedFile:
-    """The content of a file, read again once the file has changed.
+    """The content of a file, read again after a change.
 
-    It is looked at when it is asked for, at most once a second. A file that has gone or cannot be read leaves what was
-    read last, and is told in the log: whoever replaces a file in two steps must not stop a service.
+    The file is checked on access, at most once per second. If it is missing or unreadable, the last content stays in
+    use and the problem is logged: a file that is replaced in two steps must not stop a service.
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class WatchedFile:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
         return self._path
 
     def content(self) -> bytes:

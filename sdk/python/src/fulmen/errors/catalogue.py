@@ -1,7 +1,7 @@
-"""The one tree of errors: raised in a service's domain, sent as `google.rpc.ErrorInfo`, raised again in the client.
+"""The tree of errors: raised in a service's domain, sent as `google.rpc.ErrorInfo`, raised again in the client.
 
-A class is a canonical code, a reason of `fulmen.errors.v1.ErrorReason` and a sentence. To add one: add the reason to
-`reasons.proto`, subclass here, and the test of the catalogue checks that both agree. Nothing here imports grpc.
+A class has a canonical code, a reason of `fulmen.errors.v1.ErrorReason` and a sentence. To add one, add the reason to
+`reasons.proto` and subclass here; the test of the catalogue checks that both agree. Nothing here imports grpc.
 """
 
 from collections.abc import Iterable
@@ -38,13 +38,13 @@ class Violation:
 
 
 class FulmenError(Exception):
-    """An error of a Fulmen service, with what a caller needs to act on it.
+    """An error of a Fulmen service, with the details that a caller needs to handle it.
 
     Attributes:
-        message: One or two sentences for a person; never internal text, never a secret.
-        metadata: Names of the things concerned, such as `rollout`.
-        violations: Every problem of the request, where the reason is a malformed request.
-        retry_after_s: When the same call may succeed, in seconds from now; None if nothing is known.
+        message: One or two sentences for a person; never internal text or a secret.
+        metadata: Names of the objects concerned, such as `rollout`.
+        violations: All problems of a malformed request.
+        retry_after_s: Seconds after which the same call may succeed; None if unknown.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
@@ -130,7 +130,7 @@ class AttemptOver(FulmenError):
 
 
 class TooManyInvalidTokens(FulmenError):
-    """The caller's address has sent too many tokens that were not issued by this deployment; retry after `retry_after_s`."""
+    """The caller's address has sent too many forged tokens; retry after `retry_after_s`."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "TOO_MANY_INVALID_TOKENS"
 

@@ -1,8 +1,8 @@
-"""Channels to Fulmen's services: they carry the token, a deadline for every unary call, and decode errors.
+"""Channels to Fulmen's services: they add the token and a deadline for every unary call, and decode errors.
 
 A generated stub over such a channel raises the classes of `fulmen.errors`; nothing else about the stub changes.
-Unary calls are retried by grpc itself on UNAVAILABLE, a few times within their deadline; streams never are: whoever
-opens a stream knows how to resume it.
+grpc retries unary calls on UNAVAILABLE, a few times within their deadline. Streams are not retried: only their callers
+know how to resume them.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A server that comes back is found within a second, not after grpc's default of up to two minutes.
+    # Reconnects within a second after a server's restart; grpc's default takes up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -121,7 +121,7 @@ class FulmenChannel:
 
     def _metadata(self, more: Metadata) -> Metadata:
         token = self._token() if callable(self._token) else self._token
-        # A file or a variable that was made by hand may end with a line's end, which no header can hold.
+        # A token from a hand-written file or variable may end with a newline, which headers cannot contain.
         own = (("authorization", f"Bearer {token.strip()}"),) if token else ()
         return (*own, *_trace_context(), *more)
 
@@ -215,7 +215,7 @@ class FulmenChannel:
 
 def _trace_context() -> Metadata:
     """Returns the current span as W3C trace context, the parent of the server's span; empty without one."""
-    # Who has not imported it has no span, and need not pay for it.
+    # If the module is not imported, there is no span.
     trace = sys.modules.get("opentelemetry.trace")
     context = trace.get_current_span().get_span_context() if trace is not None else None
     if context is None or not context.is_valid:
@@ -255,7 +255,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
 
     def __init__(self, call: Any) -> None:
         super().__init__(call)
-        # A second write while one is under way breaks the whole call in gRPC's core.
+        # In gRPC's core, a second write during the first one breaks the call.
         self._writing = asyncio.Lock()
 
     async def write(self, message: Request) -> None:
@@ -268,7 +268,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
         except asyncio.InvalidStateError:
             raise await self._why_ended() from None
         except grpc.aio.InternalError:
-            # The call ended while the message was on its way into gRPC's core.
+            # The call ended during the write in gRPC's core.
             raise await self._ending() from None
 
     async def done_writing(self) -> None:
@@ -281,7 +281,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
         except asyncio.InvalidStateError:
             raise await self._why_ended() from None
         except grpc.aio.InternalError:
-            # The call ended while the message was on its way into gRPC's core.
+            # The call ended during the write in gRPC's core.
             raise await self._ending() from None
 
     async def _why_ended(self) -> Exception:
@@ -313,13 +313,13 @@ def open_channel(
     tls: TlsFiles | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> FulmenChannel:
-    """Opens a channel to a service; it connects at the first call and reconnects by itself.
+    """Opens a channel to a service; it connects at the first call and reconnects automatically.
 
     Args:
         target: `host:port`, or a gRPC name such as `dns:///store:7101`.
-        token: Sent as `authorization: Bearer` with every call; what returns it, for one that changes.
-        tls: With which the connection is TLS. When the files change, new calls go over a new connection.
-        timeout_s: Deadline of unary calls that name none, in seconds.
+        token: Token sent as `authorization: Bearer` with every call; a function for a token that changes.
+        tls: Files for TLS; None for no TLS. When they change, new calls use a new connection.
+        timeout_s: Default deadline of unary calls, in seconds.
 
     Raises:
         OSError: if a file of `tls` cannot be read.

@@ -7,7 +7,7 @@ from fulmen import errors
 from fulmen.errors import Code, FulmenError, Violation
 
 STATUS_METADATA_KEY = "grpc-status-details-bin"
-# A status travels in the trailing metadata, of which clients take 8 KiB, a third of it lost to base64.
+# The status is in the trailing metadata, of which clients accept 8 KiB; base64 takes a third of it.
 MAX_VIOLATION_BYTES = 3072
 MAX_METADATA_CHARS = 256
 
@@ -28,9 +28,9 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 
 
 def encode(error: FulmenError) -> status_pb2.Status:
-    """Turns an error into a status with `ErrorInfo`, with `BadRequest` if it lists violations, and with `RetryInfo`.
+    """Returns the status of an error, with `ErrorInfo`, `RetryInfo`, and `BadRequest` if it has violations.
 
-    Violations that do not fit are counted in the last one.
+    The last violation gives the number of those that do not fit.
     """
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
     metadata = {key: value[:MAX_METADATA_CHARS] for key, value in error.metadata.items()}
@@ -57,10 +57,10 @@ def _more(count: int) -> error_details_pb2.BadRequest.FieldViolation:
 
 
 def decode(error: grpc.RpcError) -> FulmenError:
-    """Decodes a grpc error into the class that the server raised.
+    """Decodes a grpc error to the class that the server raised.
 
-    A status without `ErrorInfo` (from a broken connection, a limit of grpc's own or another server) becomes the
-    general class of its code.
+    A status without `ErrorInfo` (a broken connection, one of grpc's own limits, another server) becomes the general
+    class of its code.
     """
     status = _status_of(error)
     violations: list[Violation] = []

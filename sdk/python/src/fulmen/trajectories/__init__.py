@@ -1,9 +1,9 @@
 """Turns the captured model calls of an attempt into training rows, by token id. No tensors, no tokenizer.
 
 Invariant: every token of a usable call that is not dropped is in exactly one row's response as a sampled token;
-`loss_mask` is true on sampled tokens and nowhere else. Consecutive calls of one agent merge into one row if and only
-if the next prompt begins, token by token, with everything the row holds; what it adds is masked. Text is never
-tokenised again.
+`loss_mask` is true on sampled tokens only. Consecutive calls of one agent are merged into one row if and only if the
+next prompt begins, token by token, with all tokens of the row; the tokens it adds are masked. Text is never tokenised
+again.
 
 Source: the re-tokenisation drift described in https://blog.vllm.ai/2025/10/22/agent-lightning.html.
 """

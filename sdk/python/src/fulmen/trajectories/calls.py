@@ -1,7 +1,7 @@
-"""Which calls train, and why the others do not.
+"""Selects the calls to train on, with a reason for each dropped call.
 
-Invariant: every call is kept or is dropped for one reason. A call is dropped as orphaned only if its agent cannot have
-seen the answer: its client went away, or sent the same request again.
+Invariant: every call is either kept, or dropped for one reason. A call is dropped as orphaned only if its agent cannot
+have seen the answer: its client disconnected, or sent the same request again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _REQUEST_MODEL: Final = "gen_ai.request.model"
 class DropReason(StrEnum):
     """Why a call is in no row.
 
-    ORPHANED: the agent never saw the answer. UNUSABLE: it was not captured whole. NOT_TRAINABLE: no policy answered,
-    or with no token. GRADER: it scored; the agent's policy did not act.
+    ORPHANED: the agent never saw the answer. UNUSABLE: it was not captured completely. NOT_TRAINABLE: it was answered
+    by no policy, or without tokens. GRADER: it was made by the grader, not by the agent's policy.
     """
 
     ORPHANED = "orphaned"
@@ -35,7 +35,7 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedCall:
-    """A call that is in no row, and why."""
+    """A call in no row, and the reason."""
 
     call: ModelCall
     reason: DropReason
@@ -43,11 +43,11 @@ class DroppedCall:
 
 
 def drop_reasons(calls: Sequence[ModelCall], failed: Sequence[Span] = ()) -> list[DropReason | None]:
-    """Tells of each call, given in order of start, why it is dropped; None if it is kept.
+    """Returns why each call is dropped; None for kept calls.
 
     Args:
-        calls: All calls of one attempt.
-        failed: Spans of calls that came to nothing: a resend may have replaced one of them.
+        calls: All calls of one attempt, in order of start.
+        failed: Spans of failed calls, which a resend may have replaced.
     """
     orphans = _orphans(calls, failed)
     return [_why_dropped(call, orphan=index in orphans) for index, call in enumerate(calls)]
@@ -69,7 +69,7 @@ def _why_dropped(call: ModelCall, *, orphan: bool) -> DropReason | None:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sending:
-    """One time that a request was sent: the places of its choices among the calls; none if it came to nothing."""
+    """One sending of a request, with the indices of its choices among the calls; none if it failed."""
 
     start_time_ns: int
     resend_count: int
@@ -79,12 +79,12 @@ class _Sending:
 
 
 def _orphans(calls: Sequence[ModelCall], failed: Sequence[Span]) -> set[int]:
-    """Returns the places of calls whose answer the agent never saw, because its client sent the request again.
+    """Returns the indices of calls whose answer the agent never saw because its client sent the request again.
 
-    A client that resends counts (`http.request.resend_count`): the sending with count n replaces one with count n - 1
-    of the same request, or if that was not recorded one with the next lower count. Of several it is one that came to
-    nothing or whose client went away, else the latest; none is replaced twice. Equal requests that are no resends are
-    several samples, and stay.
+    Clients count resends (`http.request.resend_count`): the sending with count n replaces one of the same request with
+    count n - 1, or, if that was not recorded, with the next lower count. Of several candidates, one that failed or
+    whose client disconnected is replaced, otherwise the latest; none is replaced twice. Equal requests that are not
+    resends are separate samples and are kept.
     """
     if not any(call.resend_count for call in calls):
         return set()
@@ -100,7 +100,7 @@ def _orphans(calls: Sequence[ModelCall], failed: Sequence[Span]) -> set[int]:
             replaced.replaced = True
             orphans.update(replaced.calls)
             if replaced.calls:
-                break  # It has replaced those before it; one that came to nothing is not known to have.
+                break  # It has replaced those before it; a failed one is not known to have.
         before.append(sending)
     return orphans
 
@@ -115,11 +115,11 @@ def _replaced(sending: _Sending, count: int, before: Sequence[_Sending]) -> _Sen
 
 
 def _sendings(calls: Sequence[ModelCall]) -> list[tuple[tuple[str, bytes], _Sending]]:
-    """Returns model and request of every sending in order of start; the choices of one answer are one sending."""
+    """Returns model and request of every sending, in order of start; the choices of one answer are one sending."""
     found: list[tuple[tuple[str, bytes], _Sending]] = []
     last: dict[tuple[str, bytes], _Sending] = {}
     for index, call in enumerate(calls):
-        # A record that would have grown too large has no texts; its prompt says as much.
+        # A record too large for its texts omits them; its prompt identifies the request as well.
         request = call.model, call.request_json or call.prompt
         same = last.get(request)
         if call.choice and same is not None and same.start_time_ns == call.start_time_ns:

@@ -1,7 +1,7 @@
-"""The texts of a model call as OpenAI chat messages, whichever API it was made by.
+"""The texts of a model call as OpenAI chat messages, for any API.
 
-Invariant: nothing is invented: what a document does not say is left out, and a document of an unknown shape has no
-messages. Images and tool calls stay as they were sent.
+Invariant: nothing is invented: fields missing in a document stay absent, and a document of an unknown format has no
+messages. Images and tool calls are unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Messages = tuple[Message, ...]
 
 
 def request_messages(call: ModelCall) -> Messages:
-    """Returns what the model was given, as chat messages.
+    """Returns the request as chat messages.
 
     Raises:
         ModelCallInvalid: If the request is not JSON.
@@ -34,7 +34,7 @@ def request_messages(call: ModelCall) -> Messages:
 
 
 def answer_message(call: ModelCall) -> Message | None:
-    """Returns the call's own choice of the answer as a chat message; None if there is none.
+    """Returns the call's choice of the answer as a chat message, or None.
 
     Raises:
         ModelCallInvalid: If the answer is not JSON.
@@ -57,7 +57,7 @@ def answer_message(call: ModelCall) -> Message | None:
 
 
 def offered_tools(call: ModelCall) -> Messages:
-    """Returns the tools that the model was offered, as the chat API defines them.
+    """Returns the tools offered to the model, in the format of the chat API.
 
     Raises:
         ModelCallInvalid: If the request is not JSON.
@@ -82,7 +82,7 @@ def _system(text: object) -> Messages:
 
 
 def _input(value: object) -> Messages:
-    """Turns the input of the responses API into messages; its items of other kinds stay as they are."""
+    """Converts the input of the Responses API to messages; other items are unchanged."""
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
     return tuple(_item_message(item) for item in _objects(value))

@@ -1,7 +1,7 @@
-"""Turns the rewards of an attempt into one number for each model call: which call earned how much.
+"""Credit assignment: converts the rewards of an attempt to one number per model call.
 
 Definitions. F is the weighted sum of the final rewards; r(c) that of the rewards attached to call c. The calls of one
-step are a unit, and a call of no step is one by itself; units are in order of the start of their first call, u = 0 to U.
+step are a unit, and so is each call without a step; units are in order of the start of their first call, u = 0 to U.
 
 | option | credit of a call of unit u | source |
 |---|---|---|
@@ -11,10 +11,9 @@ step are a unit, and a call of no step is one by itself; units are in order of t
 | `discounted` | G(u) = R(u) + gamma G(u + 1) | return, Sutton and Barto (2018), equation 3.8 |
 | `split` | F divided by the number of rows | |
 
-R(u) has each reward once: a reward that scores several units counts in the last of them, and F in unit U.
+R(u) includes each reward once: a reward that scores several units counts in the last of them, and F in unit U.
 
-Advantages are no matter of this module: they are computed once for each rollout, over its group, from F; see
-docs/trajectories.md.
+Advantages are not computed here, but once per rollout, over its group, from F; see docs/trajectories.md.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fulmen.trajectories.trajectory import Trajectory
 
 
 class CreditOption(StrEnum):
-    """How rewards become credit; see the module."""
+    """Formula of the credit; see the module."""
 
     FINAL = "final"
     LAST_STEP = "last_step"
@@ -42,18 +41,18 @@ class CreditOption(StrEnum):
 
 
 class CreditSettingsInvalid(ValueError):
-    """Settings that make no sense; the text names every problem."""
+    """The settings are invalid; the text names every problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditSettings:
-    """What credit is made of.
+    """Settings of the credit assignment.
 
     Attributes:
-        option: Which formula.
-        gamma: The discount by unit, above 0 and at most 1; of `discounted` alone, which needs it.
-        weights: Weight by dimension, finite; other dimensions count nothing. None: the dimension `reward` with weight
-            1, or where there is none the only one there is.
+        option: Formula.
+        gamma: Discount per unit, above 0 and at most 1; required by `discounted`, not allowed otherwise.
+        weights: Weight by dimension, finite; other dimensions do not count. None: the dimension `reward` with weight
+            1, or, without it, the only dimension.
     """
 
     option: CreditOption = CreditOption.FINAL
@@ -64,7 +63,7 @@ class CreditSettings:
         """Checks the settings.
 
         Raises:
-            CreditSettingsInvalid: If they contradict themselves or are out of their range.
+            CreditSettingsInvalid: If they are contradictory or out of range.
         """
         problems = []
         if self.option not in set(CreditOption):
@@ -84,10 +83,10 @@ class CreditSettings:
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> CreditSettings:
-        """Reads the settings out of a table of a configuration file.
+        """Reads the settings from a table of a configuration file.
 
         Raises:
-            CreditSettingsInvalid: If a key is unknown or a value makes no sense.
+            CreditSettingsInvalid: If a key is unknown or a value is invalid.
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(table) - known):
@@ -106,7 +105,7 @@ class CreditedRow:
 
     Attributes:
         scored: The row with its rewards.
-        credits: One number for each call of the row, unitless; None where no reward that counts was given.
+        credits: Credit of each call of the row, unitless; None for calls without a counted reward.
     """
 
     scored: ScoredRow
@@ -114,11 +113,11 @@ class CreditedRow:
 
     @property
     def reward(self) -> float | None:
-        """The credit of the row if all its calls have the same; None if they differ or have none."""
+        """The credit of the row if all its calls have the same one; otherwise None."""
         return self.credits[0] if len(set(self.credits)) == 1 else None
 
     def per_token(self, *, masked: float = 0.0) -> tuple[float, ...]:
-        """Returns the credit of each response token; `masked` where none was sampled or its call has none."""
+        """Returns the credit of each response token; `masked` for unsampled tokens and calls without credit."""
         result = [masked] * len(self.scored.row.response_ids)
         for call, credit in zip(self.scored.row.calls, self.credits, strict=True):
             if credit is not None:
@@ -131,9 +130,9 @@ class Credits:
     """The credit of all rows of an attempt.
 
     Attributes:
-        rows: As the trajectory's, in their order.
-        missing: Dimensions that the weights name and no reward of the attempt has; they counted as 0.
-        ignored: Dimensions that the attempt was scored in and that counted nothing.
+        rows: Credited rows, in the order of the trajectory's.
+        missing: Weighted dimensions without a reward in this attempt; counted as 0.
+        ignored: Dimensions of the attempt's rewards that did not count.
     """
 
     rows: tuple[CreditedRow, ...]
@@ -142,7 +141,7 @@ class Credits:
 
 
 def assign_credit(scored: ScoredTrajectory, settings: CreditSettings) -> Credits:
-    """Gives every call of a trajectory its credit."""
+    """Assigns credit to every call of a trajectory."""
     final_weights, call_weights = _weights(scored, settings, final=True), _weights(scored, settings, final=False)
     by_call = [_call_sums(row, call_weights) for row in scored.rows]
     final = _weighted_final(scored, final_weights)
@@ -174,11 +173,11 @@ _OF_CALLS = frozenset({CreditOption.PER_STEP, CreditOption.DISCOUNTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRewards:
-    """What the units of a trajectory earned; see the module.
+    """The rewards of the units of a trajectory; see the module.
 
     Attributes:
-        units: The unit of each call, by row.
-        rewards: R(u) of each unit: every reward once.
+        units: Unit of each call, by row.
+        rewards: R(u) of each unit.
     """
 
     units: tuple[tuple[int, ...], ...]
@@ -186,7 +185,7 @@ class UnitRewards:
 
 
 def unit_rewards(scored: ScoredTrajectory, weights: Mapping[str, float] | None = None) -> UnitRewards:
-    """Gives every unit the rewards that it earned; `weights` as those of `CreditSettings`."""
+    """Returns the rewards of every unit; `weights` as in `CreditSettings`."""
     settings = CreditSettings(weights=weights)
     units = call_units(scored.trajectory)
     earned = _unit_sums(scored, units, _weights(scored, settings, final=False)) or {}
@@ -198,7 +197,7 @@ def unit_rewards(scored: ScoredTrajectory, weights: Mapping[str, float] | None =
 
 
 def call_units(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
-    """Returns the unit of each call of each row, counted from 0 in order of the start of their first calls."""
+    """Returns the unit of each call of each row, from 0, in order of the start of their first calls."""
     calls = sorted((each for row in trajectory.rows for each in row.calls), key=_start)
     places: dict[int | bytes, int] = {}
     for each in calls:
@@ -207,7 +206,7 @@ def call_units(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
 
 
 def _weights(scored: ScoredTrajectory, settings: CreditSettings, *, final: bool) -> Mapping[str, float]:
-    """Returns the weight of each dimension that counts, among final rewards or among those of calls."""
+    """Returns the weights of the counted dimensions, of final rewards or of rewards of calls."""
     given = {each.dimension for each in scored.rewards if each.is_final == final}
     if settings.weights is not None:
         return {name: weight for name, weight in settings.weights.items() if name in given}
@@ -224,7 +223,7 @@ def _weighted_final(scored: ScoredTrajectory, weights: Mapping[str, float]) -> f
 
 
 def _call_sums(row: ScoredRow, weights: Mapping[str, float]) -> list[float | None]:
-    """Returns r(c) of each call of a row; None where none that counts was given."""
+    """Returns r(c) of each call of a row; None for calls without a counted reward."""
     sums: list[float | None] = [None] * len(row.row.calls)
     for each in row.ranges:
         if each.reward.dimension in weights:
@@ -266,7 +265,7 @@ def _discounted(
 def _unit_sums(
     scored: ScoredTrajectory, units: Sequence[Sequence[int]], weights: Mapping[str, float]
 ) -> dict[int, float] | None:
-    """Adds up the rewards of calls by the last unit that each scores; None where none that counts was given."""
+    """Sums the rewards of calls by the last unit that each scores; None for units without a counted reward."""
     ends: dict[tuple[str, int | None, bytes], tuple[int, float]] = {}
     for row, places in zip(scored.rows, units, strict=True):
         for each in row.ranges:

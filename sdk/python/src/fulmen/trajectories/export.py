@@ -1,7 +1,7 @@
-"""Trajectories as rows of a file: one for each training row, model call or conversation of an attempt.
+"""Trajectories as rows of a file: one per training row, model call or conversation of an attempt.
 
-Invariant: the columns of a view are always the same, whatever an attempt has; ids and log-probabilities are lists, what
-has no fixed shape is JSON.
+Invariant: a view always has the same columns; ids and log-probabilities are lists, values without a fixed form are
+JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_VERSION: Final = -1
 
 
 class View(StrEnum):
-    """What a row of the file is: a training row, one model call, or one conversation."""
+    """Content of a row of the file: a training row, one model call, or one conversation."""
 
     ROWS = "rows"
     TRIPLETS = "triplets"
@@ -80,10 +80,10 @@ def records(view: View, attempt: str, scored: ScoredTrajectory, credit: Credits)
     """Yields an attempt as rows of a file.
 
     Args:
-        view: What a row is.
+        view: Content of a row.
         attempt: `projects/{project}/rollouts/{uuid}/attempts/{n}`.
         scored: The attempt's trajectory with its rewards.
-        credit: Made of `scored`.
+        credit: Credit assigned to `scored`.
 
     Raises:
         ModelCallInvalid: If a recorded request or answer is not JSON.

@@ -1,6 +1,6 @@
-"""Turns of Anthropic's Messages API and tools of any API as OpenAI's chat API writes them.
+"""Converts turns of Anthropic's Messages API, and tools of any API, to the format of OpenAI's chat API.
 
-Invariant: texts, tool calls, their results and images are kept, in their order; blocks of other kinds stay as they are.
+Invariant: texts, tool calls, their results and images are kept in order; other blocks are unchanged.
 
 Sources: https://docs.anthropic.com/en/api/messages, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 
 
 def chat_messages(turn: Message) -> Iterator[Message]:
-    """Yields a turn as chat messages: results of tools are messages of their own, before what else the turn says."""
+    """Yields a turn as chat messages: tool results as separate messages, then the rest."""
     content = turn.get("content")
     blocks = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
     if not any(each.get("type") in _OWN_KINDS for each in blocks):
@@ -42,14 +42,14 @@ def chat_messages(turn: Message) -> Iterator[Message]:
 
 
 def answer_of_blocks(content: Sequence[Any]) -> Message:
-    """Returns the answer that these blocks are, as one chat message."""
+    """Returns the answer with these blocks as one chat message."""
     turn = {"role": "assistant", "content": list(content)}
     message = next(iter(chat_messages(turn)), turn)
     return {**message, "content": _parts(message.get("content"))}
 
 
 def chat_tool(tool: Message) -> Message:
-    """Returns the definition of a tool as the chat API has it."""
+    """Returns the definition of a tool in the format of the chat API."""
     if "input_schema" in tool:
         function = {key: tool[key] for key in ("name", "description") if key in tool}
         return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
@@ -62,7 +62,7 @@ _OWN_KINDS = frozenset({"tool_use", "tool_result", "thinking", "image"})
 
 
 def _parts(content: object) -> object:
-    """Returns content as chat parts; what is nothing but text is one text."""
+    """Returns content as chat parts; content with text only as one text."""
     if not isinstance(content, list):
         return content
     if all(isinstance(each, dict) and each.get("type") == "text" for each in content):

@@ -1,6 +1,6 @@
 """Reads the chunks of an attempt: its model calls in order, and the tree of all its spans.
 
-Invariant: chunks and spans that come twice count once, in whatever order they come.
+Invariant: repeated chunks and spans count once, in any order.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PROXY_SCOPE = "fulmen.llm_proxy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSpans:
-    """What an attempt left in the store.
+    """The spans of an attempt.
 
     Attributes:
-        calls: Captured model calls in order of their start, choices of one call in their own order; the agent's name
-            is that of the nearest ancestor where the caller gave none.
-        failed: Spans of model calls that came to nothing, of which there is no record.
-        tree: All its spans.
+        calls: Captured model calls in order of start, choices of one call in their own order; a call without an agent
+            name has that of its nearest ancestor.
+        failed: Spans of failed model calls, which have no record.
+        tree: All spans.
     """
 
     calls: tuple[ModelCall, ...]
@@ -42,7 +42,7 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
     """Reads all chunks of one attempt.
 
     Raises:
-        ModelCallInvalid: If a record contradicts itself or a chunk cannot be decompressed.
+        ModelCallInvalid: If a record is inconsistent or a chunk cannot be decompressed.
     """
     tree = SpanTree()
     recorded: dict[bytes, tuple[SpanRecord, Span]] = {}
@@ -50,7 +50,7 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
     for chunk in chunks:
         for record in SpanBatch.FromString(_decompressed(chunk)).spans:
             span = Span.FromString(record.otlp_span)
-            # Every access to a field of bytes copies it.
+            # Each access to a bytes field copies it.
             is_recorded = bool(record.model_call)
             is_call = is_recorded or record.scope == PROXY_SCOPE
             tree.add(span, record.otlp_span, is_call=is_call)
@@ -66,10 +66,10 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
 
 
 def read_calls(chunks: Iterable[SpanChunk]) -> list[ModelCall]:
-    """Reads the captured model calls of one attempt in order of their start; each span counts once.
+    """Reads the captured model calls of one attempt in order of start; each span counts once.
 
     Raises:
-        ModelCallInvalid: If a record contradicts itself or a chunk cannot be decompressed.
+        ModelCallInvalid: If a record is inconsistent or a chunk cannot be decompressed.
     """
     return list(read_attempt(chunks).calls)
 

@@ -1,7 +1,7 @@
-"""Attaches the rewards of an attempt to its rows: by the span that they score, by step, or to all.
+"""Attaches the rewards of an attempt to its rows: by scored span, by step, or to all.
 
-Invariants: a reward is attached to at least one call or row, or is among `unattached` with the reason; rewards of
-single calls stay ranges of tokens, and are neither summed nor spread over the row.
+Invariants: a reward is attached to at least one call or row, or is in `unattached` with the reason; rewards of single
+calls remain ranges of tokens, and are neither summed nor spread over the row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fulmen.trajectories.trajectory import Trajectory
 class UnattachedReason(StrEnum):
     """Why a reward scores no row.
 
-    NO_ROWS: it scores the attempt, which has no row. UNKNOWN_SPAN: the attempt has no such span. NO_CALL: there is no
-    call of the policy in that span. UNKNOWN_STEP: no call is of that step. DROPPED: all calls of the span or step are
-    in no row.
+    NO_ROWS: it scores the attempt, which has no row. UNKNOWN_SPAN: the attempt has no such span. NO_CALL: the span
+    contains no call of the policy. UNKNOWN_STEP: the step has no call. DROPPED: all calls of the span or step are
+    dropped.
     """
 
     NO_ROWS = "no_rows"
@@ -37,10 +37,11 @@ class AttemptReward:
     """A reward of an attempt.
 
     Attributes:
-        value: Finite, unitless.
-        dimension: What it measures.
-        step: The agent step that it scores, from 0; None scores the whole attempt.
-        span_id: Eight bytes of the span that it scores; empty: the step or the whole attempt. It goes before `step`.
+        value: Value, finite, unitless.
+        dimension: Dimension.
+        step: The scored agent step, from 0; None scores the whole attempt.
+        span_id: Id of the scored span, eight bytes; empty for the step or the whole attempt. Takes precedence over
+            `step`.
     """
 
     value: float
@@ -59,10 +60,10 @@ class RewardRange:
     """A reward of one call of a row.
 
     Attributes:
-        reward: What was given.
-        call: The call's place among the row's `calls`.
-        start: The call's first token in the row's `response_ids`.
-        end: One past its last.
+        reward: The reward.
+        call: Index of the call in the row's `calls`.
+        start: Index of the call's first token in the row's `response_ids`.
+        end: Index after its last token.
     """
 
     reward: AttemptReward
@@ -77,8 +78,8 @@ class ScoredRow:
 
     Attributes:
         row: The row.
-        final: The attempt's final rewards by dimension: every row has all of them.
-        ranges: Rewards of single calls, in order of their tokens. One that scores several calls has a range for each.
+        final: The attempt's final rewards by dimension; the same for every row.
+        ranges: Rewards of single calls, in order of their tokens; a reward of several calls has a range for each.
     """
 
     row: Row
@@ -88,7 +89,7 @@ class ScoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unattached:
-    """A reward that scores no row, and why."""
+    """A reward that scores no row, and the reason."""
 
     reward: AttemptReward
     reason: UnattachedReason
@@ -99,9 +100,9 @@ class ScoredTrajectory:
     """A trajectory with its rewards.
 
     Attributes:
-        trajectory: What was scored.
-        rewards: Every reward that was given, each dimension, step and span once.
-        rows: As the trajectory's, in their order.
+        trajectory: The scored trajectory.
+        rewards: All rewards, each dimension, step and span once.
+        rows: Scored rows, in the order of the trajectory's.
         unattached: Rewards that score no row.
     """
 
@@ -112,7 +113,7 @@ class ScoredTrajectory:
 
 
 def read_rewards(messages: Iterable[reward_pb2.Reward]) -> tuple[AttemptReward, ...]:
-    """Reads the rewards of an attempt as the store has them."""
+    """Reads the rewards of an attempt from the store's messages."""
     return tuple(
         AttemptReward(
             value=each.value,
@@ -128,8 +129,8 @@ def attach(trajectory: Trajectory, rewards: Iterable[AttemptReward]) -> ScoredTr
     """Attaches rewards to the rows of a trajectory.
 
     A reward with a span scores the model calls that are the span or lie within it, at any depth; one with a step scores
-    the calls of that step; any other scores the attempt, and so every row. Of the same dimension, step and span the last
-    counts.
+    the calls of that step; any other scores the attempt, and so every row. Of rewards with the same dimension, step and
+    span the last one counts.
     """
     unique = tuple({(each.dimension, each.step, each.span_id): each for each in rewards}.values())
     final = {each.dimension: each.value for each in unique if each.is_final}
@@ -159,7 +160,7 @@ _Place = tuple[int, int]
 
 
 class _Places:
-    """Where the calls of spans and steps are: row and place in the row; those that were dropped are nowhere."""
+    """Positions (row and index in it) of the calls of spans and steps; dropped calls have none."""
 
     def __init__(self, trajectory: Trajectory, *, by_span: bool) -> None:
         self._tree = trajectory.tree
@@ -172,7 +173,7 @@ class _Places:
             self._put(dropped.call.span_id, dropped.step, None, by_span=by_span)
 
     def of(self, reward: AttemptReward) -> Sequence[_Place] | UnattachedReason:
-        """Returns the calls that a reward of a span or step scores, or why there is none."""
+        """Returns the calls scored by a reward of a span or step, or why there are none."""
         if reward.span_id:
             places = self._spans.get(reward.span_id)
             if places is None:

@@ -1,7 +1,7 @@
-"""The agent and step of a call: its own attributes, or those of the nearest ancestor that has them.
+"""The agent and step of a call: from its own attributes, or from the nearest ancestor that has them.
 
-Invariants: the answer depends on the spans alone, not on their order; spans that are each other's parents, which only a
-broken writer makes, end the search; nothing is guessed from times.
+Invariants: the result depends on the spans only, not on their order; cycles of parents, which only a broken emitter
+produces, end the search; nothing is inferred from times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SpanTree:
     """The spans of one attempt: their parents, agents and steps."""
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Initializes an empty tree."""
         self._parents: dict[bytes, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._steps: dict[bytes, int] = {}
@@ -49,8 +49,8 @@ class SpanTree:
 
         Args:
             span: The span.
-            packed: The same, serialised: searching it is many times faster than going through the attributes.
-            is_call: Whether the proxy wrote it for a model call.
+            packed: Its serialised form; searching it is many times faster than iterating over the attributes.
+            is_call: Whether it is the proxy's span of a model call.
         """
         span_id = span.span_id
         self._parents[span_id] = span.parent_span_id
@@ -66,10 +66,10 @@ class SpanTree:
                 self._steps[span_id] = value.int_value
 
     def put_below_client(self, call: Span) -> None:
-        """Puts a call below the agent's own span of the same answer, if the agent's client did not say so itself.
+        """Moves a call below the agent's own span of the same answer, unless the agent's client has set the parent.
 
-        Such a span has the answer's id (`gen_ai.response.id`). Of several the innermost counts, and of those the one with
-        the smallest id. To be called when all spans are there.
+        Such a span has the answer's id (`gen_ai.response.id`). Of several, the innermost is used, and of those the one
+        with the smallest id. Call this after all spans have been added.
         """
         if not self._answered:
             return
@@ -80,7 +80,7 @@ class SpanTree:
             self._parents[call.span_id] = min(clients, key=lambda each: (-len(list(self.upward(each))), each))
 
     def upward(self, span_id: bytes) -> Iterator[bytes]:
-        """Yields a span's id and those of its ancestors, nearest first; the last may belong to no stored span."""
+        """Yields the ids of a span and its ancestors, nearest first; the last one may be of an unknown span."""
         seen: set[bytes] = set()
         while span_id and span_id not in seen:
             yield span_id
@@ -88,11 +88,11 @@ class SpanTree:
             span_id = self._parents.get(span_id, b"")
 
     def agent_name(self, span_id: bytes) -> str:
-        """Returns the agent that the span or its nearest ancestor names; empty if none does."""
+        """Returns the agent named by the span or its nearest ancestor; empty if none is."""
         return self._nearest(self._names, span_id) or ""
 
     def step(self, span_id: bytes) -> int | None:
-        """Returns the step that the span or its nearest ancestor names; None if none does."""
+        """Returns the step named by the span or its nearest ancestor; None if none is."""
         return self._nearest(self._steps, span_id)
 
     def _nearest(self, said: Mapping[bytes, _T], span_id: bytes) -> _T | None:

@@ -1,7 +1,7 @@
 """Merges calls into rows, by token id.
 
 Invariant: a row's tokens are the prompt and completion of its last call; a call continues a row if and only if its
-prompt begins with all of the row's tokens, so that every sampled token is in one row.
+prompt begins with all tokens of the row, so every sampled token is in one row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from fulmen.trajectories.chat import (
 class BreakReason(StrEnum):
     """Why a call of a known conversation began a new row.
 
-    TEMPLATE: the chat template rendered the earlier turns in another way. RETOKENISATION: the same answer came back
-    as other token ids. OTHER: the agent itself did not continue what it had before: another conversation, a branch.
+    TEMPLATE: the chat template rendered the earlier turns differently. RETOKENISATION: the same answer came back as
+    other token ids. OTHER: the agent itself did not continue its earlier conversation, but began another one or a
+    branch.
     """
 
     TEMPLATE = "template"
@@ -41,10 +42,10 @@ class RowCall:
     """A model call within a row.
 
     Attributes:
-        call: The call itself, its arrays packed.
-        start: Position of its first sampled token in the row's `response_ids`.
-        end: One past its last.
-        step: The agent step that it belongs to, from 0; None if it belongs to none.
+        call: The call, its arrays packed.
+        start: Index of its first sampled token in the row's `response_ids`.
+        end: Index after its last sampled token.
+        step: Its agent step, from 0; None without one.
     """
 
     call: ModelCall
@@ -55,20 +56,20 @@ class RowCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sequence to train on: a prompt and what followed, of which the sampled tokens train.
+    """A training sequence: a prompt and its continuation, whose sampled tokens are trained on.
 
     Attributes:
         prompt_ids: Token ids before the first sampled token.
-        response_ids: R token ids from the first sampled one on.
+        response_ids: R token ids from the first sampled token on.
         loss_mask: R flags; true where the policy sampled the token.
         logprobs: R natural log-probabilities under the sampling policy; 0.0 where the mask is false.
-        versions: Policy versions over positions of `response_ids`; they cover exactly the sampled tokens whose
-            version is known or reported as 0.
+        versions: Policy versions by range of `response_ids`; they cover exactly the sampled tokens whose version is
+            known or reported as 0.
         temperature: Sampling temperature of all its calls, unitless; None if unknown.
-        agent_name: The agent or role that called; empty means the only one.
+        agent_name: Calling agent or role; empty for the only one.
         policy: The trainable policy.
-        finish_reason: Why the last call stopped.
-        calls: The model calls that it holds, in order; together they cover exactly the sampled tokens.
+        finish_reason: Finish reason of the last call.
+        calls: Its model calls, in order; together they cover exactly the sampled tokens.
     """
 
     prompt_ids: tuple[int, ...]
@@ -84,12 +85,12 @@ class Row:
 
     @property
     def call_count(self) -> int:
-        """How many model calls it holds."""
+        """Number of model calls."""
         return len(self.calls)
 
     @property
     def messages(self) -> Messages:
-        """The conversation of the last call with its answer, as chat messages; empty if it was not recorded.
+        """The conversation of the last call with its answer, as chat messages; empty if not recorded.
 
         Raises:
             ModelCallInvalid: If the record is not JSON.
@@ -99,7 +100,7 @@ class Row:
 
     @property
     def tools(self) -> Messages:
-        """The tools that the last call offered.
+        """The tools offered by the last call.
 
         Raises:
             ModelCallInvalid: If the record is not JSON.
@@ -107,7 +108,7 @@ class Row:
         return offered_tools(self.calls[-1].call)
 
     def version_per_token(self, *, masked: int) -> tuple[int, ...]:
-        """Returns the policy version of each response token, `masked` where none sampled it, 0 where unknown."""
+        """Returns the policy version of each response token; `masked` for unsampled tokens, 0 if unknown."""
         result = [0 if sampled else masked for sampled in self.loss_mask]
         for versions in self.versions:
             result[versions.start : versions.end] = [versions.version] * (versions.end - versions.start)
@@ -118,13 +119,13 @@ Family = tuple[str, str, str, float | None]
 
 
 def merge(calls: Sequence[ModelCall], steps: Sequence[int | None]) -> tuple[tuple[Row, ...], Counter[BreakReason]]:
-    """Merges calls into rows, in order of their first calls, and counts why rows began although others were there.
+    """Merges calls into rows, in order of their first calls, and counts why calls began further rows.
 
-    A call continues the longest row that its prompt begins with.
+    A call continues the longest row that is a prefix of its prompt.
 
     Args:
-        calls: Those that train, in order of start.
-        steps: The step of each.
+        calls: Kept calls, in order of start.
+        steps: Step of each call.
     """
     breaks: Counter[BreakReason] = Counter()
     families: dict[Family, list[_OpenRow]] = {}
@@ -147,12 +148,12 @@ def merge(calls: Sequence[ModelCall], steps: Sequence[int | None]) -> tuple[tupl
 
 
 def why_broken(previous: ModelCall, held: bytes, call: ModelCall) -> BreakReason:
-    """Tells why a call does not continue a row.
+    """Returns why a call does not continue a row.
 
     Args:
         previous: The row's last call.
         held: The row's packed tokens: prompt and response.
-        call: The call whose prompt does not begin with `held`.
+        call: A call whose prompt does not begin with `held`.
 
     Raises:
         ModelCallInvalid: If a recorded request or answer is not JSON.
@@ -162,7 +163,7 @@ def why_broken(previous: ModelCall, held: bytes, call: ModelCall) -> BreakReason
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What was said up to a call, and its answer."""
+    """The conversation up to a call, and its answer."""
 
     before: Messages
     answer: Message | None
@@ -174,7 +175,7 @@ class _Turn:
 
 
 def _break_reason(family: Sequence[_OpenRow], call: ModelCall) -> BreakReason:
-    """Compares with every row of the agent, the latest first: it may hold several conversations at once."""
+    """Compares a call with every row of the agent, latest first; the rows may be of several conversations."""
     now = request_messages(call)
     for row in reversed(family):
         reason = _why_broken(row.turn(), row.tokens, call, now)
@@ -192,7 +193,7 @@ def _why_broken(turn: _Turn, held: bytes, call: ModelCall, now: Messages) -> Bre
         return BreakReason.OTHER
     common = _common_prefix_entries(held, call.prompt)
     thinking_left_out = has_reasoning(answer) and not has_reasoning(repeated)
-    # The last token is the end of the turn: a template writes its own there.
+    # The last token ends the turn; the template may write another one there.
     at_the_end = common >= len(held) // ENTRY_BYTES - 1
     left_out = thinking_left_out or _leaves_something_out(
         held[common * ENTRY_BYTES :], call.prompt[common * ENTRY_BYTES :]
@@ -225,7 +226,7 @@ class _OpenRow:
 
     def close(self) -> Row:
         first, last = self.parts[0][0], self.parts[-1][0]
-        # One `struct.unpack` makes a tuple about twice as fast as an array does.
+        # `struct.unpack` creates a tuple about twice as fast as an array.
         mask: list[bool] = []
         logprobs: list[float] = []
         versions: list[VersionRange] = []
@@ -257,13 +258,15 @@ class _OpenRow:
 
 
 def _family(call: ModelCall) -> Family:
-    """Calls of different families never share a row: the loss needs one policy and one temperature for each."""
+    """Returns the family of a call. Calls of different families never share a row: the loss needs one policy and one
+    temperature per row.
+    """
     return call.agent_name, call.policy, call.model, call.temperature
 
 
 def _leaves_something_out(held: bytes, now: bytes) -> bool:
-    """Returns whether tokens continue with an end of the held ones: something was cut out, such as reasoning, and no text
-    came back as other tokens.
+    """Returns whether the new tokens continue with an end of the held ones: something was cut out, such as reasoning,
+    and no text came back as other tokens.
     """
     return any(now.startswith(held[place:]) for place in range(ENTRY_BYTES, len(held), ENTRY_BYTES))
 

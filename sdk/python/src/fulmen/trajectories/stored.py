@@ -1,6 +1,6 @@
 """Reads trajectories from the store, with the attempts' rewards.
 
-Invariant: what is held in memory is a page of names and the spans of a few attempts, however many rollouts there are.
+Invariant: at most one page of names and the spans of a few attempts are in memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SPANS_LIMIT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAttempt:
-    """An attempt as the store has it.
+    """An attempt in the store.
 
     Attributes:
-        rollout: With its attempts.
-        attempt: The one that decided the rollout.
-        trajectory: What the policy did; None if its spans cannot be read, or were not asked for.
-        problem: Why they cannot; empty if they can.
+        rollout: The rollout with its attempts.
+        attempt: The attempt that decided the rollout.
+        trajectory: Its trajectory; None if its spans cannot be read or were not requested.
+        problem: Why its spans cannot be read; empty otherwise.
     """
 
     rollout: rollout_pb2.Rollout
@@ -41,14 +41,14 @@ class StoredAttempt:
 async def stored_attempts(
     client: Client, request: rollout_service_pb2.ListRolloutsRequest, *, limit: int | None = None
 ) -> AsyncIterator[StoredAttempt]:
-    """Yields the deciding attempts of the rollouts that a request lists, in its order.
+    """Yields the deciding attempts of the rollouts listed by a request, in its order.
 
-    Rollouts that no attempt has decided are passed over.
+    Undecided rollouts are skipped.
 
     Args:
         client: The services.
-        request: Which rollouts; its page size and token are not used.
-        limit: At most so many rollouts are listed; None means all.
+        request: Selects the rollouts; its page size and token are not used.
+        limit: Maximum number of rollouts listed; None for all.
     """
     async for names in rollout_names(client, request, limit):
         for start in range(0, len(names), ROLLOUTS_AT_ONCE):
@@ -57,15 +57,15 @@ async def stored_attempts(
 
 
 async def read_stored(client: Client, names: Sequence[str], *, with_spans: bool = True) -> list[StoredAttempt]:
-    """Reads the deciding attempts of a few rollouts, which are held in memory together.
+    """Reads the deciding attempts of a few rollouts, all held in memory.
 
     Args:
         client: The services.
         names: The rollouts.
-        with_spans: Whether their spans are read, too; without, there is no trajectory.
+        with_spans: Whether to read their spans; without, there are no trajectories.
 
     Raises:
-        RolloutNotFound: If a rollout is not there.
+        RolloutNotFound: If a rollout does not exist.
     """
     rollouts = await asyncio.gather(*(_rollout(client, name) for name in names))
     decided = [(each, attempt) for each in rollouts if (attempt := deciding_attempt(each)) is not None]
@@ -81,14 +81,14 @@ async def read_stored(client: Client, names: Sequence[str], *, with_spans: bool 
 
 
 def deciding_attempt(rollout: rollout_pb2.Rollout) -> attempt_pb2.Attempt | None:
-    """Returns the attempt that decided a rollout's final state; None if none has."""
+    """Returns the attempt that decided a rollout's final state, or None."""
     return next((each for each in reversed(rollout.attempts) if each.final), None)
 
 
 async def rollout_names(
     client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None
 ) -> AsyncIterator[list[str]]:
-    """Yields the names of the rollouts that a request lists, a page at a time; its page size and token are not used."""
+    """Yields the names of the rollouts listed by a request, by pages; its page size and token are not used."""
     page_request = rollout_service_pb2.ListRolloutsRequest()
     page_request.CopyFrom(request)
     page_request.ClearField("page_token")

@@ -1,6 +1,6 @@
-"""The trajectory of an attempt: its rows, and what is in none.
+"""The trajectory of an attempt: its rows and its dropped calls.
 
-Invariant: every model call of the attempt is in exactly one row or among the dropped.
+Invariant: every model call of the attempt is in exactly one row or in `dropped`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fulmen.trajectories.rows import BreakReason, Row, merge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The rows of one attempt, in order of their first call, and what was left out or broken up.
+    """The rows of one attempt, in order of their first call, with its breaks and dropped calls.
 
     Attributes:
-        rows: What trains.
-        breaks: Counts rows that began although their agent had one before.
-        dropped: Calls that are in no row, in order of start.
+        rows: Training rows.
+        breaks: Number of further rows of the same agent, by reason.
+        dropped: Calls in no row, in order of start.
         tree: All spans of the attempt.
     """
 
@@ -37,12 +37,12 @@ class Trajectory:
 
     @property
     def drops(self) -> Mapping[DropReason, int]:
-        """How many calls are in no row, by reason."""
+        """Number of dropped calls by reason."""
         return Counter(each.reason for each in self.dropped)
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The agents or roles that have rows, in order of their first."""
+        """The agents or roles with rows, in order of their first row."""
         return tuple(dict.fromkeys(row.agent_name for row in self.rows))
 
     def of_agent(self, name: str) -> tuple[Row, ...]:
@@ -51,12 +51,12 @@ class Trajectory:
 
 
 def trajectories(chunks: Iterable[SpanChunk]) -> dict[str, Trajectory]:
-    """Builds the trajectory of every attempt that has spans among the chunks, by attempt name.
+    """Builds the trajectory of every attempt with spans in the chunks, by attempt name.
 
-    The order of the chunks does not matter; chunks and spans that come twice count once.
+    The order of the chunks does not matter; repeated chunks and spans count once.
 
     Raises:
-        ModelCallInvalid: If a record contradicts itself or a chunk cannot be decompressed.
+        ModelCallInvalid: If a record is inconsistent or a chunk cannot be decompressed.
     """
     by_attempt: dict[str, dict[str, SpanChunk]] = {}
     for chunk in chunks:
@@ -74,9 +74,9 @@ def assemble(calls: Sequence[ModelCall], *, tree: SpanTree | None = None, failed
     """Merges calls into rows.
 
     Args:
-        calls: All calls of the attempt, in order of their start.
+        calls: All calls of the attempt, in order of start.
         tree: All its spans; None if only the calls are known.
-        failed: Spans of calls that came to nothing.
+        failed: Spans of failed calls.
     """
     tree = SpanTree.of_calls(calls) if tree is None else tree
     reasons = drop_reasons(calls, failed)
@@ -97,10 +97,10 @@ _NO_STEP = frozenset({DropReason.ORPHANED, DropReason.GRADER, DropReason.NOT_TRA
 def _steps(calls: Sequence[ModelCall], reasons: Sequence[DropReason | None], tree: SpanTree) -> list[int | None]:
     """Returns the step of each call.
 
-    If any answer of the policy that the agent saw lies in a span that names a step, the step of every call is that of
-    the nearest span from it upward that names one, and calls below none have no step. Otherwise the steps are the
-    policy's answers that the agent saw, of all its roles, counted from 0 in order of start; the choices of one answer
-    are one step. Answers that were not captured whole count, too.
+    If any answer of the policy that the agent saw lies in a span with a step, the step of every call is that of its
+    nearest enclosing span with one, and calls outside such spans have no step. Otherwise the steps are the policy's
+    answers that the agent saw, of all its roles, counted from 0 in order of start; the choices of one answer are one
+    step. Answers that were not captured completely count, too.
     """
     named = [tree.step(call.span_id) for call in calls]
     if any(step is not None and reason not in _NO_STEP for step, reason in zip(named, reasons, strict=True)):

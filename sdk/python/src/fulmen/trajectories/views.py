@@ -1,6 +1,6 @@
-"""Other forms of a trajectory: triplets for trainers that take single calls, conversations for people and SFT.
+"""Other views of a trajectory: triplets for trainers of single calls, conversations for people and SFT.
 
-Invariant: a view has what was recorded and nothing else; ids are never made from texts, nor texts from ids.
+Invariant: a view contains recorded data only; ids are never made from texts, nor texts from ids.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from fulmen.trajectories.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Triplet:
-    """One model call: what it was given, what it answered, and what that earned.
+    """One model call: prompt, response and credit.
 
     Attributes:
-        prompt_ids: The whole prompt.
-        response_ids: The sampled tokens.
+        prompt_ids: Token ids of the whole prompt.
+        response_ids: Token ids of the sampled tokens.
         logprobs: Natural log-probabilities of the sampled tokens.
-        versions: Which policy version sampled which of them.
-        prompt: The request as chat messages; empty if it was not recorded.
-        response: The answer as a chat message; None if it was not recorded.
-        reward: The call's credit; None where no reward that counts was given.
-        step: The agent step; None if it belongs to none.
-        span_id: Of the call's span.
+        versions: Policy versions by range of sampled tokens.
+        prompt: The request as chat messages; empty if not recorded.
+        response: The answer as a chat message; None if not recorded.
+        reward: The call's credit; None without a counted reward.
+        step: The agent step, or None.
+        span_id: Id of the call's span.
     """
 
     prompt_ids: tuple[int, ...]
@@ -48,14 +48,14 @@ class Triplet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What was said in one conversation, to its end.
+    """One complete conversation.
 
     Attributes:
         messages: Chat messages, the answer last.
-        tools: The tools that its last call offered.
+        tools: The tools offered by its last call.
         reward: Credit of the last call; None if it has none or is in no row.
-        is_trainable: Whether its last call is in a row; others were captured without all their tokens.
-        span_id: Of the last call's span.
+        is_trainable: Whether its last call is in a row; other calls were captured without all their tokens.
+        span_id: Id of the last call's span.
     """
 
     messages: Messages
@@ -100,11 +100,11 @@ def triplets(rows: Sequence[CreditedRow]) -> tuple[Triplet, ...]:
 def conversations(trajectory: Trajectory, rows: Sequence[CreditedRow] = ()) -> tuple[Conversation, ...]:
     """Returns the longest conversations of each agent, in order of the start of their last call.
 
-    A conversation that another one of the same agent begins with is left out. Answers that cannot be trained on by
-    token count, too, if the agent saw them to their end: their texts are whole. Graders' do not.
+    A conversation that is the beginning of another one of the same agent is omitted. Answers that cannot be trained on
+    by token are included if the agent saw them to their end: their texts are complete. Graders' answers are not.
 
     Args:
-        trajectory: The attempt.
+        trajectory: The attempt's trajectory.
         rows: Its rows with credit; without them the conversations have no rewards.
 
     Raises:
@@ -135,7 +135,7 @@ def conversations(trajectory: Trajectory, rows: Sequence[CreditedRow] = ()) -> t
 
 
 def transcript(messages: Messages) -> str:
-    """Writes a conversation for a person: who said what, calls of tools, and where images were."""
+    """Renders a conversation for a person: roles and texts, tool calls, and the positions of images."""
     return "\n".join(line for message in messages for line in _lines(message))
 
 
@@ -156,10 +156,10 @@ def _longest(found: Sequence[Conversation]) -> tuple[Conversation, ...]:
 
 
 def _chain(messages: Messages) -> Iterator[int]:
-    """Yields for each beginning of a conversation a number that equal beginnings share.
+    """Yields a number for each beginning of a conversation; equal beginnings have equal numbers.
 
-    Agents leave the model's reasoning out when they repeat an answer, and write no content as null, empty or not at all:
-    neither makes another conversation.
+    Agents omit the model's reasoning when they repeat an answer, and write missing content as null, empty or not at
+    all; such differences do not count.
     """
     value = 0
     for message in messages:

@@ -100,7 +100,7 @@ _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
 def refusal_of(status: int, body: bytes) -> CallError:
-    """Parses a backend's error in any dialect, so that it can be converted to another."""
+    """Parses a backend's error in any dialect, for conversion to another."""
     try:
         read = _REFUSAL.decode(body)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Attribution of calls that name their attempt in the URL, as the store knows the attempt."""
+"""Attribution of calls that name their attempt in the URL, from the attempt's data in the store."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class AttemptGuard:
 class AttemptTie:
     """Ties a call to its attempt: raises AttemptOver in its block as soon as the attempt is known to have ended.
 
-    Follows the protocol of `asyncio.timeout`: only a cancellation of its own becomes an error.
+    Follows the protocol of `asyncio.timeout`: only its own cancellation becomes an error.
     """
 
     __slots__ = ("_attempt", "_before", "_interrupted", "_task")

@@ -1,4 +1,4 @@
-"""Answers calls of cached routes from memory, and stores what backends answer."""
+"""Answers calls of cached routes from memory, and stores the answers of backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds the memory that request bodies take: a body may be large, so a limit on their number is not enough."""
+"""Bounds the memory of request bodies: they may be large, so limiting their number is not enough."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """Calls taken from the queue; `left` is what is neither acknowledged nor on disk."""
+    """Calls taken from the queue; `left` are those neither acknowledged nor on disk."""
 
     calls: list[FinishedCall]
     left: list[PackedCalls]
@@ -83,7 +83,7 @@ class CaptureDelivery:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
 
     async def run(self) -> None:
-        """Delivers until cancelled; what is left then goes to the spool, or is lost without one."""
+        """Delivers until cancelled; the remaining calls then go to the spool, or are lost without one."""
         try:
             if self._spool is None:
                 await self._run_in_memory()
@@ -291,7 +291,7 @@ class CaptureDelivery:
             _log.info("spool_disk_recovered")
 
     async def _write_rest(self) -> None:
-        """Writes what is still in memory to disk at shutdown."""
+        """Writes the calls in memory to disk at shutdown."""
         lost = 0
         while self._held is not None or self._queue.has_calls:
             batch = self._held or self._next_batch()

@@ -1,4 +1,4 @@
-"""The ledger of attempts: what is on its way to the store, and what became of their calls.
+"""The ledger of attempts: their undelivered calls, and the outcomes of the others.
 
 Invariant: an attempt is settled exactly when none of its calls is running and the store has acknowledged or permanently
 refused every recorded call, or the call is lost and counted as unusable. One event loop owns the ledger.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was recorded of an attempt.
+    """The recorded calls of an attempt.
 
     Attributes:
         flushed: whether the store has everything that was recorded.
@@ -116,7 +116,7 @@ class AttemptLedger:
             await account.settled.wait()
 
     def summary(self, attempt: str) -> Summary:
-        """Returns what was recorded of an attempt so far."""
+        """Returns the summary of an attempt so far."""
         if attempt not in self._accounts:
             return Summary(attempt=attempt, flushed=True)
         account = self._touch(attempt)

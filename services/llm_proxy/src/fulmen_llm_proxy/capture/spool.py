@@ -1,7 +1,7 @@
 """The spool: captures on disk while the store is unavailable. Bounded, ordered, and safe across kills.
 
-There are two lanes of files, one for what training needs and one for the rest, so that space is freed by deleting
-complete files of the second. Records of both lanes share one sequence, and are read in the order in which they were
+There are two lanes of files, one for calls that training needs and one for the rest. Space is freed by deleting
+complete files of the second. Records of both lanes share one sequence and are read in the order in which they were
 written.
 
 Invariant: a file is deleted only when the store has everything in it, or when its lost calls have been reported. Not

@@ -99,11 +99,11 @@ class Window:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a running call holds of its limits.
+    """The share of limits held by a running call.
 
     Attributes:
         slot: slot in which it started.
-        tokens: tokens reserved of each limit.
+        tokens: tokens reserved in each limit.
     """
 
     states: list[LimitState]
@@ -125,7 +125,7 @@ class CallLimiter:
         self._remote_keys: set[LimitKey] = set()
 
     def set_projects(self, limits: Mapping[str, ProjectLimits]) -> None:
-        """Replaces the limits of all projects that have some."""
+        """Replaces the limits of all projects."""
         self._projects = limits
 
     def is_unlimited(self, project: str, budget: int) -> bool:
@@ -143,7 +143,7 @@ class CallLimiter:
 
         Raises:
             ModelLimitExceeded: if a limit is exhausted; names it, and when to retry.
-            TokenBudgetSpent: if the attempt has used up its token budget.
+            TokenBudgetExceeded: if the attempt has used up its token budget.
         """
         limits = self._projects.get(project, _UNLIMITED)
         now_s = self._clock()
@@ -291,7 +291,7 @@ _UNLIMITED: Final = ProjectLimits()
 
 
 def _check(state: LimitState, limits: CallLimits, tokens: int, of: str, slot: int, now_s: float) -> int:
-    """Checks the limits for a call; returns the tokens to reserve, at most the limit, so that any call can run."""
+    """Checks the limits for a call; returns the tokens to reserve, at most the limit so that any call can run."""
     maximum = limits.concurrent_calls
     if maximum and state.in_flight + state.remote_in_flight >= maximum:
         raise _exceeded("concurrent_calls", of, maximum, BUSY_RETRY_S)

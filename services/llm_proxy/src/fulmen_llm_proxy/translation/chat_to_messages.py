@@ -1,7 +1,7 @@
 """Translates chat completions to Messages.
 
 Source: the chat completions API of OpenAI; the Messages API of Anthropic, version 2023-06-01.
-`docs/dialects.md` has the table of the mapping.
+`docs/dialects.md` has the mapping.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Translates Messages to chat completions, whose tokens can be captured.
 
 Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21; the chat completions API of OpenAI, with the
-extensions of vLLM and SGLang. `docs/dialects.md` has the table of the mapping.
+extensions of vLLM and SGLang. `docs/dialects.md` has the mapping.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class MessagesToChat:
         self._stream = MessageStream()
 
     def request(self, fields: Fields) -> Fields:
-        """Returns the chat request. Fields unknown to Messages pass through, for engines have their own.
+        """Returns the chat request. Fields unknown to Messages pass through, since engines have their own.
 
         Raises:
             ArgumentInvalid: if the request is malformed, or cannot be expressed in chat completions.

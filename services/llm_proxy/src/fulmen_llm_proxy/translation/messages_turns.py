@@ -1,8 +1,8 @@
-"""A Messages conversation as chat messages.
+"""Translates a Messages conversation to chat messages.
 
-What changes on the way, knowingly: the results of tools come first in their turn and their images after them, in the
-user's message; the texts of an assistant's turn become one, before its tool calls; thinking goes back only to a backend
-that it came from, and cache marks go nowhere.
+Intended changes: tool results come first in their turn, and their images after them, in the user's message; the texts
+of an assistant's turn become one text before its tool calls; thinking is returned only to the backend that produced it;
+cache marks are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INVALID_INPUT = msgspec.json.Decoder(_InvalidInput)
 
 
 def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsupported: UnsupportedFields) -> list[JSON]:
-    """Returns the conversation as chat messages; what cannot be expressed is collected in `unsupported`."""
+    """Returns the conversation as chat messages; adds violations to `unsupported`."""
     translation = _Conversation(unsupported)
     if system:
         translation.add_system("system", system)
@@ -77,7 +77,7 @@ class _Conversation:
             self.messages.append({"role": "user", "content": _content(parts)})
 
     def _add_result(self, place: str, block: Block) -> list[JSON]:
-        """Adds a tool's message; returns the images, which such a message cannot hold."""
+        """Adds a tool message; returns the images, which it cannot contain."""
         content = _read_result(place, block)
         parts = self._parts(f"{place}.content", content)
         texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -183,7 +183,7 @@ def _tool_call(block: Block) -> JSON:
 
 
 def _arguments(given_input: msgspec.Raw) -> str:
-    """Returns a tool's input as the text that it was before it was read, as far as can be known."""
+    """Returns a tool's input as JSON text; malformed arguments as the model wrote them."""
     if not given(given_input):
         return "{}"
     text = bytes(given_input)
@@ -191,5 +191,5 @@ def _arguments(given_input: msgspec.Raw) -> str:
         try:
             return _INVALID_INPUT.decode(text).text
         except msgspec.DecodeError:
-            pass  # the words alone: an input like any other
+            pass  # an ordinary input that happens to have this form
     return text.decode()

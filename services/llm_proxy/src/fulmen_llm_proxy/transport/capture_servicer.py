@@ -22,7 +22,7 @@ _MAX_MARGIN_S = 1.0
 
 
 class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
-    """Reports what was recorded of attempts once the store has it."""
+    """Reports the recorded calls of attempts once the store has them."""
 
     def __init__(
         self, *, ledger: AttemptLedger, queue: CaptureQueue, instance_id: str, siblings: Siblings | None = None

@@ -35,7 +35,7 @@ class RequestPath:
     Attributes:
         api: the path in OpenAI's own form, such as `/v1/chat/completions`; any other path as received.
         deployment: the model that an Azure-style path names; empty if none.
-        attempt_name: what stands where an attempt is named, unverified; empty if the path names none.
+        attempt_name: unverified name of the attempt; empty if the path names none.
     """
 
     api: str
