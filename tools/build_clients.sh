@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds the clients of clients/, each into clients/LANGUAGE/build/client; does nothing for those that are up to date.
 #
-#   tools/build_clients.sh              every language whose toolchain is there; says which ones are not
-#   tools/build_clients.sh LANGUAGE...  these; exits with 3 if the toolchain of one is missing
+#   tools/build_clients.sh              every language whose toolchain is installed; names the missing ones
+#   tools/build_clients.sh LANGUAGE...  these languages; exits with 3 if a toolchain is missing
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# What a build needs: a command, or a file if it has a slash.
+# Requirements of a build: a command, or a file if it contains a slash.
 needs_of() {
   case $1 in
     node) echo node node_modules/.bin/buf node_modules/.bin/tsc node_modules/.bin/protoc-gen-ts_proto ;;
@@ -29,7 +29,7 @@ missing_of() {
   done
 }
 
-# Everything that the program is made of: if none of it changed, there is nothing to do.
+# All inputs of the program; it is up to date if none has changed.
 inputs_of() {
   { find protos clients/protos -name '*.proto'; find "clients/$1" -path "clients/$1/build" -prune -o -type f -print; } |
     grep -v '\.md$' | sort | xargs cksum
@@ -38,7 +38,7 @@ inputs_of() {
 build() {
   local language=$1 log=clients/$1/build/log begun=$SECONDS wanted
   mkdir -p "clients/$language/build"
-  # Two that run at once do the work once.
+  # The lock makes concurrent runs build once.
   exec 9>"clients/$language/build/lock"
   command -v flock >/dev/null && flock 9
   wanted=$(inputs_of "$language")

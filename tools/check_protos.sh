@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the contracts: buf's lint and format, no breaking change since the newest release, stubs equal to the protos.
+# Checks the contracts: buf's lint and format, no breaking changes since the latest release, stubs up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 buf=node_modules/.bin/buf

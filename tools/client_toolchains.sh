@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the clients of clients/ are built with, as far as it is missing. Debian or Ubuntu, as root.
+# Installs the missing toolchains of the clients in clients/. Debian or Ubuntu, as root.
 #
 #   tools/client_toolchains.sh                  installs for every language
-#   tools/client_toolchains.sh --list LANGUAGE  prints the packages of one
+#   tools/client_toolchains.sh --list LANGUAGE  prints the packages of one language
 #
-# Packages of the distribution alone: no language's own registry is asked but npm, which `make` asks anyway.
+# Only the distribution's packages: no language's own registry is used except npm, which `make` uses anyway.
 set -euo pipefail
 
 packages_of() {
@@ -34,7 +34,7 @@ if [ "${1:-}" = --list ]; then
 fi
 
 missing=()
-for language in go java cpp; do # Node.js is needed without any client, and often comes from elsewhere
+for language in go java cpp; do # Node.js is needed even without clients, and often installed from elsewhere
   for package in $(packages_of "$language"); do
     [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
       missing+=("$package")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the containers, brings them up, trains a short form of the arithmetic example through the published ports while
-# containers are killed, and takes everything down again, volumes included. Works with any Docker engine that answers.
-# Nothing of a deployment that runs already is touched: its own project, its own keys and tags, free ports. Where this
-# machine has Prometheus, it watches from a container of its own.
+# Builds and starts the containers, trains a short form of the arithmetic example through the published ports while
+# containers are killed, and removes everything, volumes included. Works with any reachable Docker engine.
+# A running deployment is not affected: this one has its own project, keys and tags, and free ports. If this machine has
+# Prometheus, it monitors the run from a separate container.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -13,7 +13,7 @@ docker compose version >/dev/null 2>&1 || { echo "compose-smoke: Docker Compose 
 
 unset "${!FULMEN_@}"
 folder=$(mktemp -d)
-# The build uses the machine's own network: some engines give containers no way out of theirs.
+# The build uses the host's network: some engines give containers no network access.
 export FULMEN_BUILD_NETWORK=host FULMEN_TAG=smoke
 compose() {
   docker compose --project-name fulmen-smoke --file deploy/docker-compose.yml --env-file "$folder/env" "$@" </dev/null
@@ -32,7 +32,7 @@ finish() {
   exit "$status"
 }
 
-# A wheel of torch that is at hand need not be downloaded by the build.
+# The build uses a local wheel of torch instead of a download.
 for links in $(find_links .venv); do
   for wheel in "$links"/torch-*.whl; do [ ! -e "$wheel" ] || cp -u "$wheel" deploy/wheels/; done
 done
@@ -41,7 +41,7 @@ done
 .venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM}{,_METRICS},STORE{,_2}_HTTP,LLM_PROXY{,_2}{,_HTTP},PROMETHEUS}_PORT \
   >> "$folder/env"
 trap finish EXIT
-# What cannot be started here is at least read.
+# Profiles that cannot be started here are at least parsed.
 compose --file deploy/docker-compose.gpu.yml --profile monitoring config --quiet
 begun=$SECONDS
 compose build --quiet
@@ -61,7 +61,7 @@ set -a
 . "$folder/env"
 set +a
 
-# An image of the Prometheus that this machine has; with the images of the Compose file nobody else's are built.
+# Builds an image with this machine's Prometheus, so no third-party image is needed.
 watch_by_prometheus() {
   mkdir "$folder/prometheus"
   cp "$(command -v prometheus)" "$folder/prometheus/"
@@ -70,13 +70,13 @@ watch_by_prometheus() {
   FULMEN_PROMETHEUS_IMAGE=fulmen-smoke-prometheus compose up --detach --no-deps --quiet-pull prometheus
 }
 
-# Prints how many targets of a job answer, as Prometheus has it.
+# Prints the number of targets of a job that are up in Prometheus.
 answering() {
   curl --silent --fail "http://127.0.0.1:$FULMEN_PROMETHEUS_PORT/api/v1/query" --data-urlencode "query=sum(up{job=\"$1\"})" |
     sed -n 's/.*"value":\[[^,]*,"\([0-9]*\)"].*/\1/p'
 }
 
-# Waits until Prometheus finds so many of a job.
+# Waits until Prometheus has this number of targets of a job.
 await_targets() {
   local tries=0
   until [ "$(answering "$1")" = "$2" ]; do
@@ -105,7 +105,7 @@ until grep -q "^grpo: step [1-6]/" "$folder/train.log"; do
   kill -0 "$training" 2>/dev/null || { cat "$folder/train.log"; fail "training ended before its second stage"; }
   sleep 0.2
 done
-# For good, while the run goes on: a store, and a runner with what it runs. For a moment: a proxy, and what trains.
+# A store and a runner with its attempts are killed for good, a proxy and the algorithm service are restarted.
 compose kill --signal SIGKILL store_1 llm_proxy_1 algorithm
 docker kill --signal SIGKILL "$(compose ps --quiet runner | head -n 1)" >/dev/null
 grep -q "^grpo: step 6/6" "$folder/train.log" && fail "the run was over before anything was killed"

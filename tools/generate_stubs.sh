@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Generates the Python stubs of protos/ into the SDK, or with --check only compares them.
+# Generates the Python stubs of protos/ in the SDK; --check only compares them.
 #
-# An old toolchain on purpose: stubs of grpcio-tools 1.71 import on protobuf 5 to 7, and agents pin old versions.
+# The toolchain is old on purpose: stubs of grpcio-tools 1.71 work with protobuf 5 to 7, and agents pin old versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools="grpcio-tools==1.71.2"
 uv=$(command -v uv || echo .venv/bin/uv)
 sdk=sdk/python/src
-fresh=$(mktemp -d)   # the SDK's stubs are replaced only when all are made: processes may be importing them
+fresh=$(mktemp -d)   # the SDK's stubs are replaced only after all are generated: processes may be importing them
 trap 'rm -rf "$fresh"' EXIT
 
 stubs() { (cd "$1" && find fulmen \( -name '*_pb2.py' -o -name '*_pb2.pyi' -o -name '*_pb2_grpc.py' \) | sort); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every static check, all of them even if one fails; ends with the names of those that failed.
+# Runs all static checks, even if one fails; prints the names of the failed ones at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()

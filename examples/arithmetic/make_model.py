@@ -1,4 +1,4 @@
-"""Builds the base model of the arithmetic example: a tiny untrained Llama over single characters, without download.
+"""Builds the base model of the arithmetic example: a tiny untrained Llama on single characters, without downloads.
 
 Invariant: every text of the example is one token per character, each role marker and the end of a turn is one token,
 and a rendered conversation is a token prefix of the same conversation continued.
@@ -18,7 +18,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(output_dir: str, seed: int = 0, *, hidden: int = 96, layers: int = 2, heads: int = 4, mlp: int = 384) -> None:
-    """Writes a model directory; the size is that of `save_model`."""
+    """Writes a model directory; the sizes are those of `save_model`."""
     save_model(build_tokenizer(), output_dir, seed, hidden=hidden, layers=layers, heads=heads, mlp=mlp)
 
 

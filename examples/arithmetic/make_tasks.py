@@ -1,8 +1,8 @@
 """Writes the task files of the arithmetic example: sums of two numbers of two digits, split by unordered pair.
 
-The demonstrations are those of a sloppy teacher: when the units carry, the carry is forgotten more often than not
-(27+15=32). A model that imitates them adds correctly only where nothing is carried; what it gains after that, it gains
-from rewards. Every training problem has a demonstration, right or wrong.
+The demonstrations are those of a sloppy teacher, who forgets most carries (27+15=32). A model that imitates them adds
+correctly only without a carry; it improves on that through rewards. Every training problem has a demonstration, right
+or wrong.
 
 Invariant: no validation problem occurs, in either order of its operands, among the training tasks or demonstrations.
 """
@@ -23,12 +23,12 @@ SPLIT_SEED = 1
 
 
 def question(pair: Pair) -> str:
-    """Renders a problem as the model sees it."""
+    """Renders the question of a problem."""
     return f"{pair[0]}+{pair[1]}="
 
 
 def carries(pair: Pair) -> bool:
-    """Tells whether the units carry into the tens."""
+    """Returns whether the units carry into the tens."""
     return pair[0] % 10 + pair[1] % 10 >= 10
 
 
@@ -48,7 +48,7 @@ def split(*, validation: int = VALIDATION_TASKS, seed: int = SPLIT_SEED) -> tupl
 
 
 def demonstrated_answer(pair: Pair, teacher: random.Random, *, forgotten_carries: float = FORGOTTEN_CARRIES) -> int:
-    """Gives the sloppy teacher's answer."""
+    """Returns the sloppy teacher's answer."""
     forgets = carries(pair) and teacher.random() < forgotten_carries
     return sum(pair) - 10 if forgets else sum(pair)
 
@@ -66,7 +66,7 @@ def demonstration(pair: Pair, answer: int) -> dict[str, Any]:
 
 
 def write(output_dir: Path) -> None:
-    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the same bytes every time."""
+    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the output is deterministic."""
     train, held_out = split()
     teacher = random.Random(SPLIT_SEED)
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ class BestOfN:
         settings = self.settings
         await ctx.policy.serve(settings.overrides)
         while ctx.progress.step < settings.steps:
-            await ctx.policy.publish()  # swaps the weights of the last step into the engine
+            await ctx.policy.publish()  # swaps the latest weights into the engine
             groups = await sample_groups(ctx, count=settings.prompts_per_step, size=settings.n, seed=settings.seed)
             trajectories = await ctx.rollouts.trajectories(groups)
             rows, consumed, rewards = [], [], []
@@ -37,7 +37,7 @@ class BestOfN:
                 consumed.append(Consumed(group=group, outcome=outcome, trained=(best.name,) if learned else ()))
             if rows:
                 await ctx.policy.train_supervised(rows, settings=settings.supervised_step)
-            ctx.recorder.commit(consumed)  # right after the weights have changed
+            ctx.recorder.commit(consumed)  # directly after the change of the weights
             reward_mean = sum(rewards) / max(len(rewards), 1)
             ctx.recorder.result(reward_mean=reward_mean)
             await ctx.recorder.end_step({"reward_mean": reward_mean, "rows": float(len(rows))})

@@ -1,6 +1,6 @@
-"""Works out chains of operations with a pocket calculator: one model call for each operation, and one to answer.
+"""Computes chains of operations with a pocket calculator: one model call per operation, and one to answer.
 
-An ordinary program on the vendor's SDK; run by hand it answers one task from standard input:
+An ordinary program on the vendor's SDK; run by hand, it answers one task from standard input:
 
 echo '{"input": {"question": "19+34-25+60-11"}}' | python agent.py
 """
@@ -38,7 +38,7 @@ client = AsyncOpenAI()
 
 
 def calculate(expression: str) -> str:
-    """Works out one addition or subtraction of two numbers of two digits; `error` where the display is too small."""
+    """Computes one addition or subtraction of two-digit numbers; `error` if the result exceeds the display."""
     found = OPERATION.fullmatch(expression)
     if found is None:
         return "error"
@@ -48,7 +48,7 @@ def calculate(expression: str) -> str:
 
 
 def use_tool(arguments: str) -> str:
-    """Runs one call of the calculator; what the model gets wrong is told to it, not raised."""
+    """Runs one call of the calculator; invalid arguments are reported to the model, not raised."""
     try:
         return calculate(str(json.loads(arguments)["expression"]))
     except (ValueError, TypeError, KeyError):

@@ -1,12 +1,12 @@
 """Builds the base model of the calculator example: a tiny untrained Llama that can write calls of one tool.
 
-A call is `<tool_call>{"name":"calculator","arguments":{"expression":"12*34"}}</tool_call>`. What surrounds the
-expression is two tokens, and the characters in them (quotes, braces, angle brackets) have no tokens of their own, so
-there is only one way to write a call. A number of two digits is one token, and there is none for a single digit, so
-there is only one way to write a number, too.
+A call is `<tool_call>{"name":"calculator","arguments":{"expression":"12*34"}}</tool_call>`. The parts before and after
+the expression are one token each, and their characters (quotes, braces, angle brackets) have no other tokens, so there
+is only one way to write a call. A two-digit number is one token, and single digits have no tokens, so there is only one
+way to write a number.
 
-Invariant: whatever the model samples, short of a role marker, is rendered back to the same tokens when the client
-echoes the assistant's message; so the prompt of the second call begins with prompt and completion of the first.
+Invariant: any sampled text without a role marker is rendered to the same tokens when the client echoes the assistant's
+message, so the prompt of the second call begins with the prompt and completion of the first.
 """
 
 import string
@@ -20,7 +20,7 @@ NUMBERS = tuple(f"{number:02d}" for number in range(100))
 CHARACTERS = string.ascii_letters + "+-*/().,:=?! "
 CALL_OPEN = '<tool_call>{"name":"calculator","arguments":{"expression":"'
 CALL_CLOSE = '"}}</tool_call>'
-# Arguments are rendered as the text that the client echoes, never parsed and printed anew.
+# Arguments are rendered as the client echoes them, never parsed and printed again.
 CHAT_TEMPLATE = """\
 {%- if tools -%}<|system|>{%- for tool in tools -%}{{ tool['function']['name'] }}{%- endfor -%}{%- endif -%}
 {%- for message in messages -%}

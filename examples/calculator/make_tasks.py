@@ -1,8 +1,8 @@
-"""Writes the task files of the calculator example: chains of operations that take one model call for each of them.
+"""Writes the task files of the calculator example: chains of operations with one model call each.
 
-The calculator works out one operation at a time and shows two digits, 00 to 99; every result of a chain is one of them.
-The demonstrations are those of a tired teacher, who more often than not answers after four operations with what there
-is. A model that imitates them solves the chains of four; what it gains beyond that, it gains from rewards.
+The calculator computes one operation at a time and shows two digits, 00 to 99; every result of a chain is one of them.
+The demonstrations are those of a tired teacher, who usually answers after four operations with the intermediate result.
+A model that imitates them solves the chains of four; it improves on that through rewards.
 
 Invariant: no validation expression occurs among the training tasks or the demonstrations.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 TRAIN_TASKS, VALIDATION_TASKS = 4000, 100
 OPERATIONS = (4, 4, 5, 6, 7)
-"""How many operations a chain may have; what is named twice is drawn twice as often."""
+"""Numbers of operations of a chain; a number listed twice is drawn twice as often."""
 SMALLEST, LARGEST = 10, 99
 TIRED_AFTER = 4
 TIRED = 0.7
@@ -39,7 +39,7 @@ TOOLS = [
 
 
 def problem(chance: random.Random) -> tuple[str, int]:
-    """Draws a chain of additions and subtractions whose every result fits the calculator, and its value."""
+    """Draws a chain of additions and subtractions, and its value; every result fits the calculator."""
     value = chance.randint(SMALLEST, LARGEST)
     expression = f"{value}"
     for _ in range(chance.choice(OPERATIONS)):
@@ -50,7 +50,7 @@ def problem(chance: random.Random) -> tuple[str, int]:
 
 
 def operations(expression: str) -> list[tuple[str, str]]:
-    """Splits a chain into what the calculator is asked, one operation after the other, and what it answers."""
+    """Splits a chain into the calculator's inputs and outputs, one operation after the other."""
     first, *rest = re.findall(r"[+-]?\d+", expression)
     value, found = int(first), []
     for operand in rest:
@@ -76,7 +76,7 @@ def demonstration(expression: str, teacher: random.Random) -> dict[str, Any]:
 
 
 def write(output_dir: Path) -> None:
-    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the same bytes every time."""
+    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the output is deterministic."""
     chance, teacher = random.Random(SEED), random.Random(SEED)
     problems: dict[str, int] = {}
     while len(problems) < TRAIN_TASKS + VALIDATION_TASKS:

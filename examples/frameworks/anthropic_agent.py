@@ -1,4 +1,4 @@
-"""An agent on Anthropic's Python SDK: it answers with the help of a calculator, and tells the model of its errors.
+"""An agent on Anthropic's Python SDK: it answers with the help of a calculator, and reports tool errors to the model.
 
 By hand: echo '{"question": "What is 6 times 7, and what is 8 times 9?"}' | python anthropic_agent.py
 """

@@ -1,4 +1,4 @@
-"""A crew on CrewAI: its one worker answers with the help of a calculator.
+"""A crew on CrewAI: its only agent answers with the help of a calculator.
 
 By hand: echo '{"question": "What is 6 times 7, and what is 8 times 9?"}' | python crewai_agent.py
 """

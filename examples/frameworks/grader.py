@@ -1,4 +1,4 @@
-"""Scores an answer: the share of the right products that it names."""
+"""Scores an answer by the share of right products in it."""
 
 import re
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# An agent of a shell and curl: it asks the model, and reports a span of its own by OTLP over HTTP, as JSON.
+# An agent on bash and curl: it asks the model, and sends its own span as JSON, by OTLP over HTTP.
 #
 # By hand: echo '{"question": "What is 6 times 7, and what is 8 times 9?"}' | ./shell_agent.sh
 set -euo pipefail
 
 question=$(sed -n 's/.*"question": *"\([^"]*\)".*/\1/p')
 model=${AGENT_MODEL:-gpt-4.1-mini}
-# 00-TRACE-PARENT-01; without one the span begins a trace of its own.
+# 00-TRACE-PARENT-01; without one the span starts a new trace.
 IFS=- read -r _ trace parent _ <<< "${TRACEPARENT:-00-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')--01}"
 span=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
 begun=$(date +%s%N)
 
-# Reports the span; its status is 1 (good) or 2 (an error).
+# Sends the span; its status is 1 (OK) or 2 (error).
 report() {
   [ -n "${FULMEN_TRACES_URL:-}" ] || return 0
   curl --silent --show-error --fail --output /dev/null "$FULMEN_TRACES_URL" \

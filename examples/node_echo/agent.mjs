@@ -1,5 +1,5 @@
-// Asks a model one question, without any SDK. An agent in any language is a program like this one: it reads the task on
-// standard input, finds the model API in its environment, and prints its answer last.
+// Asks a model one question, without any SDK. An agent in any language works like this: it reads the task from standard
+// input and the model API's address from its environment, and prints its answer as the last line.
 import { readFileSync } from "node:fs";
 
 const task = JSON.parse(readFileSync(0, "utf8"));

@@ -1,4 +1,4 @@
-// Scores an answer: reads {"task": ..., "outcome": ...} on standard input and prints the reward as its last line.
+// Scores an answer: reads {"task": ..., "outcome": ...} from standard input and prints the reward as its last line.
 import { readFileSync } from "node:fs";
 
 const { task, outcome } = JSON.parse(readFileSync(0, "utf8"));

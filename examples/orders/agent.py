@@ -1,4 +1,4 @@
-"""Reads an order out of a message: an ordinary program on the vendor's SDK. Run by hand, it reads one:
+"""Extracts an order from a message: an ordinary program on the vendor's SDK. Run by hand, it reads one message:
 
 echo '{"input": {"message": "anna here please send two lamps to oslo"}}' | python agent.py
 """

@@ -1,10 +1,10 @@
-"""Scores an order: every field must be there, once, and right."""
+"""Scores an order: every field must occur once and be right."""
 
 FIELDS = ("name", "count", "item", "city")
 
 
 def parse(text: str) -> dict[str, str]:
-    """Reads `name: anna count: two item: lamps city: oslo`; an answer in another form gives no field at all."""
+    """Parses `name: anna count: two item: lamps city: oslo`; returns no fields for another format."""
     words = text.split()
     keys, values = words[::2], words[1::2]
     if [key.removesuffix(":") for key in keys] != list(FIELDS) or len(values) != len(FIELDS):

@@ -1,6 +1,6 @@
-"""Builds the base model of the orders example: a tiny untrained Llama over whole words, without download.
+"""Builds the base model of the orders example: a tiny untrained Llama on whole words, without downloads.
 
-Invariant: every word of the example is one token, each role marker and the end of a turn is one token.
+Invariant: every word of the example, each role marker and the end of a turn is one token.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Writes the task files of the orders example: messages in which people change their minds, and what they want.
+"""Writes the task files of the orders example: messages in which people change their minds, and their orders.
 
-The demonstrations are those of a hasty clerk, who more often than not writes down what was said first ("two no wait
-three lamps") and so gets the corrected field wrong. What the model gains beyond that, it gains from rewards.
+The demonstrations are those of a hasty clerk, who usually writes down the first version ("two no wait three lamps") and
+so gets the corrected field wrong. The model improves on that through rewards.
 
 Invariant: no message occurs twice, so no validation message is among the training tasks or the demonstrations.
 """
@@ -19,9 +19,9 @@ from words import CITIES, COUNTS, ITEMS, NAMES
 
 TRAIN_TASKS, VALIDATION_TASKS = 4000, 200
 CHANGED = 0.3
-"""Chance that a person takes back a field; of the three that can be."""
+"""Probability that a person corrects a field, for each of the three that can be corrected."""
 OVERHEARD = 0.7
-"""Chance that the clerk does not hear it."""
+"""Probability that the clerk misses a correction."""
 SEED = 1
 GREETINGS = (
     "hello this is {name}",
@@ -37,7 +37,7 @@ ENDINGS = ("", "thanks", "thank you", "bye", "thank you and bye")
 
 
 def message(chance: random.Random) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Draws a message; returns it, what is wanted, and what was said first where that was taken back."""
+    """Draws a message; returns it, the final order, and the first versions of corrected fields."""
     order = {"name": chance.choice(NAMES)}
     first: dict[str, str] = {}
     said: dict[str, str] = {}
@@ -63,14 +63,14 @@ def written(order: Mapping[str, str]) -> str:
 def demonstration(
     text: str, order: Mapping[str, str], first: Mapping[str, str], clerk: random.Random
 ) -> dict[str, Any]:
-    """Renders what the hasty clerk wrote."""
+    """Renders the hasty clerk's demonstration."""
     heard = {field: first[field] for field in first if clerk.random() < OVERHEARD}
     answer = written({**order, **heard})
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]}
 
 
 def write(output_dir: Path) -> None:
-    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the same bytes every time."""
+    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the output is deterministic."""
     chance, clerk = random.Random(SEED), random.Random(SEED)
     drawn: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
     while len(drawn) < TRAIN_TASKS + VALIDATION_TASKS:

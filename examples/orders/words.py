@@ -1,4 +1,4 @@
-"""The words of the orders example: the model knows these and no others."""
+"""The words of the orders example: the model's whole vocabulary."""
 
 
 def _words(text: str) -> tuple[str, ...]:

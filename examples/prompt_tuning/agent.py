@@ -1,4 +1,4 @@
-"""Sorts messages of customers by a prompt that a search may change. Run by hand, it answers one task:
+"""Classifies messages of customers with a prompt that a search may change. Run by hand, it answers one task:
 
 echo '{"input": {"message": "Where is my parcel?"}}' | python agent.py
 """
@@ -19,15 +19,15 @@ client = AsyncOpenAI()
 
 
 async def solve(task: dict) -> str:
-    """Returns the kind of a message, as the model calls it."""
-    # A rollout of a search gives the candidate; outside of one the agent works with its own prompt.
+    """Returns the model's word for the kind of a message."""
+    # In a search, the rollout has the candidate; otherwise the agent uses its own prompt.
     prompt = fulmen.prompt(FIRST_PROMPT).replace("{message}", task["input"]["message"])
     completion = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": prompt}])
     return completion.choices[0].message.content or ""
 
 
 def grade(task: dict, outcome: str) -> float:
-    """Returns 1.0 for exactly the right word, 0.3 if the word is somewhere in the answer, 0.0 otherwise."""
+    """Returns 1.0 for exactly the right word, 0.3 if the answer contains it, 0.0 otherwise."""
     wanted = task["kind"]
     if outcome.strip() == wanted:
         return 1.0

@@ -1,6 +1,6 @@
-"""Adds four numbers with two agents: a planner splits the sum into parts, and a solver works out each part.
+"""Adds four numbers with two agents: a planner splits the sum into parts, and a solver computes each part.
 
-An ordinary program on the vendor's SDK. The header `x-fulmen-agent` says who calls. Run by hand it answers one task:
+An ordinary program on the vendor's SDK. The header `x-fulmen-agent` names the caller. Run by hand, it answers one task:
 
     echo '{"input": {"question": "3+8+2+5"}}' | python agent.py
 """
@@ -20,7 +20,7 @@ client = AsyncOpenAI()
 
 
 async def ask(role: str, model: str, text: str) -> str:
-    """Lets one of the agents answer."""
+    """Returns the answer of one of the agents."""
     completion = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": text}],
@@ -31,15 +31,15 @@ async def ask(role: str, model: str, text: str) -> str:
 
 
 async def work(question: str, *, planner: str, solver: str) -> dict:
-    """Plans, solves the parts at once, and adds up what the solver answered.
+    """Plans, solves the parts concurrently, and adds up the solver's answers.
 
     Args:
-        question: Such as `3+8+2+5`.
+        question: Sum, such as `3+8+2+5`.
         planner: Model of the planner.
         solver: Model of the solver.
 
     Returns:
-        The parts, their answers, and the sum of these; no answer if the plan or a part came to nothing.
+        The parts, their answers, and the sum of the answers; no sum if the plan or a part failed.
     """
     parts = (await ask("planner", planner, f"{question}?")).split(" ")
     if not all(PART.fullmatch(part) for part in parts):
@@ -50,12 +50,12 @@ async def work(question: str, *, planner: str, solver: str) -> dict:
 
 
 async def solve(task: dict) -> dict:
-    """Lets both agents ask the same model."""
+    """Solves a task with the same model for both agents."""
     return await work(task["input"]["question"], planner=MODEL, solver=MODEL)
 
 
 async def solve_with_adapters(task: dict) -> dict:
-    """Lets each agent ask for its own adapter of the model."""
+    """Solves a task with a separate adapter of the model for each agent."""
     return await work(task["input"]["question"], planner=f"{MODEL}.planner", solver=f"{MODEL}.solver")
 
 

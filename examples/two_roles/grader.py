@@ -1,8 +1,8 @@
-"""Scores the whole, and each agent by what it alone can do something about."""
+"""Scores the result, and each agent by its own contribution."""
 
 
 def grade(task: dict, outcome: dict) -> dict:
-    """Returns `reward` for the sum, `plan` for the planner, and `parts` for the solver where it was asked."""
+    """Returns `reward` for the sum, `plan` for the planner, and `parts` for the solver if it was called."""
     numbers = sorted(task["input"]["question"].split("+"))
     parts, answers = outcome["parts"], outcome["answers"]
     rewards = {

@@ -1,4 +1,4 @@
-"""Builds the base model of the two_roles example: a tiny untrained Llama over single characters, without download.
+"""Builds the base model of the two_roles example: a tiny untrained Llama on single characters, without downloads.
 
 Invariant: every text of the example is one token per character, each role marker and the end of a turn is one token,
 and a rendered conversation is a token prefix of the same conversation continued.

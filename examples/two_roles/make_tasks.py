@@ -1,8 +1,8 @@
 """Writes the task files of the two_roles example: sums of four digits.
 
-The demonstrations are those of two sloppy teachers. The planner's, more often than not, writes the first part twice and
-loses the second (`3+8+2+5?` becomes `3+8 3+8`); the solver's, more often than not, forgets the carry (`3+8=` becomes
-`1`). What either agent gains beyond that, it gains from its own reward.
+The demonstrations are those of two sloppy teachers. The planner's usually writes the first part twice and loses the
+second (`3+8+2+5?` becomes `3+8 3+8`); the solver's usually forgets the carry (`3+8=` becomes `1`). Each agent improves
+on that through its own reward.
 
 Invariant: no sum occurs twice, so no validation task is among the training tasks or the planner's demonstrations.
 """
@@ -31,7 +31,7 @@ def task(numbers: Sum, name: str) -> dict[str, Any]:
 
 
 def demonstrations(numbers: Sum, teacher: random.Random) -> list[dict[str, Any]]:
-    """Renders what the planner's teacher makes of a sum, and the solver's of one of its parts."""
+    """Renders the planner's teacher's demonstration of a sum, and the solver's teacher's of one of its parts."""
     first, second = question(numbers[:2]), question(numbers[2:])
     plan = f"{first} {first if teacher.random() < LOST_PARTS else second}"
     added = sum(numbers[:2])
@@ -40,7 +40,7 @@ def demonstrations(numbers: Sum, teacher: random.Random) -> list[dict[str, Any]]
 
 
 def write(output_dir: Path) -> None:
-    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the same bytes every time."""
+    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the output is deterministic."""
     chance, teacher = random.Random(SEED), random.Random(SEED)
     drawn: dict[Sum, None] = {}
     while len(drawn) < TRAIN_TASKS + VALIDATION_TASKS:

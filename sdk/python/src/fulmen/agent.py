@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FINAL_DIMENSION = "reward"
-"""The dimension of a reward that names none."""
+"""Default dimension of a reward."""
 
 GRADER_AGENT = "fulmen.grader"
-"""The agent name of model calls that score and are never trained on."""
+"""Agent name of graders' model calls, which are never trained on."""
 
 WORK_DIR_VARIABLE = "FULMEN_WORK_DIR"
-"""Names the attempt's own directory in the environment of what runs in a process or a container of its own."""
+"""Variable with the attempt's own directory, set for separate processes and containers."""
 
 PROMPTS_VARIABLE = "FULMEN_PROMPTS"
-"""Holds the rollout's prompts in the environment of agents: a JSON object of texts by name."""
+"""Variable with the rollout's prompts: a JSON object of texts by name."""
 
 RewardKey = tuple[str, int | None, bytes]
 """A reward's dimension, step and span. Step None and span b"" score the whole attempt; a span is eight bytes."""

@@ -9,7 +9,7 @@ from typing import Final
 ROLLOUT: Final = "fulmen.rollout"
 ATTEMPT: Final = "fulmen.attempt"
 STEP: Final = "fulmen.step"
-"""The agent's step, from 0, that a span belongs to, or that a reward scores."""
+"""Agent step, from 0, of a span, or scored by a reward."""
 
 SCOPE: Final = "fulmen"
 """The instrumentation scope of all spans below."""
@@ -18,7 +18,7 @@ REWARD_SPAN: Final = "fulmen.reward"
 REWARD_DIMENSION: Final = "gen_ai.evaluation.name"
 REWARD_VALUE: Final = "gen_ai.evaluation.score.value"
 REWARD_SPAN_ID: Final = "fulmen.reward.span_id"
-"""The span that is scored, 16 hexadecimal digits; the span of the reward has a link to it, too."""
+"""Id of the scored span, 16 hexadecimal digits; the reward's span also has a link to it."""
 
 ANNOTATION_SPAN: Final = "fulmen.annotation"
 
@@ -47,7 +47,7 @@ SPAN_COUNT: Final = "fulmen.span_count"
 """Number of spans stored at once."""
 
 TRUNCATED: Final = "fulmen.truncated"
-"""Whether a part of the span was truncated."""
+"""Whether part of the span was truncated."""
 
 HOOK_SPAN: Final = "fulmen.hook"
 HOOK_FAILED_EVENT: Final = "fulmen.hook.failed"

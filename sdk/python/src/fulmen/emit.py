@@ -27,7 +27,7 @@ MAX_REWARDS = 256
 SPAN_ID_BYTES = 8
 
 CURRENT_SPAN = "current"
-"""As `span`: the open span."""
+"""Value of `span` for the open span."""
 
 _DIMENSION = re.compile(r"[a-z0-9_.-]{1,64}")
 

@@ -19,7 +19,7 @@ from fulmen.agent import FINAL_DIMENSION
 __all__ = ["AttemptEnd", "AttemptFacts", "FailAttempt", "Hook", "RewardFact", "SpansSummary"]
 
 STOPPED = "CANCELLED"
-"""The failure kind that hooks see of an attempt that was stopped: cancelled, given back, or its lease lost."""
+"""Failure kind in hooks of a stopped attempt: cancelled, released, or with a lost lease."""
 
 
 class FailAttempt(Exception):

@@ -23,16 +23,16 @@ ENTRY_BYTES = 4
 """Size of one packed token id (int32) or log-probability (float32)."""
 
 RESEND_COUNT_ATTRIBUTE = "http.request.resend_count"
-"""Span attribute: how often the client had sent this request before (OpenTelemetry HTTP conventions)."""
+"""Span attribute: how many times the client had sent this request before (OpenTelemetry HTTP conventions)."""
 
 COST_ATTRIBUTE = "fulmen.cost_usd"
-"""Span attribute: what the call cost by the proxy's price table, in US dollars; absent without a price or usage."""
+"""Span attribute: cost of the call by the proxy's price table, in US dollars; absent without a price or usage."""
 
 CHOICE_ATTRIBUTE = "fulmen.choice"
-"""Span attribute: which of several choices of one answer it is, from 0; absent on the first."""
+"""Span attribute: index of the choice in its answer, from 0; absent on the first."""
 
 CLIENT_GONE_ATTRIBUTE = "fulmen.client_disconnected"
-"""Span attribute: true if the client left before it had the whole answer."""
+"""Span attribute: true if the client disconnected before the end of the answer."""
 
 _READ_ATTRIBUTES = frozenset({RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE})
 _RESEND, _GONE, _CHOICE = (key.encode() for key in (RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE))

@@ -17,7 +17,7 @@ from fulmen.agent import current
 __all__ = ["MAX_CONTENT_CHARS", "MASKED", "cut", "json_text", "kind_of", "plain_attributes"]
 
 MAX_CONTENT_CHARS: Final = 8192
-"""Of one text in a span."""
+"""Maximum length of a text in a span."""
 
 MAX_ITEMS: Final = 256
 MAX_DEPTH: Final = 8

@@ -38,7 +38,7 @@ KIND: Final = "scores"
 CONTENT_TYPE: Final = "application/jsonl+zstd"
 FORMAT: Final = "fulmen.scores/1"
 MAX_CONTENT_BYTES: Final = 16 * 1024 * 1024
-"""The limit of ResourceVersion.content."""
+"""Limit of ResourceVersion.content."""
 
 MAX_UNPACKED_BYTES: Final = 512 * 1024 * 1024
 MAX_MESSAGE_CHARS: Final = 500

@@ -22,7 +22,7 @@ MAX_QUEUED_SPANS: Final = 16_384
 """Maximum number of queued spans; beyond it the oldest are dropped and count as undelivered."""
 
 MAX_SPANS_PER_EXPORT: Final = 512
-"""As many spans as the store packs into one chunk."""
+"""Number of spans that the store packs into one chunk."""
 
 SEND_AFTER_MS: Final = 1000.0
 """Maximum delay of a span before it is sent."""

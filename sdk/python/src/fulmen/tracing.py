@@ -26,7 +26,7 @@ from fulmen.span_delivery import DeliveringProcessor
 __all__ = ["flush", "parent_context", "tracer"]
 
 FLUSH_S: Final = 30.0
-"""How long the end of a process waits for its spans, in seconds."""
+"""Maximum wait for the spans at the exit of a process, in seconds."""
 
 MAX_ATTRIBUTE_CHARS: Final = 32_768
 LIMITS: Final = SpanLimits(

@@ -26,7 +26,7 @@ Metadata = tuple[tuple[str, str], ...]
 DEFAULT_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 LEAVE_S = 3600.0
-"""Grace for calls on a connection whose certificate has been renewed since, seconds."""
+"""Grace period of calls on a connection with a replaced certificate, seconds."""
 
 Token = str | Callable[[], str | None] | None
 

@@ -17,7 +17,7 @@ from fulmen.trajectories.rewards import RewardRange, ScoredTrajectory
 from fulmen.trajectories.views import conversations, triplets
 
 NO_VERSION: Final = -1
-"""The policy version of a token that none sampled."""
+"""Policy version of unsampled tokens."""
 
 
 class View(StrEnum):
@@ -73,7 +73,7 @@ COLUMNS: Final[Mapping[View, Mapping[str, Column]]] = {
         "tools": Column.NESTED,
     },
 }
-"""The columns of each view, in their order."""
+"""Columns of each view, in order."""
 
 
 def records(view: View, attempt: str, scored: ScoredTrajectory, credit: Credits) -> Iterator[dict[str, Any]]:

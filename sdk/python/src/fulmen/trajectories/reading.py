@@ -16,10 +16,10 @@ from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories.roles import SpanTree
 
 MAX_BATCH_BYTES = 64 * 1024 * 1024
-"""The most that one chunk may decompress to."""
+"""Maximum decompressed size of a chunk."""
 
 PROXY_SCOPE = "fulmen.llm_proxy"
-"""The instrumentation scope of the spans that the proxy writes."""
+"""Instrumentation scope of the proxy's spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

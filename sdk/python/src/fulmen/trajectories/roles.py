@@ -17,7 +17,7 @@ from fulmen.model_call import ModelCall
 _T = TypeVar("_T", str, int)
 
 RESPONSE_ID_ATTRIBUTE: Final = "gen_ai.response.id"
-"""Span attribute: the id that the answer of a model call has (OpenTelemetry conventions for generative AI)."""
+"""Span attribute: id of a model call's answer (OpenTelemetry conventions for generative AI)."""
 
 _AGENT_NAME, _STEP = attributes.AGENT_NAME.encode(), attributes.STEP.encode()
 _RESPONSE_ID = RESPONSE_ID_ATTRIBUTE.encode()

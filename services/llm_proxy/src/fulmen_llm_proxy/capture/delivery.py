@@ -34,9 +34,9 @@ from fulmen_llm_proxy.routing.retry import RetryPolicy
 
 _MAX_CALLS = 256
 _LINGER_S = 0.1
-"""How long calls are collected into a batch unless a flush waits: a request with many costs little more than one."""
+"""Time for which calls are collected into a batch unless a flush waits, seconds; larger requests cost little more."""
 _PATIENCE_S = 1.0
-"""Time the store may take for a request before calls go to the disk, seconds."""
+"""Timeout of a request to the store, after which calls go to the disk, seconds."""
 _DISK_RETRY_S = 2.0
 _SYNC_AFTER_S = 1.0
 """Idle time after which the spool is synced to disk, seconds."""

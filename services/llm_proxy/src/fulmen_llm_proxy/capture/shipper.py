@@ -15,7 +15,7 @@ from fulmen_llm_proxy.capture.span_codec import SpanCodec
 _ACK_TIMEOUT_S = 30.0
 _MAX_REQUEST_BYTES = 3 * 1024 * 1024
 _MAX_REQUEST_CHUNKS = 512
-"""The store takes 512 chunks and 4 MiB in one message."""
+"""The store's limits of a message are 512 chunks and 4 MiB."""
 
 _Stream = DuplexStream[span_service_pb2.AppendSpansRequest, span_service_pb2.AppendSpansResponse]
 

@@ -128,7 +128,7 @@ class Choice(msgspec.Struct):
     delta: ChatMessage | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
-    """Of vLLM: the stop sequence that ended the answer, or the id of a token."""
+    """vLLM's field: the stop sequence or token id that ended the answer."""
 
 
 class Completion(msgspec.Struct):

@@ -28,7 +28,7 @@ from fulmen_llm_proxy.translation.message_shapes import Block, Message
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 DEFAULT_MAX_TOKENS = 8192
-"""What Messages needs and chat completions do not: the longest answer if the caller names none."""
+"""Maximum answer if the caller sets none; Messages requires one, chat completions do not."""
 
 _MAX_TEMPERATURE = 1.0
 _MESSAGES = msgspec.json.Decoder(list[ChatMessage])
@@ -57,7 +57,7 @@ _PASSED = (
     "inference_geo",
     "speed",
 )
-"""Fields that are the same in both APIs, or that only a caller who means Messages sends."""
+"""Fields that are equal in both APIs, or that only callers of Messages send."""
 
 _NEUTRAL = {
     "n": (b"1", b"null"),
@@ -71,7 +71,7 @@ _NEUTRAL = {
     "function_call": (b'"none"', b"null"),
     "web_search_options": (b"null",),
 }
-"""Fields that Messages has nothing for, and the values at which they ask for nothing."""
+"""Fields without an equivalent in Messages, and the values that have no effect."""
 
 
 class ChatToMessages:

@@ -31,13 +31,13 @@ _FINISH_REASONS = {
     "refusal": "content_filter",
 }
 ABORTED = frozenset({"abort", "error"})
-"""Finish reasons by which engines say that the answer was aborted."""
+"""Engines' finish reasons of aborted answers."""
 
 INVALID_JSON = "INVALID_JSON"
-"""The only key of a tool's input that holds text which is no JSON object: the vendor's own advice for such text."""
+"""Only key of a tool's input whose text is not a JSON object, as the vendor recommends."""
 
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
-"""Chat's reasoning efforts as Messages has them."""
+"""Reasoning efforts of chat completions, mapped to those of Messages."""
 
 
 def message_id(chat_id: str) -> str:

@@ -77,11 +77,11 @@ _DROPPED = frozenset(
         "workspace_id",
     }
 )
-"""Fields that mean something to Anthropic's own service alone, and whose lack changes no answer's meaning."""
+"""Fields for Anthropic's own service only; dropping them does not change the meaning of an answer."""
 
 
 _NO_THREADS = "No thread of messages is held for this model: send the whole conversation, without `thread`."
-"""The vendor's client does so by itself when it reads the code that goes with this."""
+"""The vendor's client does this automatically when it receives the code of this error."""
 
 
 class MessagesToChat:

@@ -16,8 +16,8 @@ from fulmen_llm_proxy.translation.message_shapes import Block, Source, Turn
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning"})
-"""Fields in which OpenAI-compatible servers return reasoning. A thinking block made of it is signed with the field's name,
-by which it finds its way back; the signatures of Anthropic's own models mean nothing to other servers."""
+"""Fields in which OpenAI-compatible servers return reasoning. The field's name becomes the signature of the thinking
+block, so that the block can be returned in the same field. Other servers ignore signatures of Anthropic's models."""
 
 TOOL_FAILED = "Error: "
 """Prefix of a failed tool's result, for which chat messages have no field."""

@@ -15,7 +15,7 @@ TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
     (ApiName.MESSAGES, ApiName.CHAT): MessagesToChat,
     (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
 }
-"""By the caller's API and the backend's."""
+"""Translators by the caller's and the backend's API."""
 
 
 def translation_path(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
