@@ -1,9 +1,10 @@
 """The policy of a run: trained here, published as versions, served by the engine.
 
-Publishing goes: save the weights, whole or as what changed; publish the resource version, whose number is the policy
-version; swap the engine's weights, which it reads and checks before it pauses; promote the version at the proxy. A crash before the resource leaves a folder that is pruned later; a crash
-after it leaves a version that is never served, and the run resumes from its checkpoint with the next number. A proxy
-without the new version mislabels nothing: the engine itself reports which version sampled each token.
+Steps of a publication: save the weights, complete or as a delta; publish the resource version, whose number is the
+policy version; swap the engine's weights, which it reads and checks before it pauses; promote the version at the proxy.
+A crash before the resource leaves a folder that is pruned later; a crash after it leaves a version that is never
+served, and the run resumes from its checkpoint with the next number. A proxy without the new version mislabels nothing:
+the engine itself reports which version sampled each token.
 """
 
 import json
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BEST = "best"
-"""Alias of the version that did best in a validation."""
+"""Alias of the version with the best validation result."""
 FULL_WEIGHTS = FullWeights()
 
 
@@ -58,12 +59,12 @@ class PublishSettings:
 
 
 class Policy:
-    """The policy as an algorithm sees it.
+    """The interface of the policy for algorithms.
 
     Attributes:
-        publish_metrics: Cost of the last publication: `publish_seconds`, `publish_bytes` that the engine had to read,
-            `publish_bytes_full` that all weights would have been, `publish_pause_ms` during which it sampled nothing,
-            and `delta_changed_share` of the weights if a delta was written.
+        publish_metrics: Cost of the last publication: `publish_seconds`, `publish_bytes` read by the engine,
+            `publish_bytes_full` of the complete weights, `publish_pause_ms` without sampling, and, for a delta,
+            `delta_changed_share` of the weights.
     """
 
     def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:
@@ -104,17 +105,17 @@ class Policy:
         return self._recorder.progress.policy_version
 
     def step_of(self, version: int) -> int | None:
-        """Returns the step after which this run published a version; None for a version of another run."""
+        """Returns the step of a version of this run; None for a version of another run."""
         record = self._versions.records.get(version)
         return None if record is None else record.step
 
     async def train(
         self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
     ) -> list[StepResult]:
-        """Takes the optimiser steps of one training step; never stopped in the middle.
+        """Takes the optimiser steps of one training step; not interruptible.
 
         Raises:
-            RunFailed: if a row is of a role that has no adapter.
+            RunFailed: if a row's role has no adapter.
         """
         self._check_roles(rows)
         results = await self._trainer.train(
@@ -124,11 +125,11 @@ class Policy:
         return results
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-        """Computes the log-probability of each token that trains under the frozen first weights; 0.0 for the others."""
+        """Computes each trained token's log-probability under the reference policy; 0.0 for other tokens."""
         return await self._trainer.reference_logprobs(rows, settings=settings)
 
     async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
-        """Computes the mean cross-entropy of the tokens that would train, of the present weights; nothing changes."""
+        """Computes the mean cross-entropy of the trained tokens under the present weights, without training."""
         found = await self._trainer.logprobs(rows, settings=settings)
         pairs = zip((t for row in rows for t in row.loss_mask), (p for row in found for p in row), strict=True)
         chosen = [logprob for trains, logprob in pairs if trains]
@@ -138,7 +139,7 @@ class Policy:
         """Takes one supervised step.
 
         Raises:
-            RunFailed: if a row is of a role that has no adapter.
+            RunFailed: if a row's role has no adapter.
         """
         self._check_roles(rows)
         step, calls = self._recorder.progress.step, self._supervised[1]
@@ -150,7 +151,7 @@ class Policy:
         return result
 
     def _tell_exchanges(self, results: Sequence[StepResult]) -> None:
-        """Accounts the time of exchanges separately from training, and emits their events as notices."""
+        """Records the time of exchanges separately from training, and emits their events as notices."""
         seconds = sum(result.exchange_s for result in results)
         if seconds:
             self._recorder.spend("exchange", seconds)
@@ -159,13 +160,13 @@ class Policy:
             self._notify("info", f"exchange: {text}")
 
     def _placed(self, settings: StepSettings) -> StepSettings:
-        """Adds the position of the step in the run; the learning rate depends on it, whatever was skipped before."""
+        """Adds the step's position in the run, which determines the learning rate even after skipped steps."""
         progress, steps, per_step = self._recorder.progress, self._recorder.steps, self._per_step
         metric = progress.rewards[-1] if progress.rewards else None
         return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
 
     async def publish(self) -> int:
-        """Publishes the present weights, unless they are published, and swaps them in if the policy is served.
+        """Publishes the present weights if necessary, and swaps them in if the policy is served.
 
         Returns:
             The policy version.
@@ -202,7 +203,7 @@ class Policy:
         record = self._versions.records[version]
         published = self._versions.published(version)
         if record.kind is WeightsKind.DELTA or not record.path.exists():
-            # An engine begins with whole weights. The checkpoint's are the same ones, whatever was pruned or lost.
+            # An engine starts with complete weights; the checkpoint has the same ones, whatever was pruned.
             saved = await self._versions.write(record.step, whole=True)
             published = replace(
                 published, kind=saved.kind, path=saved.path, sha256=saved.sha256, base_version=0, base_sha256=""
@@ -213,12 +214,12 @@ class Policy:
         self._served = True
 
     async def rollback(self, version: int) -> PublishedPolicy:
-        """Publishes the weights of an older version as a new version that names the one it equals, and swaps them in.
+        """Republishes the weights of an older version as a new version that names the older one, and swaps them in.
 
-        The trained weights are unchanged: the next step publishes them again.
+        The trained weights do not change: the next step publishes them again.
 
         Raises:
-            RunFailed: if the weights of the version are gone.
+            RunFailed: if the weights of the version are missing.
             Interrupted: if the run was asked to stop.
         """
         record = self._versions.records.get(version)
@@ -240,11 +241,11 @@ class Policy:
         return published
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens the served policy has sampled so far."""
+        """Returns the number of tokens sampled from the served policy."""
         return await self._serving.sampled_tokens()
 
     async def mark_best(self) -> None:
-        """Protects the weights of the present version from pruning, and points the alias `best` to it."""
+        """Protects the present version from pruning and moves the alias `best` to it."""
         self._best = self.version
         self._best_path = str(self._versions.records[self.version].path)
         note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
@@ -252,11 +253,11 @@ class Policy:
         await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best))
 
     def check_model(self, role: str, model: str) -> None:
-        """Checks that a role asked for the model that its rows train.
+        """Checks that a role called the model that its rows train.
 
         Raises:
-            RunFailed: if it asked for that of another role, or for the one without adapters; its rows would train an
-                adapter that did not sample them.
+            RunFailed: if it called another role's model or the one without adapters; its rows would train an adapter
+                that did not sample them.
         """
         name = self._run.policy.name
         own, others = f"{name}.{role}", {name, *(f"{name}.{each}" for each in self._roles)}
@@ -283,11 +284,11 @@ class Policy:
 
         Args:
             saved: The weights.
-            step: Of this run, after which the weights were as they are.
-            equals: Version of which they are the weights, if they are published again.
+            step: Step of this run after which the weights were written.
+            equals: Version with the same weights, if they are republished.
         """
         parent, branch = self._parent(), self._recorder.progress.branch
-        # The same weights after a crash are the same version; other weights never are.
+        # The same weights after a crash get the same version; other weights never do.
         request_id = in_branch(f"{self._run.run_id}/{step}/{saved.sha256[:32]}", branch)
         description = {**self._versions.describe(saved), "run": self._run.name, "step": step, "parent": parent}
         if saved.base:
@@ -308,11 +309,11 @@ class Policy:
         return self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
 
     def _parent(self) -> str:
-        """Names the version that the present weights descend from; after a rollback, the one that is published again."""
+        """Returns the name of the present weights' parent version; after a rollback, of the republished version."""
         progress = self._recorder.progress
         version = progress.parent_version
         if not version:
-            # The run was rolled back to its first checkpoint, which is older than its first version.
+            # The run was rolled back to its first checkpoint, which precedes its first version.
             version = min((v for v in self._versions.records if self.step_of(v) == progress.step), default=0)
         return self._versions.records[version].name if version else ""
 

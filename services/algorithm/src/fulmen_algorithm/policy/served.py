@@ -1,4 +1,4 @@
-"""The served versions, kept across restarts of the service."""
+"""The served versions, persisted across restarts of the service."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fulmen_algorithm.runs.ports import PublishedPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """A policy version that answers under its policy's name.
+    """A policy version served under its policy's name.
 
     Attributes:
         policy: The version.

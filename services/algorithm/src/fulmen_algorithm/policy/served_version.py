@@ -1,4 +1,4 @@
-"""A published policy version that a run serves as it is: it evaluates it, or its agents use it; nothing trains it."""
+"""A published policy version served by a run that evaluates or uses it without training it."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ REMEMBERED = "served_version"
 
 
 class ServedVersion:
-    """The policy named by a run of an algorithm that trains no weights."""
+    """The policy version named by a run that trains no weights."""
 
     def __init__(self, *, published: PublishedPolicy, serving: Serving, control: RunControl, notify: Notify) -> None:
         self.published = published
@@ -40,18 +40,18 @@ class ServedVersion:
         await self._control.unless_stopped(self._serving.serve(self.published, fields, self._notify))
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens the served policy has sampled so far."""
+        """Returns the number of tokens sampled from the served policy."""
         return await self._serving.sampled_tokens()
 
 
 async def served_version(services: RunServices) -> ServedVersion | None:
-    """Finds the version that a run names; the newest is the one that was the newest when the run began.
+    """Finds the version named by a run; `newest` is resolved when the run begins.
 
     Returns:
         None if the run names no policy.
 
     Raises:
-        RunFailed: if the version does not exist, or its weights are gone.
+        RunFailed: if the version or its weights are missing.
         Interrupted: if the run was asked to stop.
     """
     run, control, recorder = services.run, services.control, services.recorder

@@ -17,11 +17,11 @@ LONGEST_CHAIN = 1001
 
 
 async def stored_policy(content: Content, *, resources: ResourceStore, storage: RunStorage) -> PublishedPolicy:
-    """Returns a version that can be served or begun with; a delta is rebuilt into a folder of `storage` when needed.
+    """Returns a version to serve or to start from; a delta is rebuilt into a folder of `storage` when needed.
 
     Raises:
-        RunFailed: if its weights are gone.
-        ResourceNotFound: if it needs a version that is gone.
+        RunFailed: if its weights are missing.
+        ResourceNotFound: if it depends on a missing version.
     """
     description = _read(content)
     path, kind = Path(str(description["path"])), WeightsKind(description.get("kind", "full"))

@@ -29,13 +29,13 @@ class TrainerSetup:
         optimizer: Optimiser and schedule.
         seed: Seed of everything random in the trainer.
         compute: One process or a group of ranks, and the precision.
-        reference_dir: Frozen reference policy of a KL penalty; None without a penalty.
-        critic: How a critic makes the advantages; None where the rows have them.
-        lora: Fresh adapters are trained beside the weights in `model_dir`; None: the weights themselves.
-        exchange: How the ranks of `compute` exchange gradients; None: as they are.
-        training_run: Whose trainer it is, `trainingRuns/{id}`.
-        project: Of the run, `projects/{id}`.
-        server_access: To servers of shards; None where the exchange has none.
+        reference_dir: Folder of the reference policy; None without a KL penalty.
+        critic: Critic that computes the advantages; None if the rows have them.
+        lora: Adapters to train on top of `model_dir`; None to train the weights themselves.
+        exchange: How the ranks exchange gradients; None for plain sums.
+        training_run: The run, `trainingRuns/{id}`.
+        project: The run's project, `projects/{id}`.
+        server_access: Access to the shards; None if the exchange has no shards.
     """
 
     model_dir: Path
@@ -52,10 +52,10 @@ class TrainerSetup:
 
 
 class Trainer(Protocol):
-    """The weights of one run and their optimiser. One call at a time; a call is never stopped in the middle.
+    """The weights of one run and their optimiser. One call at a time; calls are not interruptible.
 
-    Every call raises `TrainerLost` if what trains has ended or does not answer: all that it held is lost then, and the
-    run resumes with another trainer from its newest checkpoint.
+    Every call raises `TrainerLost` if the trainer has exited or does not answer. Its state is then lost, and the run
+    resumes from its newest checkpoint with a new trainer.
     """
 
     @property
@@ -71,13 +71,13 @@ class Trainer(Protocol):
         """Takes one supervised step; see `training.step.sft_step`."""
 
     async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-        """Computes the log-probability of each token that trains, 0.0 for the others; see `training.step.logprobs_of`."""
+        """Computes each trained token's log-probability, 0.0 for other tokens; see `training.step.logprobs_of`."""
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-        """Computes the same under the frozen reference; only where the setup named one."""
+        """Computes the same under the reference policy; requires `reference_dir`."""
 
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
-        """Writes the present weights for engines: whole, as what changed, or their adapters; see `WeightsOrder`."""
+        """Writes the present weights for engines: complete, as a delta, or as adapters; see `WeightsOrder`."""
 
     async def write_state(self, folder: Path) -> None:
         """Writes the complete training state, including the model folder `model`."""
@@ -86,7 +86,7 @@ class Trainer(Protocol):
         """Restores the state written by `write_state`, bit for bit."""
 
     async def close(self) -> None:
-        """Releases all resources; the trainer is not used afterwards."""
+        """Releases all resources; the trainer cannot be used afterwards."""
 
 
 OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]

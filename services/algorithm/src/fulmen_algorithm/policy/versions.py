@@ -1,8 +1,8 @@
-"""The versions of a run's policy on this machine: what each is made of, how the next is written, how one is got back.
+"""The versions of a run's policy on this machine: their folders, how the next is written, how one is rebuilt.
 
-A version is a complete folder, adapters, or a delta against the version before. Invariant: of every version that is kept
-its whole chain is kept, back to a complete folder; and weights rebuilt from a chain have the checksum of the version,
-or it is not used.
+A version is a complete folder, adapters, or a delta against the version before. Invariant: every version that is kept
+has its whole chain, back to a complete folder; and weights rebuilt from a chain are used only if they have the
+checksum of the version.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from fulmen_algorithm.weights.publishing import WeightsOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One version, as `versions.jsonl` has it.
+    """One version as recorded in `versions.jsonl`.
 
     Attributes:
         version: Its number.
         name: `resources/policy.{policy}/versions/{n}`.
-        step: Training step of the run after which its weights were as they are.
+        step: Training step of the run after which the weights were written.
         path: Folder with the weights.
         kind: Content of the folder.
-        sha256: Of the weights in the dtype in which they are served; empty in records of earlier releases.
-        base: delta: version that it applies to; 0 for others.
+        sha256: Of the weights in the served dtype; empty in records of earlier releases.
+        base: delta: the version it applies to; 0 for others.
         adapters: lora: names of the adapters.
     """
 
@@ -45,7 +45,7 @@ class VersionRecord:
 
     @classmethod
     def read(cls, record: Mapping[str, object]) -> "VersionRecord":
-        """Reads a line of `versions.jsonl`."""
+        """Parses a line of `versions.jsonl`."""
         names = record.get("adapters", ())
         return cls(
             version=int(str(record["version"])),
@@ -59,7 +59,7 @@ class VersionRecord:
         )
 
     def line(self) -> dict[str, object]:
-        """Returns a line of `versions.jsonl`."""
+        """Formats a line of `versions.jsonl`."""
         line: dict[str, object] = {"version": self.version, "name": self.name, "step": self.step}
         line |= {"path": str(self.path), "kind": self.kind.value, "sha256": self.sha256}
         if self.base:
@@ -79,7 +79,7 @@ class Versions:
         lora: LoraSettings | None = None,
         base_model: Path | None = None,
     ) -> None:
-        """`base_model` is the folder that adapters were trained on."""
+        """`base_model` is the folder on which adapters were trained."""
         self._storage = storage
         self._trainer = trainer
         self._weights = weights
@@ -92,11 +92,11 @@ class Versions:
         self.records = {record.version: record for record in map(VersionRecord.read, storage.versions())}
 
     async def write(self, step: int, *, whole: bool = False) -> SavedModel:
-        """Writes the present weights, as a delta against the served version where there is one and it is small enough.
+        """Writes the present weights, as a delta against the served version if possible and small enough.
 
         Args:
-            step: Of which they are.
-            whole: It should need no other version, since it is the last, or an engine begins with it.
+            step: Step of the weights.
+            whole: Whether to write complete weights: for the last version, or for a new engine.
         """
         delta = self._weights if isinstance(self._weights, DeltaWeights) and self._lora is None else None
         base = self._base if delta is not None and not whole else None
@@ -150,7 +150,7 @@ class Versions:
 
     @contextmanager
     def publishing(self, version: int) -> Iterator[None]:
-        """Marks a version as being published: within the context, its weights can be rewritten from the trainer."""
+        """Marks a version as being published; within the context, the trainer can write its weights again."""
         self._at_hand = version
         try:
             yield
@@ -162,10 +162,10 @@ class Versions:
         self._base = self.records[version] if self.records[version].sha256 else None
 
     def chain(self, version: int) -> list[VersionRecord]:
-        """Lists the folders that a version is rebuilt from: a complete folder first, then deltas in order.
+        """Lists the folders from which a version is rebuilt: a complete folder, then deltas in order.
 
         Raises:
-            RunFailed: if the version, or one that it depends on, is unknown.
+            RunFailed: if the version or a dependency is unknown.
         """
         links: list[VersionRecord] = []
         number = version
@@ -178,7 +178,7 @@ class Versions:
         return links[::-1]
 
     def published(self, version: int) -> PublishedPolicy:
-        """Returns a version as engines need it.
+        """Returns a version for engines.
 
         Raises:
             RunFailed: if the version is unknown.
@@ -202,7 +202,7 @@ class Versions:
         """Returns a complete folder of a version, rebuilt from its chain and verified if necessary.
 
         Raises:
-            RunFailed: if a dependency is gone or damaged, or the version consists of adapters.
+            RunFailed: if a dependency is missing or damaged, or the version consists of adapters.
         """
         links = self.chain(version)
         if links[0].kind is WeightsKind.LORA:
@@ -215,7 +215,7 @@ class Versions:
                 except RunFailed:
                     if version != self._at_hand:
                         raise
-                    # While it is published the trainer has it still.
+                    # While it is being published, the trainer still has its weights.
                     self._rebuilt[version] = (await self.write(links[-1].step, whole=True)).path
             return self._rebuilt[version]
         if not links[0].path.exists():
@@ -223,9 +223,9 @@ class Versions:
         return links[0].path
 
     async def prune(self, keep: Iterable[int], *, also: Iterable[Path] = ()) -> None:
-        """Removes every folder but those of some versions, and of what these are put together from."""
+        """Removes all folders except those of the kept versions, their chains, and `also`."""
         kept = [version for version in keep if version in self.records]
-        # A folder that is being put together for an engine is known when it is complete, and not before.
+        # A folder being rebuilt for an engine is registered only when complete.
         async with self._rebuilding:
             paths = {link.path for version in kept for link in self.chain(version)}
             paths |= {self._rebuilt[version] for version in kept if version in self._rebuilt}

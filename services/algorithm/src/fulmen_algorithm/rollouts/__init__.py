@@ -1,1 +1,1 @@
-"""A run's rollouts: groups that are submitted, finished, admitted and read. No wire, no database."""
+"""A run's rollouts: admission, submission, completion and trajectories. No wire, no database."""

@@ -1,4 +1,4 @@
-"""How many groups may be under way: never so many that a row could be older than the staleness limit allows.
+"""Admission: limits the groups in flight to bound the staleness of rows.
 
 Source: the admission rule of AReaL (arXiv:2505.24298), eq. 3: accepted + running <= (eta + version + 1) * B.
 """
@@ -9,13 +9,13 @@ def groups_admitted(
 ) -> int:
     """Computes how many more groups may be submitted now.
 
-    Every step that is done counts as B accepted groups, also one that found fewer; a dropped group is neither accepted
-    nor running, and so is refilled. A run never asks for more than its steps can use.
+    Every completed step counts as B accepted groups, even if it had fewer. A dropped group is neither accepted nor
+    running, and so is refilled. A run never requests more groups than its steps can use.
 
     Args:
-        running: Groups submitted and not dealt with yet, finished ones that wait included.
-        kept: Groups accepted for the step that is being collected.
-        version: Training steps done, which is the run's own count of policy versions.
+        running: Groups submitted but not consumed, including finished ones that wait.
+        kept: Groups accepted for the step being collected.
+        version: Training steps done; the run's own count of policy versions.
         groups_per_step: B, groups of one training step, at least 1.
         max_staleness: eta, training steps that a group may lag; 0 is fully synchronous.
         steps: Training steps of the whole run.
@@ -29,14 +29,14 @@ def groups_admitted(
 
 
 def groups_settled(*, kept: int, seen: int, groups_per_step: int, max_groups: int) -> int:
-    """Computes for how many of its groups a step needs no other: kept, or dropped with no look left for a refill.
+    """Computes how many of a step's groups need no refill: kept, or dropped with no room to consider a refill.
 
-    A refill that its own step cannot look at would wait behind the groups of later steps, and grow too old there.
+    A refill that its own step cannot consider would wait behind the groups of later steps and become too stale.
 
     Args:
         kept: Groups accepted for the step.
-        seen: Groups that the step has looked at, of those that count.
+        seen: Groups considered by the step, of those that count.
         groups_per_step: B.
-        max_groups: Groups that a step looks at, at most; no less than B.
+        max_groups: Maximum number of groups considered by a step; at least B.
     """
     return max(kept, groups_per_step - (max_groups - seen))

@@ -1,4 +1,4 @@
-"""The run's rollouts: submitted by index, delivered whole and once, whatever crashed in between."""
+"""The run's rollouts: submitted by index, and delivered as whole groups exactly once despite crashes."""
 
 import asyncio
 from collections import deque
@@ -23,7 +23,7 @@ from fulmen_algorithm.runs.ports import RolloutQueue
 from fulmen_algorithm.runs.progress import Progress, Submissions
 
 VALIDATION_PRIORITY = 10
-"""Validation goes before training, because the trainer waits for it."""
+"""Validation precedes training, because the trainer waits for it."""
 
 
 class Rollouts:
@@ -48,7 +48,7 @@ class Rollouts:
 
     @property
     def submitted(self) -> int:
-        """Training groups that the store knows."""
+        """Number of training groups at the store."""
         return self._submissions.count
 
     @property
@@ -69,13 +69,13 @@ class Rollouts:
         self._submissions.done(index)
 
     async def finished(self) -> AsyncIterator[FinishedGroup]:
-        """Yields finished training groups in the order of the feed, for ever."""
+        """Yields finished training groups in feed order, indefinitely."""
         while True:
             for group in await self.poll(limit=1):
                 yield group
 
     async def poll(self, *, limit: int) -> list[FinishedGroup]:
-        """Waits for at least one finished training group and returns up to `limit` of them, in the order of the feed.
+        """Waits for at least one finished training group and returns up to `limit` of them, in feed order.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -86,7 +86,7 @@ class Rollouts:
         return [self._train.popleft() for _ in range(min(limit, len(self._train)))]
 
     async def validate(self, tasks: Sequence[bytes], *, version: int) -> list[FinishedGroup]:
-        """Runs every task once in validation mode and returns the finished groups in the order of the tasks.
+        """Runs every task once in validation mode and returns the finished groups in task order.
 
         Raises:
             Interrupted: if the run was asked to stop; a repeated call with the same version resumes.
@@ -99,7 +99,7 @@ class Rollouts:
         return await self.run_groups(groups)
 
     async def run_groups(self, groups: Sequence[GroupSpec]) -> list[FinishedGroup]:
-        """Runs groups that are no training groups, and returns them finished, in the order in which they are given.
+        """Runs groups other than training groups and returns them finished, in the given order.
 
         Raises:
             Interrupted: if the run was asked to stop; a repeated call with the same groups resumes.
@@ -108,12 +108,12 @@ class Rollouts:
         return [finished[group.group_id] for group in groups]
 
     async def stream(self, groups: Sequence[GroupSpec]) -> AsyncIterator[FinishedGroup]:
-        """Yields the same groups as `run_groups`, each as soon as it has finished.
+        """Yields the groups of `run_groups`, each as soon as it has finished.
 
-        Each group is yielded once; after a restart, call again with the groups that are still needed.
+        Each group is yielded once; after a restart, call it again with the remaining groups.
 
         Raises:
-            ValueError: if one of them has the id of a training group.
+            ValueError: if a group has the id of a training group.
             Interrupted: if the run was asked to stop.
         """
         if trains := [g.group_id for g in groups if g.group_id.startswith(TRAIN_PREFIX)]:
@@ -138,9 +138,9 @@ class Rollouts:
         return {attempts[attempt]: trajectory for attempt, trajectory in found.items()}
 
     async def of_run(self, training_run: str) -> list[FinishedGroup]:
-        """Reads the training groups of another run that have finished, those of all its branches, in their order.
+        """Reads the finished training groups of another run, of all its branches, in order.
 
-        Their ids are those under which the store knows them.
+        Their ids are those at the store.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -149,7 +149,7 @@ class Rollouts:
         return [group for group in found if stored_train_index(group.group_id) is not None]
 
     async def follow(self, progress: Progress) -> None:
-        """Follows the feed from the progress' cursor, until cancelled; an error ends it and is raised to the taker."""
+        """Follows the feed from the progress' cursor until cancelled; an error is raised to the consumer."""
         try:
             async for group in self._queue.watch(progress.cursor):
                 plain_id = of_branch(group.group_id, self._branch)

@@ -1,7 +1,7 @@
-"""Groups of rollouts on their way out to the store and back.
+"""Groups of rollouts, as submitted and as finished, and their ids.
 
 Invariant: the id of a training group is its index, that of any other group names its purpose (a validation group the
-policy version); so whatever comes back is recognised, also by a service that was restarted.
+policy version); so finished groups are recognised even after a restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ VALIDATION_PREFIX = "validation/"
 BRANCH_PREFIX = "branch-"
 """After a rollback, a run submits groups under new ids, so that groups of the abandoned branch are ignored."""
 INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
-"""Failures that say nothing about the agent."""
+"""Failures that are not the agent's."""
 
 
 class Mode(StrEnum):
@@ -36,8 +36,8 @@ class GroupSpec:
         size: Number of rollouts.
         mode: Train, validation or test.
         priority: Higher goes first; -100 to 100.
-        resource_versions: Pinned versions that these rollouts get, by the name under which the agent asks for them,
-            beside those of the run and in their place.
+        resource_versions: Pinned versions for these rollouts, by the agent's name for them; they
+            add to the run's and override them.
     """
 
     group_id: str
@@ -54,11 +54,11 @@ class FinishedRollout:
 
     Attributes:
         name: `projects/{project}/rollouts/{uuid}`.
-        attempt: Name of the attempt that decided the state; empty if none did.
-        succeeded: Whether the agent ended well.
-        reward: Final reward, unitless; None if missing, which is never treated as zero.
-        rewards: All rewards by dimension, step and span; empty if the final reward is the only one.
-        failure: Why it did not succeed; empty if it did.
+        attempt: Name of the deciding attempt; empty if none.
+        succeeded: Whether the agent succeeded.
+        reward: Final reward, unitless; None if missing, never treated as zero.
+        rewards: All rewards by dimension, step and span; empty if there is only the final reward.
+        failure: Reason of the failure; empty on success.
         output: Text of the agent's result, for display.
     """
 
@@ -88,9 +88,9 @@ class FinishedGroup:
     """A group whose members are all final.
 
     Attributes:
-        group_id: As it was submitted.
+        group_id: Id as submitted.
         rollouts: All members, by name.
-        cursor: Continues the feed after this group.
+        cursor: Feed position after this group.
     """
 
     group_id: str
@@ -122,7 +122,7 @@ def train_index(group_id: str) -> int | None:
 
 
 def in_branch(group_id: str, branch: int) -> str:
-    """Formats the id under which the store knows a group of a branch; that of the first branch is the plain one."""
+    """Formats the id of a branch's group at the store; in the first branch it is the plain id."""
     return f"{BRANCH_PREFIX}{branch}/{group_id}" if branch else group_id
 
 
@@ -149,11 +149,11 @@ def validation_group_id(version: int, index: int) -> str:
 
 
 def rewards_of(group: FinishedGroup) -> Mapping[str, float]:
-    """Returns the rewards of the members that have one, by rollout name; failed members are left out."""
+    """Returns the rewards by rollout name, without failed members and those without a reward."""
     return {r.name: r.reward for r in group.rollouts if r.succeeded and r.reward is not None}
 
 
 def failed_one(groups: Iterable[FinishedGroup]) -> str:
-    """Returns a hint for the end of a message: the command that shows a failed rollout; empty if none failed."""
+    """Returns a hint to append to a message: the command to show a failed rollout; empty if none failed."""
     name = next((rollout.name for group in groups for rollout in group.rollouts if rollout.failure), "")
     return f" See why: `fulmen rollout show {name}`." if name else ""

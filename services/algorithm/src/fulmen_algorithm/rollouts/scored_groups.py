@@ -1,4 +1,4 @@
-"""Groups of rollouts that are stored already, under the scores of another grader: which of them can be trained on."""
+"""Groups of stored rollouts with scores of another grader, filtered to those that can be trained on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MIN_MEMBERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroups:
-    """Groups that can be trained on, and how many cannot.
+    """Groups that can be trained on, and the number of those that cannot.
 
     Attributes:
         groups: The scored members of each, in order of the groups' first members.
@@ -49,7 +49,7 @@ def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | No
 
 
 def scored_groups(rollouts: Sequence[RolloutScore]) -> ScoredGroups:
-    """Sorts rollouts by run and group; rollouts of no group, or without a reward, train nothing."""
+    """Sorts rollouts by run and group; rollouts without a group or reward are left out."""
     members: dict[tuple[str, str], list[FinishedRollout]] = {}
     for each in rollouts:
         if not each.group:

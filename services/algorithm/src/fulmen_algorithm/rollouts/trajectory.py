@@ -1,4 +1,4 @@
-"""The tokens, log-probabilities and calls of one rollout, before it has an advantage."""
+"""The tokens, log-probabilities and calls of one rollout, before advantages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ class TokenCall:
 
     Attributes:
         start: Position of its first sampled token in `token_ids`.
-        end: One past its last.
-        unit: Number of the agent step that it belongs to, from 0, over all sequences of the rollout.
+        end: One past its last sampled token.
+        unit: Index of its agent step, from 0, over all sequences of the rollout.
     """
 
     start: int
@@ -24,7 +24,7 @@ class TokenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRule:
-    """How the rewards of a rollout's steps become credit: as `fulmen.trajectories.CreditSettings`."""
+    """How step rewards become credit; see `fulmen.trajectories.CreditSettings`."""
 
     option: str
     gamma: float | None = None
@@ -36,8 +36,8 @@ class CallCredits:
     """Credit assigned to the steps of a rollout.
 
     Attributes:
-        credits: One number for each call of each sequence; 0.0 where no reward applies.
-        rewards: R(u), what each unit itself earned; the final reward in the last.
+        credits: One number per call of each sequence; 0.0 where no reward applies.
+        rewards: R(u), the reward of each unit; the last one includes the final reward.
     """
 
     credits: tuple[tuple[float, ...], ...]
@@ -56,11 +56,11 @@ class TokenSequence:
         token_ids: Prompt, completions and observations in order.
         loss_mask: True where the policy sampled the token.
         logprobs: Natural log-probabilities of the sampling distribution; 0.0 where the mask is false.
-        policy_versions: Policy version that sampled the token; 0 where the mask is false or it is not known.
-        role: Name of the agent that called; empty for the only one.
-        policy: The policy that sampled it; empty if that is not known.
-        model: The model name that the agent asked for; empty if that is not known.
-        calls: The model calls in order; they cover exactly the sampled tokens. Empty if they are not known.
+        policy_versions: Policy version that sampled the token; 0 where the mask is false or the version is unknown.
+        role: Name of the calling agent; empty if there is only one.
+        policy: The policy that sampled it; empty if unknown.
+        model: The model name used by the agent; empty if unknown.
+        calls: The model calls in order; they cover exactly the sampled tokens. Empty if unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -84,11 +84,11 @@ class RolloutTrajectory:
     Attributes:
         sequences: One or more; empty if no call was captured.
         truncated: Whether a call ended at its token limit.
-        unusable: Why the rollout cannot be trained on; empty if it can.
-        prompt_text: The last user message of the first call, for a person.
-        answer_text: The answer of the last call, for a person.
-        conversations: The messages of each sequence, its answers included, and the tools that were offered.
-        credit_of: Gives credit by step; None if the calls are not known.
+        unusable: Reason why the rollout cannot be trained on; empty if it can.
+        prompt_text: The last user message of the first call, for display.
+        answer_text: The answer of the last call, for display.
+        conversations: The messages of each sequence, answers included, and the offered tools.
+        credit_of: Assigns credit by step; None if the calls are unknown.
     """
 
     sequences: tuple[TokenSequence, ...]

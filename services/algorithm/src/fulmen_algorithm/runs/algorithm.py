@@ -34,11 +34,11 @@ class RolloutLimits:
 
 
 PROMPT = "prompt"
-"""The input that is handed to the rollouts of every run that names it."""
+"""The input that is passed to all rollouts of a run."""
 
 
 class RunSettings(Strict):
-    """Settings of a run, whatever it does.
+    """Settings that all runs have.
 
     Attributes:
         steps: Steps of the run.
@@ -59,12 +59,12 @@ class RunSettings(Strict):
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Addresses outside of Fulmen that the run asks, by the setting that has them as its `base_url`."""
+        """External addresses that the run calls, by the setting whose `base_url` they are."""
         return {}
 
     @property
     def exchange_targets(self) -> tuple[str, ...]:
-        """Addresses of services through which the run's ranks exchange gradients."""
+        """Addresses of exchange servers that the run's ranks use."""
         return ()
 
 
@@ -195,7 +195,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
         )
         found.append(f"exchange: needs parallel.kind ddp: {because}")
     if settings.lora is not None and exchange.has_residual:
-        # It would move adapters of roles that the step has no rows of.
+        # It would change adapters of roles without rows in the step.
         found.append(f"exchange: {exchange.name} keeps a residual of each step, which does not work with lora")
     every_step = exchange.outer.kind == "every_step"
     if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
@@ -212,7 +212,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 
 class Algorithm(Protocol):
-    """One way to train. Everything that must survive a crash is in the context's progress, not in the object."""
+    """A training algorithm. State that must survive a crash is in the context's progress, not in the object."""
 
     async def run(self, ctx: RunContext) -> None:
         """Runs from `ctx.progress` to the end.
@@ -225,7 +225,7 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry(Generic[Settings]):
-    """An algorithm as the registry knows it.
+    """The registry's entry of an algorithm.
 
     Attributes:
         name: Name in the settings of a run; 1 to 63 of [a-z0-9_], beginning with a letter.
@@ -260,7 +260,7 @@ class AlgorithmEntry(Generic[Settings]):
 
 @lru_cache(maxsize=4)
 def permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Returns the order of `count` items in an epoch: a function of its arguments, so that nothing need be kept."""
+    """Returns the order of `count` items in an epoch: a pure function of its arguments."""
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return tuple(order)

@@ -1,7 +1,7 @@
-"""Monitors the rewards of a run, which is rolled back to its best checkpoint if they fall far below their best.
+"""Monitors a run's rewards and rolls it back to its best checkpoint if they fall far below their best.
 
 Averages over `window` steps are compared, so that one bad step has no effect. The threshold is in units of the reward,
-which only the author of the grader knows; so nothing is monitored unless a run asks for it.
+which only the grader's author knows; so monitoring is off by default.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.strict import Strict
 
 REWARD = "reward_mean"
-"""The metric that is watched."""
+"""The monitored metric."""
 
 
 class NoCollapse(Strict):
@@ -24,7 +24,7 @@ class NoCollapse(Strict):
 
     Attributes:
         kind: `none`.
-        window: Steps over which the reward that is shown for a checkpoint is averaged.
+        window: Steps over which a checkpoint's displayed reward is averaged.
     """
 
     kind: Literal["none"] = "none"
@@ -51,7 +51,7 @@ CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminato
 
 
 class RewardCollapsed(Exception):
-    """Ends the execution of a run that resumes from an earlier checkpoint; the text is shown to users."""
+    """Raised when a run must resume from an earlier checkpoint; the text is shown to users."""
 
     def __init__(self, message: str, *, sequence: int, step: int) -> None:
         super().__init__(message)

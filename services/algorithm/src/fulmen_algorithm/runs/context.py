@@ -1,4 +1,4 @@
-"""The services that an algorithm works with."""
+"""The context of an algorithm: everything that it uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class RunInputs:
         validation_tasks: One JSON document each.
         test_tasks: One JSON document each.
         demonstrations: Conversations to learn from.
-        validation_demonstrations: Conversations that are not learned from.
+        validation_demonstrations: Held-out conversations.
         scored: Stored groups with their scores; None if the run names no scores.
-        prompt: The prompt that the run's rollouts get; None if it names none.
+        prompt: The prompt passed to the run's rollouts; None if the run names no prompt.
     """
 
     train_tasks: Sequence[bytes] = ()
@@ -40,14 +40,14 @@ class RunInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """The parts of one running run.
+    """The parts of an active run.
 
     Attributes:
         run: The run as it was created.
         inputs: Data sets.
-        rollouts: Submits groups; delivers them whole and once.
+        rollouts: Submits groups and delivers each finished group exactly once.
         trained: The policy; None for an algorithm that trains no weights.
-        served: The version that such an algorithm's run names; None if it names none.
+        served: The policy version named by a run that trains no weights; None if the run names no version.
         chat: Asks models for the algorithm itself: critics, editors, judges.
         resources: Versioned resources of the run's project: prompts, data sets, policies.
         recorder: Progress, checkpoints, metrics, time.

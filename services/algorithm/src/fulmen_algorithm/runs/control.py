@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 
 class RunControl:
-    """The switch of one running run."""
+    """Stop requests of one active run."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -52,7 +52,7 @@ class RunControl:
         return self.requested and self._reason is StopReason.PAUSE
 
     def check(self) -> None:
-        """Does nothing, or raises.
+        """Raises if a stop was requested.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -61,7 +61,7 @@ class RunControl:
             raise Interrupted(self._reason)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Awaits work; gives it up when the run is asked to stop.
+        """Awaits work and cancels it when the run is asked to stop.
 
         Raises:
             Interrupted: if the run was asked to stop before the work was done.

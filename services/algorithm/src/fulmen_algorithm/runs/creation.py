@@ -28,7 +28,7 @@ _PINNED = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
 MAX_DISPLAY_NAME = 128
 ROLLOUTS = "rollouts"
-"""The input that is no resource: the name of a run whose stored rollouts are read."""
+"""The input that names a run, whose stored rollouts are read, instead of a resource."""
 
 
 Unavailable = Callable[[EngineSettings], str]
@@ -39,7 +39,7 @@ KnowsRun = Callable[[str, str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDraft:
-    """A run as a caller asks for it; names as in `TrainingRun`, an empty `name` for a new one."""
+    """A requested run. Field names as in `TrainingRun`; `name` is empty for a new run."""
 
     name: str
     project: str
@@ -52,7 +52,7 @@ class RunDraft:
 
 
 def digest(draft: RunDraft) -> str:
-    """Computes a digest that is equal for drafts of the same run; the request id is not included."""
+    """Computes a digest of a draft, without its request id; equal drafts have equal digests."""
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
     policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
     return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
@@ -82,7 +82,7 @@ def _nobody(name: str, project: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationRules:
-    """What the service allows its runs.
+    """Restrictions of this service on its runs.
 
     Attributes:
         registry: Algorithms.
@@ -105,13 +105,13 @@ async def checked_run(
     now: datetime,
     knows_run: KnowsRun = _nobody,
 ) -> TrainingRun:
-    """Checks a draft and everything that it names.
+    """Checks a draft and all resources that it names.
 
     Args:
         draft: The run.
         rules: Rules of the service.
         resources: Resources of the draft's project.
-        now: When the run is created.
+        now: Creation time of the run.
         knows_run: Returns whether a run exists, including runs without rollouts.
 
     Raises:
@@ -156,7 +156,7 @@ async def checked_run(
 
 
 def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
-    # A run that may name any address makes the service call it, and send it a key.
+    # Otherwise a run could make the service call any address and send it a key.
     setting = "the service's setting FULMEN_ALGORITHM_CHAT_ENDPOINTS (docs/apo.md)"
     return [
         Violation(field=f"settings.{field}.base_url", description=f"{address} is not in {setting}")
@@ -166,7 +166,7 @@ def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Vi
 
 
 def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
-    # Ranks show the service's token to whatever they exchange with.
+    # Ranks send the service's token to exchange servers.
     setting = "the service's setting FULMEN_ALGORITHM_EXCHANGE_TARGETS (docs/exchange.md)"
     return [
         Violation(field=f"settings.exchange.link.targets.{index}", description=f"{target} is not in {setting}")
@@ -176,7 +176,7 @@ def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Viol
 
 
 async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tuple[RunInputs, list[Violation]]:
-    """Reads the data sets that a run names.
+    """Reads the run's data sets.
 
     Returns:
         The inputs that could be read, and the violations of the others.
@@ -199,7 +199,7 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
     scored: ScoredGroups | None = None
     if "scores" in inputs:
         content = (await resources.get(inputs["scores"])).data
-        # Up to half a gigabyte unpacked: in a thread, so that rpcs are not blocked.
+        # Up to half a gigabyte unpacked; read in a thread to keep the event loop free.
         scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
         violations += bad
     prompt: Content | None = None
@@ -279,7 +279,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
 
 
 async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run: KnowsRun) -> list[Violation]:
-    """Checks that the run whose rollouts are read exists; a malformed name is reported elsewhere."""
+    """Checks that the source run exists; a malformed name is reported elsewhere."""
     name = draft.inputs.get(ROLLOUTS, "")
     if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
         return []
@@ -288,7 +288,7 @@ async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run:
 
 
 async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[Violation]:
-    """Reads the data sets; those whose name is malformed were reported already."""
+    """Checks the data sets' contents; malformed names are already reported."""
     readable = {use: name for use, name in draft.inputs.items() if _PINNED.fullmatch(name)}
     for use in sorted({"agent", "bundle"} & set(readable)):
         await resources.get(readable[use])
@@ -308,11 +308,11 @@ _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
 _KINDS = ("kind", "codec")
 """Discriminator fields of unions of settings."""
 _FOLLOWS = "default_factory_not_called"
-"""The library's word for a default that other settings decide, where one of those is wrong."""
+"""Pydantic's error type for a computed default whose inputs are invalid."""
 
 
 def settings_problems(error: ValidationError, settings: type[BaseModel]) -> list[Violation]:
-    """Returns every problem with its place, such as `settings.loss.clip.low`; a name that is near is offered."""
+    """Returns every problem with its field path, such as `settings.loss.clip.low`, and suggests similar names."""
     found = []
     for item in error.errors(include_url=False, include_input=False):
         if item["type"] == _FOLLOWS:
@@ -351,7 +351,7 @@ def _key(context: dict[str, Any]) -> str:
 
 
 def _models_at(settings: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
-    """Resolves a path of field names and kinds to the settings classes found there."""
+    """Returns the settings classes at a path of field names and kinds."""
     models = [settings]
     for part in place:
         nested = [each for model in models for name, kind in _fields(model) if name == part for each in _models(kind)]

@@ -1,4 +1,4 @@
-"""A run's events: numbered from 1 without gaps, durable before anyone sees them, and never changed.
+"""A run's events: numbered from 1 without gaps, durable before they are visible, and immutable.
 
 The log is the run's history: steps that are repeated after a crash appear again, after a notice. Events of active
 runs are in memory; those of ended runs are only on disk, and read on request.
@@ -15,7 +15,7 @@ from fulmen_algorithm.runs.run import TrainingRun
 
 Clock = Callable[[], datetime]
 READ_AT_ONCE = 1000
-"""Events that a watcher of an ended run holds in memory."""
+"""Events of an ended run that a watcher reads into memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +51,16 @@ class Event:
 
 
 class EventFile(Protocol):
-    """Where events are kept."""
+    """Storage of events."""
 
     def read(self) -> list[Event]:
-        """Returns the events so far; a line that a crash cut off is removed."""
+        """Returns all events and removes a last line that a crash truncated."""
 
     def read_last(self) -> Event | None:
-        """Returns the newest event, and reads little more; a line that a crash cut off is removed."""
+        """Returns the newest event without reading the whole file; removes a last line that a crash truncated."""
 
     def read_between(self, after: int, upto: int) -> Iterator[Event]:
-        """Yields the events after a sequence, up to another; may be called in a thread, beside `append`."""
+        """Yields the events after one sequence up to another; may run in a thread, concurrently with `append`."""
 
     def append(self, event: Event) -> None:
         """Durably appends one event."""
@@ -68,11 +68,11 @@ class EventFile(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """The events in memory; replaced as a whole, so that threads see a consistent value.
+    """The events in memory; replaced as a whole for a consistent view from threads.
 
     Attributes:
-        before: How many events are on disk alone, older than these.
-        events: Grows at its end.
+        before: Number of older events, which are only on disk.
+        events: Newer events; append-only.
     """
 
     before: int
@@ -103,7 +103,7 @@ class EventLog:
         self._grown = asyncio.Event()
 
     def state_changed(self, run: TrainingRun) -> None:
-        """Appends the run as it is now."""
+        """Appends the present state of the run."""
         self._append(Event(sequence=self._next, time=self._clock(), run=run))
 
     def step_done(self, metrics: StepMetrics) -> None:
@@ -116,9 +116,9 @@ class EventLog:
         self._append(Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message)))
 
     def steps(self) -> list[StepMetrics]:
-        """Returns the metrics by step, in order; of a step that was done again, the last; measurements are merged.
+        """Returns the metrics by step, in order. Measurements are merged; of a repeated step, the last one counts.
 
-        Steps that a rollback took back are not among them until they are done again.
+        Steps undone by a rollback are left out until they are repeated.
         """
         merged: dict[int, dict[str, float]] = {}
         branch = 0
@@ -133,7 +133,7 @@ class EventLog:
         return [StepMetrics(step=step, values=values) for step, values in sorted(merged.items())]
 
     def steps_between(self, after: int, upto: int) -> list[StepMetrics]:
-        """Returns the metrics of the events after a sequence, up to another, as they were announced."""
+        """Returns the metrics of the events after one sequence up to another, unmerged."""
         return [event.step for event in self._between(after, upto) if event.step is not None]
 
     @property
@@ -151,9 +151,9 @@ class EventLog:
         return [event.notice for event in self._between(0, self.last_sequence) if event.notice is not None]
 
     async def follow(self, after_sequence: int) -> AsyncIterator[Event]:
-        """Yields the events after a sequence, waits for more, and ends when the run has.
+        """Yields the events after a sequence, waits for more, and ends when the run has ended.
 
-        The wait has no timeout of its own; the caller's applies.
+        It has no timeout; the caller's applies.
         """
         position = min(max(after_sequence, 0), self.last_sequence)
         while True:
@@ -169,7 +169,7 @@ class EventLog:
             await grown.wait()
 
     def _between(self, after: int, upto: int) -> Iterator[Event]:
-        """Yields the events after a sequence, up to another, from memory or disk."""
+        """Yields the events after one sequence up to another, from memory or disk."""
         held = self._held
         if after < held.before:
             yield from self._file.read_between(after, min(upto, held.before))

@@ -1,4 +1,4 @@
-"""Executes one run: opens its connections and its trainer, restores its checkpoint, runs its algorithm."""
+"""Executes a run: opens its connections and trainer, restores its checkpoint, and runs its algorithm."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 CLEAN_UP_DEADLINE_S = 30.0
 MAX_TRAINERS_LOST = 3
-"""Trainers that may be lost in a row without a step in between, before the run fails."""
+"""Consecutive trainer losses without a step in between before the run fails."""
 
 
 class RunFolder(RunStorage, Protocol):
@@ -44,7 +44,7 @@ class RunFolder(RunStorage, Protocol):
 
     @property
     def initial(self) -> Path:
-        """Folder of the model that the run's own script builds."""
+        """Folder of the model built by the run's script."""
 
     @property
     def bundle(self) -> Path:
@@ -61,9 +61,9 @@ class Connections:
     Attributes:
         queue: Makes the queue and feed of a run.
         resources: Makes the resources of a project.
-        serving: Makes what serves the policy of a run: its engine and its route.
-        chat: Asks models for algorithms.
-        open_trainer: Loads a model to be trained.
+        serving: Makes the `Serving` of a run: its engine and its route.
+        chat: Calls models on behalf of algorithms.
+        open_trainer: Opens a trainer.
         build_model: Runs `file.py:function` of a bundle: bundle content, target, bundle folder, output folder, seed.
     """
 
@@ -92,7 +92,7 @@ class _Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunExecutor:
-    """Carries runs out; see `worker.Executor`."""
+    """Executes runs; see `worker.Executor`."""
 
     registry: Registry
     runs: RunRegistry
@@ -104,7 +104,7 @@ class RunExecutor:
     """Facts about the machine that are recorded with each run, such as `device`."""
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Resumes a run and carries it to its end, with a new trainer if one is lost; see `worker.Executor`."""
+        """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
         lost, furthest = 0, run.step
         while True:
             try:
@@ -120,7 +120,7 @@ class RunExecutor:
                 return
 
     async def _resume(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Resumes a run from its newest checkpoint and carries it to its end, or until its trainer is lost."""
+        """Runs from the newest checkpoint until the run ends or its trainer is lost."""
         started = time.monotonic()
         entry = self.registry.get(run.algorithm)
         if entry is None:
@@ -184,7 +184,7 @@ class RunExecutor:
     ) -> tuple[Path | None, Path | None]:
         """Returns the model folder from which the run resumes, and the base model of its adapters.
 
-        Of a checkpoint's only the architecture matters: its state is read when the trainer is there.
+        For a checkpoint only the architecture matters: its state is read once the trainer is open.
         """
         run, settings, folder = execution.run, execution.settings, execution.folder
         model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
@@ -202,7 +202,7 @@ class RunExecutor:
                 raise RunFailed(f"The folder {model} holds no model with weights.") from error
         if model is None or settings.lora is None:
             return model, None
-        # Adapters mean nothing without the very weights that they were trained on.
+        # Adapters are valid only with the exact weights that they were trained on.
         base = await asyncio.to_thread(folder.keep_reference, model)
         return base, base
 
@@ -273,10 +273,10 @@ class RunExecutor:
         )
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
-        """Cancels the run's rollouts that remain in the queue; see `worker.Executor`."""
+        """Cancels the run's remaining rollouts; see `worker.Executor`."""
         if not run.uses_rollouts:
             return
-        # Default settings: the run may have failed because of its own.
+        # Default settings: the run's own may be why it failed.
         queue = self.connections.queue(run, RunSettings(), events.notify)
         try:
             async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
@@ -286,7 +286,7 @@ class RunExecutor:
             events.notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
 
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
-        """Runs the algorithm beside the feed; whatever interrupts it, a checkpoint is written where it stands."""
+        """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""
         feed: asyncio.Task[None] | None = None
         try:
             if uses_rollouts:
@@ -305,7 +305,7 @@ class RunExecutor:
     async def _first_weights(
         self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, resources: ResourceStore
     ) -> Path:
-        """Returns the model folder that the run begins with.
+        """Returns the initial model folder.
 
         Raises:
             RunFailed: if they do not exist.

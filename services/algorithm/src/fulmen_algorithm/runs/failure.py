@@ -2,7 +2,7 @@
 
 
 class RunFailed(Exception):
-    """Ends a run as FAILED; the text is for a person and goes to clients."""
+    """Ends a run as FAILED; the text is shown to users."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -10,7 +10,7 @@ class RunFailed(Exception):
 
 
 class TrainerLost(Exception):
-    """The trainer has ended or does not answer; the text is shown to users."""
+    """The trainer has exited or does not answer; the text is shown to users."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

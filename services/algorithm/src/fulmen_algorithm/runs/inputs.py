@@ -1,4 +1,4 @@
-"""Data sets as JSON lines: read whole, every bad line reported at once with its number."""
+"""Data sets in JSON Lines. All bad lines are reported together, by number."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A conversation to learn from.
+    """A conversation to train on.
 
     Attributes:
         messages: OpenAI chat messages; at least one is the assistant's.
-        tools: OpenAI tool definitions that were offered; empty for none.
+        tools: OpenAI definitions of the tools offered; may be empty.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -26,12 +26,12 @@ class Demonstration:
 
 
 def read_tasks(content: bytes, *, field: str) -> tuple[list[bytes], list[Violation]]:
-    """Reads tasks: each line is a JSON value, handed to the agent as it is."""
+    """Reads tasks: each line is a JSON value, passed to the agent unchanged."""
     return _lines(content, field, lambda value: json.dumps(value, separators=(",", ":")).encode())
 
 
 def read_demonstrations(content: bytes, *, field: str) -> tuple[list[Demonstration], list[Violation]]:
-    """Reads demonstrations: each line is an object with `messages`, and optionally `tools`."""
+    """Reads demonstrations: each line is an object with `messages` and optional `tools`."""
     return _lines(content, field, _demonstration)
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of the run's rules to storage, the store and the engines."""
+"""Interfaces of a run to its storage, the store and the engines."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,21 +32,21 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPolicy:
-    """A policy version, and where its weights are.
+    """A policy version and the location of its weights.
 
     Attributes:
         name: `resources/policy.{policy}/versions/{n}`.
         version: The number in the name.
         kind: Content of `path`.
         path: full: a complete model folder in the format of `transformers`. delta: a folder with `delta.safetensors`,
-            what differs from the version `base_version`. lora: a folder with a folder in peft's format for each adapter.
-        sha256: Of the version's weights in the dtype in which they are served (`training.tensor_files.Weights`);
-            empty: not known.
-        base_version: delta: the version that it applies to; it was served just before, unless an engine is new.
+            the difference from `base_version`. lora: a folder with one folder in peft's format per adapter.
+        sha256: Of the version's weights in the served dtype (`training.tensor_files.Weights`);
+            empty if unknown.
+        base_version: delta: the version it applies to; served just before, unless the engine is new.
         base_sha256: delta: of the weights of `base_version`.
-        base_model: lora: the complete folder that the adapters were trained on.
+        base_model: lora: the complete folder on which the adapters were trained.
         adapters: lora: folder by role; a single adapter without role is called `default`.
-        rebuild: Builds and returns a complete folder, for an engine that restarts or takes no deltas or adapters;
+        rebuild: Builds and returns a complete folder, for an engine that restarts or supports no deltas or adapters;
             call `model_folder` instead. lora: with the adapter merged, if available.
     """
 
@@ -76,7 +76,7 @@ class PublishedPolicy:
         """Returns a complete model folder with these weights.
 
         Raises:
-            RunFailed: if a dependency is gone or damaged.
+            RunFailed: if a dependency is missing or damaged.
         """
         if self.kind is WeightsKind.FULL:
             return self.path
@@ -89,29 +89,29 @@ class RolloutQueue(Protocol):
     """The store's queue and feed, for one run."""
 
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
-        """Adds groups, idempotently by run and group id; waits out an outage of the store."""
+        """Submits groups, idempotently by run and group id; waits while the store is unavailable."""
 
     def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
-        """Yields finished groups from a cursor on, without end; reconnects after an outage."""
+        """Yields finished groups after a cursor, indefinitely; reconnects after an outage."""
 
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
         """Reads the trajectories of attempts, by attempt name."""
 
     async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
-        """Lists the indices of the training groups that were submitted in a branch, those under `below` left out."""
+        """Lists the indices, at least `below`, of the training groups submitted in a branch."""
 
     async def cancel_all(self) -> None:
         """Cancels every rollout of the run that is not final."""
 
     async def finished_of(self, training_run: str) -> list[FinishedGroup]:
-        """Reads the groups of another run of the project that have finished, in the order of its feed."""
+        """Reads the finished groups of another run of the project, in feed order."""
 
 
 class ResourceStore(Protocol):
     """The resources of one project at the store."""
 
     async def has_rollouts(self, training_run: str) -> bool:
-        """Returns whether a run has rollouts, whichever service created it."""
+        """Returns whether a run, of any service, has rollouts."""
 
     async def get(self, name: str) -> Content:
         """Reads a version.
@@ -126,23 +126,23 @@ class ResourceStore(Protocol):
         """Publishes a version, idempotently by `request_id`."""
 
     async def point(self, resource: str, alias: str, version: int) -> None:
-        """Points an alias of a resource to a version."""
+        """Moves an alias of a resource to a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedModel:
-    """Weights on disk, all of them, adapters or a delta; the folder is complete.
+    """Weights on disk: complete, adapters, or a delta. The folder is fully written.
 
     Attributes:
-        path: The folder; a complete one is in the format of `transformers`.
+        path: The folder; complete weights are in the format of `transformers`.
         sha256: Of the complete weights, hexadecimal.
-        size_bytes: Of the tensors' files.
+        size_bytes: Size of the tensor files.
         kind: Content of the folder.
         full_bytes: Size of the complete weights.
-        changed_share: Share of the elements that differ from the base; 1 without one.
-        base: delta: version that it applies to.
+        changed_share: Share of the elements that differ from the base; 1 without a base.
+        base: delta: the version it applies to.
         adapters: lora: names of the folders in it.
-        merged: lora: a complete folder with the adapter merged, if one was made.
+        merged: lora: a complete folder with the adapter merged, if available.
     """
 
     path: Path
@@ -158,11 +158,11 @@ class SavedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainLink:
-    """One of the folders that a version's weights are put together from.
+    """One of the folders from which a version's weights are rebuilt.
 
     Attributes:
         path: A complete folder, or one with a delta.
-        sha256: Of the weights so far.
+        sha256: Of the weights up to this link.
     """
 
     path: Path
@@ -170,7 +170,7 @@ class ChainLink:
 
 
 class RunStorage(Protocol):
-    """A run's files, besides its checkpoints and its events."""
+    """A run's files other than checkpoints and events."""
 
     def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
         """Durably appends the groups consumed by a step; returns the size of the file in bytes."""
@@ -185,7 +185,7 @@ class RunStorage(Protocol):
         """Records a published version."""
 
     def versions(self) -> list[dict[str, object]]:
-        """Returns every version that the run ever published."""
+        """Returns all versions published by the run."""
 
     def save_note(self, name: str, note: Mapping[str, object]) -> None:
         """Stores a note for the report."""
@@ -194,17 +194,17 @@ class RunStorage(Protocol):
         """Returns the notes."""
 
     async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Calls `write` with a new folder, which is then named by step and checksum; it appears atomically."""
+        """Calls `write` with a new folder, then renames it atomically to its step and checksum."""
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Rebuilds a complete folder from one and the deltas that follow it, verifies and returns it.
+        """Rebuilds and verifies a complete folder from a base folder and deltas, and returns it.
 
         Raises:
-            RunFailed: if a folder is gone, damaged, or does not match.
+            RunFailed: if a folder is missing, damaged, or does not match.
         """
 
     async def prune_models(self, keep: Sequence[Path]) -> None:
-        """Removes all model folders but these."""
+        """Removes all other model folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,16 +221,16 @@ class SwapStats:
 
 
 class Serving(Protocol):
-    """Where agents reach the policy of one run: the engine, and the proxy's route to it."""
+    """Serves one run's policy to agents: its engine and the proxy's route to it."""
 
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
         """Serves a policy version under the policy's name; `overrides` are JSON fields by mode."""
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:
-        """Replaces the weights by another version of the policy that is served."""
+        """Replaces the served weights by another version of the policy."""
 
     async def sampled_tokens(self) -> int:
-        """Returns the number of tokens sampled from the policy so far, by all callers; it never decreases."""
+        """Returns the tokens sampled from the policy by all callers; never decreases."""
 
     def release(self) -> None:
         """Marks the run as ended; its policy remains served until the engine is needed elsewhere."""
@@ -238,15 +238,15 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One question.
+    """A request to a model.
 
     Attributes:
         model: The model's name: a route of the LLM proxy, or a model of the endpoint.
         messages: OpenAI chat messages.
-        temperature: Sampling temperature; None leaves it to the model.
-        max_tokens: Longest answer, in tokens.
+        temperature: Sampling temperature; None for the model's default.
+        max_tokens: Maximum length of the answer, in tokens.
         base_url: An address of the service's `chat_endpoints`, such as `https://api.example.com/v1`; empty for the proxy.
-        purpose: Who asks, such as `apo.critic`; the agent name of the call at the proxy.
+        purpose: Caller, such as `apo.critic`; the call's agent name at the proxy.
     """
 
     model: str
@@ -259,12 +259,12 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """One answer.
+    """An answer of a model.
 
     Attributes:
         text: Text of the answer; may be empty.
-        prompt_tokens: As the endpoint counts; 0 if it does not say.
-        completion_tokens: As the endpoint counts; 0 if it does not say.
+        prompt_tokens: As counted by the endpoint; 0 if not reported.
+        completion_tokens: As counted by the endpoint; 0 if not reported.
     """
 
     text: str = field(repr=False)
@@ -273,16 +273,16 @@ class ChatAnswer:
 
     @property
     def tokens(self) -> int:
-        """All tokens that were paid for."""
+        """All billed tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class ChatModels(Protocol):
-    """Asks models."""
+    """Calls models."""
 
     async def ask(self, request: ChatRequest) -> ChatAnswer:
-        """Asks once; waits out limits and outages.
+        """Sends a request, waiting while the endpoint limits the rate or is unavailable.
 
         Raises:
-            RunFailed: if the endpoint refuses the question, or stays away too long.
+            RunFailed: if the endpoint refuses the request or is unavailable for too long.
         """

@@ -1,8 +1,8 @@
 """The groups that a run has consumed: the part of a checkpoint that makes training exactly-once.
 
-Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint were made with it (or it
-was given up by then), and the cursor lies just after the last of them in the feed. Nothing here changes between
-commits, so whatever a crash loses is delivered again.
+Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint include it (or it
+was dropped by then), and the cursor is just after the last of them in the feed. Nothing here changes between
+commits, so groups lost in a crash are delivered again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
-    """A group that a step has dealt with.
+    """A group consumed by a step.
 
     Attributes:
         group: The group.
-        outcome: Trained on, or why not.
-        trained: Names of the rollouts whose tokens were trained on.
+        outcome: Trained on, or the reason why not.
+        trained: Names of the rollouts that were trained on.
     """
 
     group: FinishedGroup
@@ -55,7 +55,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSet:
-    """A set of non-negative integers that is nearly a range: all below `below`, and `above`."""
+    """A set of non-negative integers, stored as all below `below` plus those in `above`."""
 
     below: int = 0
     above: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class IndexSet:
         return self.below + len(self.above)
 
     def with_all(self, indices: Iterable[int]) -> "IndexSet":
-        """Returns the set with more members."""
+        """Returns the set with further members."""
         above = {i for i in (*self.above, *indices) if i >= self.below}
         below = self.below
         while below in above:
@@ -78,18 +78,18 @@ class IndexSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is; everything in it is as of the last committed step.
+    """The progress of a run as of the last committed step.
 
     Attributes:
         step: Training steps done.
         cursor: Feed position after the last consumed group; empty at the beginning.
-        consumed: Indices of the groups that were dealt with.
-        dropped: How many of them were given up.
+        consumed: Indices of the consumed groups.
+        dropped: Number of consumed groups that were dropped.
         consumed_bytes: Size of `consumed.jsonl`.
         branch: Number of rollbacks so far.
-        parent_version: Version of the weights in the same checkpoint, or the one they were trained from; 0 if none.
-        policy_version: Version of the weights in the same checkpoint; 0 if they were not published yet.
-        validated_step: Last step that was validated; -1 before the first validation.
+        parent_version: Version of the weights in the same checkpoint, or the version they were trained from; 0 if none.
+        policy_version: Version of the weights in the same checkpoint; 0 if not published.
+        validated_step: Last validated step; -1 before the first validation.
         rewards: Mean rewards of the last steps, as many as are averaged.
         best_reward: Best of these averages so far; None before the first.
         results: Metrics of the run.
@@ -114,10 +114,10 @@ class Progress:
 
 
 def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int) -> Progress:
-    """Returns the progress after a step that has dealt with some groups, in the order of the feed; nothing is published.
+    """Returns the progress after a step that consumed groups, in feed order; its weights are not published yet.
 
     Raises:
-        ValueError: if a group was consumed before: it must not be counted, let alone trained on, twice.
+        ValueError: if a group was already consumed.
     """
     indices = [c.group.index for c in consumed]
     if repeated := [i for i in indices if i in progress.consumed] or len(set(indices)) < len(indices):
@@ -135,10 +135,10 @@ def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], co
 
 @dataclass(slots=True, kw_only=True)
 class Submissions:
-    """Which training groups the store knows.
+    """The training groups submitted to the store.
 
-    Groups are submitted in order of their index; groups that the store had when the service started (submitted by
-    the process before, after its last checkpoint) is `ahead` until its index comes up, and is not submitted again.
+    Groups are submitted in index order. Groups submitted by an earlier process after its last checkpoint stay in
+    `ahead` until their index is reached, and are not submitted again.
     """
 
     next_index: int
@@ -146,14 +146,14 @@ class Submissions:
 
     @classmethod
     def recovered(cls, progress: Progress, known: Iterable[int]) -> "Submissions":
-        """Builds the state after a start, from the checkpoint and the indices that the store lists."""
+        """Builds the state at startup from the checkpoint and the indices listed by the store."""
         submissions = cls(next_index=progress.consumed.below, ahead={*known, *progress.consumed.above})
         submissions._advance()
         return submissions
 
     @property
     def count(self) -> int:
-        """Number of training groups that the store knows."""
+        """Number of training groups at the store."""
         return self.next_index + len(self.ahead)
 
     def done(self, index: int) -> None:

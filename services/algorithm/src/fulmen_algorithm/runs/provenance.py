@@ -1,4 +1,4 @@
-"""Provenance of a run: what is needed to repeat it, and to explain differences afterwards."""
+"""Provenance of a run: the facts needed to repeat it and to explain differences."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ PACKAGES = (
     "transformers",
     "vllm",
 )
-"""Packages on whose versions the metrics of a run depend."""
+"""Packages whose versions affect the metrics of a run."""
 
 
 async def provenance(
@@ -34,13 +34,13 @@ async def provenance(
 
     Args:
         run: The run.
-        resources: Where its inputs are.
-        first_weights: The model folder that it begins with; None if it trains no weights.
+        resources: Resources of its project.
+        first_weights: Initial model folder; None if the run trains no weights.
         machine: Facts about the machine, such as `device`.
 
     Raises:
-        ResourceNotFound: if an input is gone.
-        FileNotFoundError: if the folder of the first weights holds none.
+        ResourceNotFound: if an input does not exist.
+        FileNotFoundError: if the initial folder holds no weights.
     """
     found = {f"package.{name}": number for name in PACKAGES if (number := _version(name))}
     found |= {"python": platform.python_version(), "platform": platform.platform(), **machine}
@@ -54,7 +54,7 @@ async def provenance(
         case PolicyOrigin.VERSION:
             found["policy.first_version"] = run.policy.source
         case PolicyOrigin.NEWEST:
-            with suppress(ResourceNotFound):  # removed in the meantime: the digest of the weights is still there
+            with suppress(ResourceNotFound):  # removed since; the weights' digest remains
                 found["policy.first_version"] = (await resources.get(f"resources/policy.{run.policy.name}")).name
         case PolicyOrigin.PATH | PolicyOrigin.BUILD:
             pass
@@ -62,7 +62,7 @@ async def provenance(
 
 
 def _files_digest(model_dir: Path) -> str:
-    """Computes the SHA-256 over the safetensors files of a model folder, in the order of their names.
+    """Computes the SHA-256 over the safetensors files of a model folder, in name order.
 
     Raises:
         FileNotFoundError: if there are none.

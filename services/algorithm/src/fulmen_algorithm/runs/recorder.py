@@ -1,7 +1,7 @@
-"""The run's book: progress, checkpoints, metrics and time; nothing else changes them.
+"""The only writer of a run's progress, checkpoints, metrics and time.
 
 Invariant: `progress` describes the training of the weights. Both change in `commit` and nowhere else, and a checkpoint
-holds both; so a crash, a pause or a stop at any wait loses work but never agreement.
+holds both; so a crash, pause or stop may lose work but keeps them consistent.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged,
 
 _PROGRESS = TypeAdapter(Progress)
 SECTION_PREFIX = "section_"
-"""Notes of this name are sections of the report, with a title and Markdown."""
+"""Name of notes that are report sections, with a title and Markdown."""
 RunUpdate = Callable[[Mapping[str, object]], None]
 Discard = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
@@ -46,7 +46,7 @@ class RecorderSettings:
     """Steps, checkpoints and reaction to a collapse.
 
     Attributes:
-        steps: Steps of the run; 0 if its algorithm will `plan` them.
+        steps: Steps of the run; 0 if its algorithm calls `plan`.
         checkpoint_every: Steps between checkpoints.
         collapse: Reaction to a collapsing reward.
         collapses: Number of earlier collapses.
@@ -62,8 +62,8 @@ class Recorder:
     """Records the progress, metrics and checkpoints of one run.
 
     Attributes:
-        progress: How far the run is.
-        steps: Steps of the run; 0 until its algorithm knows.
+        progress: Progress of the run.
+        steps: Steps of the run; 0 until planned.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Recorder:
             checkpoints: Its checkpoints.
             events: Its history.
             control: The run's stop requests.
-            update_run: Shows metrics of the run.
+            update_run: Updates the run's displayed metrics.
             settings: Steps, checkpoints and reaction to a collapse.
         """
         self.progress = Progress()
@@ -110,18 +110,18 @@ class Recorder:
         branch_points: Sequence[int] = (),
         discard: Discard | None = None,
     ) -> bool:
-        """Restores a checkpoint and discards everything recorded after it.
+        """Restores a checkpoint and discards all later records.
 
-        After a rollback, a first checkpoint of the new branch is written.
+        After a rollback, the first checkpoint of the new branch is written.
 
         Args:
-            trainer: None for an algorithm that trains no weights: its checkpoints hold its progress alone.
+            trainer: Trainer to restore; None for an algorithm that trains no weights.
             start: The checkpoint.
-            branch_points: Sequences of the checkpoints that the run was rolled back to.
+            branch_points: Sequences of the checkpoints to which the run was rolled back.
             discard: Cancels the rollouts of the abandoned branch.
 
         Returns:
-            Whether a checkpoint was found; if not, the first one is written, so that the run's beginning is pinned.
+            Whether a checkpoint was found; if not, an initial checkpoint is written.
         """
         self._trainer = trainer
         self._branch_points = tuple(branch_points)
@@ -144,7 +144,7 @@ class Recorder:
         return True
 
     async def _begin_branch(self, checkpoint: Checkpoint, discard: Discard | None) -> None:
-        """Rolls the run back; if killed at any point, it is repeated with the same result."""
+        """Rolls the run back; idempotent, so a kill at any point is safe."""
         branch = len(self._branch_points)
         if discard is not None:
             await discard()
@@ -168,7 +168,7 @@ class Recorder:
         )
 
     def commit(self, consumed: Sequence[Consumed] = ()) -> None:
-        """Commits a training step; call it right after the weights have changed, with no wait in between."""
+        """Commits a training step; call it right after the weights have changed, without an await in between."""
         step = self.progress.step + 1
         size = self.progress.consumed_bytes
         if consumed:
@@ -180,7 +180,7 @@ class Recorder:
         self.progress = replace(self.progress, policy_version=version, parent_version=version)
 
     def validated(self) -> None:
-        """Records that the present step is validated."""
+        """Marks the present step as validated."""
         self.progress = replace(self.progress, validated_step=self.progress.step)
 
     def remember(self, **values: Any) -> None:
@@ -220,7 +220,7 @@ class Recorder:
         Raises:
             Interrupted: if the run was asked to stop.
             RewardCollapsed: if the run is to resume from an earlier checkpoint.
-            RunFailed: if it has done so too often.
+            RunFailed: if the maximum number of rollbacks is exceeded.
         """
         step = self.progress.step
         if REWARD in values:
@@ -248,7 +248,7 @@ class Recorder:
         raise RewardCollapsed(text, sequence=best.sequence, step=int(best.progress["step"]))
 
     def _best_whole(self) -> Checkpoint | None:
-        """Returns the best checkpoint of the run's own past that is not damaged."""
+        """Returns the best undamaged checkpoint of the present branch and its ancestors."""
         own = [each for each in self._checkpoints.listed() if self._own_past(each)]
         while (best := best_of(own, window=self._collapse.window)) is not None:
             try:
@@ -262,7 +262,7 @@ class Recorder:
         return all(checkpoint.sequence <= point for point in self._branch_points[branch_of(checkpoint) :])
 
     def plan(self, steps: int) -> None:
-        """Sets the number of steps, where it depends on the data of the run."""
+        """Sets the number of steps where it depends on the run's data."""
         self.steps = steps
         self._update_run({"step_count": steps})
 
@@ -280,7 +280,7 @@ class Recorder:
         self._control.check()
 
     async def checkpoint(self) -> None:
-        """Writes a checkpoint, unless nothing but the time has changed since the last one."""
+        """Writes a checkpoint, unless only the time has changed since the last one."""
         if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
             return
         progress = self.progress
@@ -293,7 +293,7 @@ class Recorder:
         self._saved = progress
 
     def _kept(self) -> set[int]:
-        """Returns the checkpoints that the run may have to go back to, however old they are."""
+        """Returns the checkpoints to be kept regardless of age, as rollback targets."""
         kept: set[int] = set()
         listed = self._checkpoints.listed()
         if self._collapse.kind != "none":
@@ -306,7 +306,7 @@ class Recorder:
         return kept
 
     def _eta(self) -> dict[str, float]:
-        """Estimates the remaining time from the steps since the first report of this process."""
+        """Estimates the remaining time from the steps since this process's first report."""
         step, now = self.progress.step, time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -316,7 +316,7 @@ class Recorder:
 
 
 def _discarded_table(records: Sequence[Mapping[str, object]]) -> str:
-    """Lists the groups that are not in the weights any more, step by step."""
+    """Formats the groups that are no longer in the weights, by step."""
     steps: dict[int, list[str]] = {}
     for record in records:
         steps.setdefault(int(str(record["step"])), []).append(f"{record['group']} ({record['outcome']})")

@@ -1,4 +1,4 @@
-"""The runs of the service: all of them in memory, each change on disk before anyone sees it.
+"""The runs of the service: all in memory, each change durable before it is visible.
 
 Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy; the others
 wait for a slot. A free slot goes to the project with the fewest active runs, and there to the oldest run.
@@ -20,7 +20,7 @@ CHANGEABLE = frozenset({"results", "step", "step_count", "policy_version", "mode
 
 
 class RunFile(EventFile, Protocol):
-    """Where a run and its events are kept."""
+    """Storage of a run and its events."""
 
     def save_run(self, run: TrainingRun) -> None:
         """Replaces the stored run."""
@@ -28,7 +28,7 @@ class RunFile(EventFile, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """One run, with its events and its file."""
+    """A run with its events and its file."""
 
     run: TrainingRun
     events: EventLog
@@ -51,7 +51,7 @@ class RunRegistry:
     """All runs, and the queue."""
 
     def __init__(self, *, open_file: Callable[[str], RunFile], clock: Clock, max_concurrent: int = 1) -> None:
-        """`open_file` makes the file of a run id; `max_concurrent` runs are active at a time, at most."""
+        """`open_file` opens the file of a run id; at most `max_concurrent` runs are active at a time."""
         self._open_file = open_file
         self._clock = clock
         self._entries: dict[str, Entry] = {}
@@ -65,7 +65,7 @@ class RunRegistry:
         self._entries[run.name] = Entry(run=run, events=EventLog(file, self._clock, ended=run.state.final), file=file)
 
     def existing(self, draft: RunDraft) -> TrainingRun | None:
-        """Finds the run that an earlier, equal request has created.
+        """Finds the run created by an earlier equal request.
 
         Raises:
             TrainingRunExists: if the name or the request id belongs to a different run.
@@ -113,9 +113,9 @@ class RunRegistry:
         return sorted(runs, key=lambda r: (r.create_time, r.name), reverse=True)
 
     def update(self, name: str, changes: Mapping[str, object]) -> None:
-        """Changes metrics of a run; its state changes by `move` only.
+        """Changes fields of a run other than its state, which only `move` changes.
 
-        The step alone is not written: it is in the checkpoint, and a write for each step would cost more than the step.
+        A change of the step alone is not written: the checkpoint has it, and a write per step would be too slow.
         """
         entry = self.entry(name)
         if unknown := set(changes) - CHANGEABLE:
@@ -151,7 +151,7 @@ class RunRegistry:
         return entry.run
 
     async def next_runnable(self) -> TrainingRun:
-        """Waits for a run that can start; runs interrupted by a restart of the service come first."""
+        """Waits for a run that can start; runs interrupted by a service restart come first."""
         while True:
             changed = self._changed
             waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
