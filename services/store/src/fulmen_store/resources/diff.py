@@ -1,8 +1,8 @@
 """The difference of two contents, line by line.
 
-JSON is compared with sorted keys and one value per line, other text as it is; binary content is not compared. The
-algorithm (`difflib`) is quadratic at worst, so its steps are counted: a pair of contents that would take too long is
-reported as too different instead.
+JSON is compared with sorted keys and one value per line, other text as is; binary content is not compared. The
+algorithm (`difflib`) is quadratic in the worst case, so its steps are limited: contents that exceed the limit are
+reported as too different.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Comparison", "compare"]
 
 MAX_INPUT_BYTES: Final = 4 * 1024 * 1024
 MAX_DIFF_BYTES: Final = 1024 * 1024
-# Visits of one pair of lines; some 2 million take a second.
+# A step is a visit of one pair of lines; about 2 million take a second.
 MAX_STEPS: Final = 1_000_000
 CONTEXT_LINES: Final = 3
 NO_NEWLINE: Final = "\\ No newline at end of file"
@@ -29,7 +29,7 @@ class Comparison:
     """A difference.
 
     Attributes:
-        unified_diff: Empty if the contents are equal, are no text, or are too large or too different to compare.
+        unified_diff: Empty if the contents are equal, binary, too large or too different to compare.
         truncated: Whether `unified_diff` is incomplete.
     """
 
@@ -47,10 +47,10 @@ def compare(base: bytes, target: bytes, *, base_name: str, target_name: str, is_
     Args:
         base: Older content.
         target: Newer content.
-        base_name: What the older one is called in the difference.
-        target_name: Likewise.
-        is_json: Whether both are declared as JSON; they are compared as text if they are not, or if only their
-            formatting differs.
+        base_name: Name of the older content in the diff.
+        target_name: Name of the newer content in the diff.
+        is_json: Whether both are declared as JSON. If not, or if only their formatting differs, they are compared as
+            text.
     """
     if base == target:
         return Comparison()
@@ -82,12 +82,12 @@ def _pretty(text: str) -> str | None:
     try:
         return json.dumps(json.loads(text), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     except (ValueError, RecursionError):
-        # No JSON, a number of too many digits, or nested too deeply.
+        # Not JSON, a number with too many digits, or nested too deeply.
         return None
 
 
 def _lines(text: str) -> list[str]:
-    """Splits at line feeds only; the mark of a missing last one is part of the last line."""
+    """Splits at line feeds only; if the last one is missing, its marker becomes part of the last line."""
     lines = text.split("\n")
     if lines[-1]:
         lines[-1] += "\n" + NO_NEWLINE
@@ -97,7 +97,7 @@ def _lines(text: str) -> list[str]:
 
 
 class _CountingMatcher(difflib.SequenceMatcher[str]):
-    """Stops after a number of steps."""
+    """A matcher that stops after `MAX_STEPS` steps."""
 
     a: Sequence[str]
     b2j: dict[str, list[int]]
@@ -105,7 +105,7 @@ class _CountingMatcher(difflib.SequenceMatcher[str]):
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         super().__init__(None, before, after)
         self._left = MAX_STEPS
-        # How many pairs of lines are visited in a stretch of the older text: those with equal lines in the newer one.
+        # Prefix sums of the pairs visited per line of the older text: one per equal line in the newer text.
         self._visits = list(accumulate((1 + len(self.b2j.get(line, ())) for line in before), initial=0))
 
     def find_longest_match(
@@ -124,7 +124,7 @@ class _CountingMatcher(difflib.SequenceMatcher[str]):
 
 def _unified(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
     """Yields the lines of a unified diff, without the names."""
-    # Common prefixes and suffixes, except for the context, cost nothing.
+    # Strip the common prefix and suffix, except for the context, so that they cost no steps.
     skipped = max(0, _common(before, after) - CONTEXT_LINES)
     before, after = before[skipped:], after[skipped:]
     same = max(0, _common(before[::-1], after[::-1]) - CONTEXT_LINES)
@@ -154,7 +154,7 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _range(start: int, end: int) -> str:
-    """Formats a range of lines as `diff -u` does: numbered from 1, an empty one from the line before it."""
+    """Formats a range of lines like `diff -u`: numbered from 1; an empty range has the number of the line before it."""
     length = end - start
     if length == 1:
         return f"{start + 1}"

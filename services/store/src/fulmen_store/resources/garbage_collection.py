@@ -1,8 +1,8 @@
 """Background role: removes expired versions that are not in use.
 
-Invariant: a version that an alias points to, that a version which is still there needs, or that a live rollout uses, is
-never removed. Foreign keys guarantee it; this role only finds candidates. Any number of replicas may run it. Why
-it is safe against rollouts that are created at the same moment: docs/decisions/0007.
+Invariant: a version is never removed while an alias points to it, an existing version depends on it, or a live rollout
+uses it. Foreign keys guarantee this; this role only finds candidates. Any number of replicas may run it.
+docs/decisions/0007 explains why this is safe while rollouts are being created.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 PAGE: Final = 500
 USES_PER_LOOK: Final = 200
 USES_PER_PAGE: Final = 5000
-# How many rounds pass between two walks through all uses, which keep the table of uses small.
+# Rounds between two passes over all uses, which keep the table of uses small.
 ROUNDS_PER_WALK: Final = 60
 INTERVAL_S: Final = 60.0
 RETRY_S: Final = 1.0
@@ -37,7 +37,7 @@ _log = structlog.get_logger()
 
 
 class ResourceGarbageCollector:
-    """Collects garbage."""
+    """Removes expired versions that are not in use."""
 
     def __init__(self, table: GarbageTable) -> None:
         self._table = table
@@ -57,9 +57,9 @@ class ResourceGarbageCollector:
             await asyncio.sleep(INTERVAL_S)
 
     async def collect(self) -> int:
-        """Removes everything that may go now; returns how many versions that were."""
+        """Removes all removable versions; returns their number."""
         total = 0
-        # A version that went may have been the last to need another one.
+        # A removed version may have been the last dependent of another one.
         while removed := await self._pass():
             total += removed
         if total:
@@ -67,7 +67,7 @@ class ResourceGarbageCollector:
         return total
 
     async def forget_uses(self) -> None:
-        """Forgets every use by a rollout that has ended."""
+        """Deletes every use by a rollout that has ended."""
         place: UseKey = FIRST_USE
         while (found := await self._table.forget_uses(after=place, limit=USES_PER_PAGE)) is not None:
             place, seen = found

@@ -1,7 +1,7 @@
-"""Which versions a new rollout keeps from being removed: those that it names and that have a ttl.
+"""Finds the versions that a new rollout protects from removal: those that it names and that have a ttl.
 
-What a version's ttl is never changes, so it is looked up once. That a remembered version is still there is not known
-here; the commit that creates the rollout finds out, see docs/decisions/0007.
+A version's ttl never changes, so it is read once. A cached version may have been removed since; the commit that creates
+the rollout detects this, see docs/decisions/0007.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class ExpiringVersions:
     """Finds the versions that have a ttl."""
 
     def __init__(self, table: ResourceTable) -> None:
-        """Takes the table; versions that are there are remembered."""
+        """Starts with an empty cache of existing versions."""
         self._table = table
         self._known: OrderedDict[tuple[int, str], VersionKey | None] = OrderedDict()
 
     async def uses_of(self, pinned: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[VersionKey, ...]]:
-        """Returns for each rollout, given its project and the names that it pins, the versions that have a ttl.
+        """Returns the versions with a ttl for each rollout, given as its project and the names that it pins.
 
-        Versions that were never published are skipped: what a rollout runs is not checked here.
+        Versions that were never published are skipped.
 
         Raises:
-            ArgumentInvalid: If a version has been removed, with every such name of a project.
+            ArgumentInvalid: If versions have been removed; lists all of them in one project.
         """
         named: dict[int, set[str]] = {}
         for project_id, names in pinned:

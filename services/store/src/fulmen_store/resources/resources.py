@@ -1,6 +1,6 @@
 """Versioned resources: versions never change, aliases move.
 
-Invariant: the numbers of a resource's versions begin at 1 and grow by one; `latest` points to the newest.
+Invariant: a resource's versions are numbered from 1 without gaps; `latest` points to the newest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Resources:
         """Points an alias to a version.
 
         Raises:
-            ArgumentInvalid: If the name is not that of an alias that can be set.
+            ArgumentInvalid: If the name is not an alias, or the alias cannot be set.
             EtagMismatch: If the alias moved since it was read.
             ResourceNotFound: If the version does not exist.
         """

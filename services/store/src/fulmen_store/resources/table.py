@@ -39,7 +39,7 @@ PUBLISH = "PublishResources"
 
 
 class ResourceTable:
-    """Implements `ResourceTable`, and the reads of the transport."""
+    """Reads and writes resources, versions and aliases."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,7 +48,7 @@ class ResourceTable:
         """Adds versions in one commit; a repeat of the request id returns the first result.
 
         Raises:
-            ArgumentInvalid: If a kind differs from the resource's, or a dependency is not there.
+            ArgumentInvalid: If a kind differs from the resource's, or a dependency does not exist.
             EtagMismatch: If the latest version of a resource is not the expected one.
         """
         request = (project_id, PUBLISH, publication.request_id)
@@ -66,7 +66,7 @@ class ResourceTable:
                         if row is None:
                             raise _RepeatedRequest
         except _RepeatedRequest:
-            # The same request id for other resources at this very moment.
+            # A concurrent request used the same request id for other resources.
             row = await self._database.fetch_row("logged_request", *request)
             assert row is not None, "a request id is kept for 24 hours"
             first = json.loads(row["result"])
@@ -79,7 +79,7 @@ class ResourceTable:
         """Returns one version with its content.
 
         Raises:
-            ResourceNotFound: If it is not there.
+            ResourceNotFound: If it does not exist.
         """
         if ref.version is not None:
             row = await self._database.fetch_row("version_by_number", project_id, ref.resource, ref.version)
@@ -106,7 +106,7 @@ class ResourceTable:
         return [_alias(row) for row in await self._database.fetch("list_aliases", project_id, resource)]
 
     async def lifetimes(self, project_id: int, versions: Sequence[tuple[str, int]]) -> list[Lifetime]:
-        """Returns the lifetimes of versions, by (resource, number); those never published are left out."""
+        """Returns the lifetimes of versions, by (resource, number); omits versions that were never published."""
         rows = await self._database.fetch("version_lifetimes", project_id, *columns(versions, 2))
         return [
             Lifetime(
@@ -119,10 +119,10 @@ class ResourceTable:
         ]
 
     async def set_alias(self, project_id: int, ref: ResourceRef, version: int, *, revision: int | None) -> Alias:
-        """Moves an alias, if it is still at `revision`.
+        """Moves an alias; with `revision`, only if it is still at that revision.
 
         Raises:
-            EtagMismatch: If it is not.
+            EtagMismatch: If the alias is at another revision.
             ResourceNotFound: If the version does not exist.
         """
         async with self._database.transaction() as transaction:
@@ -147,7 +147,7 @@ class ResourceTable:
         )
 
     async def watch_bounds(self) -> tuple[int, int]:
-        """Returns the oldest transaction that still runs and an upper bound of all transactions so far."""
+        """Returns the oldest running transaction and an upper bound of all transactions so far."""
         row = await self._database.fetch_row("watch_bounds")
         assert row is not None
         return row["settled"], row["newest"]
@@ -177,7 +177,7 @@ class ResourceTable:
     async def changes(
         self, selection: WatchSelection, *, after: tuple[int, int, int, str], below: int, limit: int
     ) -> list[WatchedChange]:
-        """Returns changes in order, after a place and below a transaction."""
+        """Returns changes in order, after a position and below a transaction."""
         transaction, *place = after
         rows = await self._database.fetch("resource_changes", *_selected(selection), transaction, below, *place, limit)
         return [
@@ -192,12 +192,12 @@ class ResourceTable:
         ]
 
     async def contents(self, keys: Sequence[tuple[int, int]]) -> list[Version]:
-        """Returns those versions, by (resource, number), that are still there, in this order."""
+        """Returns the existing versions among `keys`, by (resource, number), in this order."""
         return [_version(row) for row in await self._database.fetch("versions_by_key", *columns(keys, 2))]
 
 
 class _RepeatedRequest(Exception):
-    """Rolls back what a repeated request added."""
+    """Raised to roll back the additions of a repeated request."""
 
 
 async def _check_expected(transaction: Transaction, project_id: int, publication: Publication) -> None:
@@ -242,7 +242,7 @@ async def _publish(transaction: Transaction, project_id: int, versions: Sequence
 async def _dependencies(
     transaction: Transaction, project_id: int, versions: Sequence[NewVersion]
 ) -> dict[str, tuple[int, int]]:
-    """Returns the dependencies of versions by name, locked against removal."""
+    """Locks the dependencies of versions against removal and returns them by name."""
     names = sorted({name for new in versions for name in new.dependencies})
     if not names:
         return {}
@@ -298,11 +298,10 @@ def _alias(row: asyncpg.Record) -> Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """How long a version lasts.
+    """Whether a version has been removed or can expire.
 
     Attributes:
-        name: Its full name.
-        key: Its key.
+        name: Full name of the version.
         removed: Whether it existed and was removed.
         expiring: Whether it has a ttl.
     """
@@ -314,7 +313,7 @@ class Lifetime:
 
 
 class GarbageTable:
-    """Implements `GarbageTable`."""
+    """Finds and removes expired versions and dead uses."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -331,20 +330,20 @@ class GarbageTable:
         ]
 
     async def forget_uses_of(self, key: VersionKey, *, limit: int) -> tuple[int, int]:
-        """Forgets uses by ended rollouts among a version's oldest uses; returns how many were seen, and how many live."""
+        """Deletes uses by ended rollouts among a version's oldest uses; returns the numbers of uses read and live."""
         row = await self._database.fetch_row("forget_uses_of_version", *key, limit)
         assert row is not None
         return row["seen"], row["live"]
 
     async def forget_uses(self, *, after: UseKey, limit: int) -> tuple[UseKey, int] | None:
-        """The same for a page of all uses; returns the last one and how many were seen, None at the end."""
+        """Deletes uses by ended rollouts in a page of all uses; returns the last use and the number read, or None."""
         row = await self._database.fetch_row("forget_uses", *after, limit)
         return None if row is None else ((row["resource_id"], row["version"], row["rollout_id"]), row["seen"])
 
     async def remove(self, keys: Sequence[VersionKey]) -> list[VersionKey]:
         """Removes unused versions in one commit; returns them."""
         async with self._database.transaction() as transaction:
-            # Two statements: the checks must see the state after the locks were taken.
+            # Separate statements, because the checks must see the state after the locks were taken.
             locked = await transaction.fetch("lock_versions", *columns(keys, 2))
             rows = [(row["resource_id"], row["version"]) for row in locked]
             removed = await transaction.fetch("remove_versions", *columns(rows, 2))
@@ -359,7 +358,7 @@ class ExpiredVersion:
     """An expired version.
 
     Attributes:
-        referred_to: Whether an alias points to it, or a version that is still there needs it.
+        referred_to: Whether an alias points to it or an existing version depends on it.
     """
 
     key: VersionKey

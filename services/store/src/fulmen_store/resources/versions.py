@@ -63,7 +63,7 @@ _KIND: Final = re.compile(r"[a-z0-9_-]{1,32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRef:
-    """A parsed name: a resource, and either a version of it or an alias (`latest` if neither is given)."""
+    """A parsed name: a resource with a version or an alias (`latest` if neither is given)."""
 
     resource: str
     version: int | None = None
@@ -75,8 +75,8 @@ class NewVersion:
     """A version to publish.
 
     Attributes:
-        dependencies: Versions that it needs, by name.
-        ttl_s: How long it is kept at least, seconds; None means forever.
+        dependencies: Names of the versions that it depends on.
+        ttl_s: Minimum time for which it is kept, seconds; None means forever.
     """
 
     resource: str
@@ -91,11 +91,11 @@ class NewVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """Versions that are published together, all or none.
+    """Versions that are published atomically.
 
     Attributes:
         request_id: Caller's id of the request; may be empty.
-        expected: Number that `latest` of a resource must have now, by resource id; 0 if there must be none.
+        expected: Required number of `latest`, by resource id; 0 if the resource must not exist yet.
     """
 
     versions: Sequence[NewVersion]
@@ -125,7 +125,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """Where an alias points; the revision changes with every move."""
+    """An alias and the version that it points to; the revision changes with every move."""
 
     resource_id: int
     resource: str
@@ -153,12 +153,12 @@ def parse_ref(name: str, *, field: str) -> ResourceRef:
 
 
 def not_found(name: str) -> ResourceNotFound:
-    """Returns the error that names a resource, version or alias that is not there."""
+    """Creates the error for a resource, version or alias that does not exist."""
     return ResourceNotFound("The resource, version or alias does not exist.", resource=name)
 
 
 def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
-    """Returns the error that lists every problem of a publication."""
+    """Creates the error that lists every problem of a publication."""
     return ArgumentInvalid("The resources cannot be published.", violations=violations)
 
 
@@ -214,11 +214,11 @@ def _keeping_problems(version: NewVersion) -> list[tuple[str, str]]:
 
 
 VersionKey = tuple[int, int]
-"""The database's number of a resource, and the number of a version."""
+"""Database number of a resource, and number of a version."""
 
 
 def version_was_removed(names: Sequence[str] = ()) -> ArgumentInvalid:
-    """Returns the error of rollouts that name versions which are no more."""
+    """Creates the error for rollouts that name removed versions."""
     texts = [f"{name} has been removed, its ttl is over" for name in names] or ["a version has been removed"]
     return ArgumentInvalid(
         "The rollouts cannot be created.",

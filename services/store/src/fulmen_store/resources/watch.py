@@ -1,11 +1,11 @@
 """The watch of resources: a snapshot, then every new version and every move of an alias.
 
-The order is that of the transactions that wrote them. Rows are read only below the oldest transaction that still runs,
-so none can appear behind a position although transactions commit out of order. A cursor means that everything below a
+Changes are ordered by the transactions that wrote them. Rows are read only below the oldest running transaction, so no
+row can appear before a position although transactions commit out of order. A cursor means that everything below a
 transaction was sent; changes at the cursor are sent again when a watch resumes there.
 
-Only a bounded part is in memory: names and sizes are read by the page, contents for one message at a time, and the
-next only when the last message was taken.
+Memory is bounded: names and sizes are read in pages, and contents for one message at a time, when the previous message
+has been consumed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 KEEP_ALIVE_S: Final = 15.0
 PAGE_ROWS: Final = 256
 MESSAGE_BYTES: Final = 1024 * 1024
-# After a wake-up the new row may be hidden briefly by another transaction: poll again soon, then ever less often.
+# After a wake-up another transaction may briefly hide the new row: poll again soon, then back off.
 FIRST_POLL_S: Final = 0.005
 POLL_GROWTH: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """One message to a watcher; without versions and aliases it is a keep-alive, or the end of the snapshot."""
+    """One message to a watcher; without versions and aliases, a keep-alive or the end of the snapshot."""
 
     versions: Sequence[Version] = ()
     aliases: Sequence[Alias] = ()
@@ -46,12 +46,12 @@ class Changes:
 
 @dataclass(slots=True, kw_only=True)
 class _Follower:
-    """One watch: the position up to which everything was sent."""
+    """State of one watch; everything below transaction `floor` was sent."""
 
     table: ResourceTable
     selection: WatchSelection
     floor: int = 0
-    # Changes of the snapshot that the following changes will repeat.
+    # Changes that were sent in the snapshot and would be sent again after it.
     sent: set[tuple[int, int, int, str]] = field(default_factory=set)
 
     def cursor(self) -> str:
@@ -75,7 +75,7 @@ class _Follower:
             page = await self.table.changes(self.selection, after=place, below=below, limit=PAGE_ROWS)
             parts = list(_messages([change for change in page if change.place not in self.sent]))
             for index, part in enumerate(parts):
-                # The message's last transaction may have further changes: a resumed watch starts with all of it.
+                # The message's last transaction may have more changes, so a resumed watch repeats all of it.
                 is_last = index == len(parts) - 1 and len(page) < PAGE_ROWS
                 self.floor = max(self.floor, below if is_last else part[-1].transaction)
                 yield await self._message(part, cursor=self.cursor())
@@ -98,7 +98,7 @@ class ResourceWatcher:
     """Follows resources for watchers."""
 
     def __init__(self, *, table: ResourceTable, wakeups: Wakeups, poll_interval_s: float) -> None:
-        """Wires the watcher; polls find changes of other replicas."""
+        """Creates the watcher; changes of other replicas are found every `poll_interval_s` at the latest."""
         self._table = table
         self._wakeups = wakeups
         self._poll_interval_s = poll_interval_s
@@ -106,13 +106,13 @@ class ResourceWatcher:
     async def follow(
         self, selection: WatchSelection, cursor: str = "", *, stopping: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[Changes]:
-        """Yields changes from a cursor on, without one the snapshot first, until `stopping`.
+        """Yields changes after a cursor, or the snapshot and then changes, until `stopping`.
 
-        After 15 s without a change a message holds only a cursor.
+        After 15 s without a change, yields a message with only a cursor.
 
         Raises:
             ArgumentInvalid: If the selection is malformed.
-            CursorInvalid: If the cursor is of another selection, or of another database's future.
+            CursorInvalid: If the cursor is from another selection or another database.
         """
         selection.check()
         floor = decode_cursor(cursor, selection) if cursor else None
@@ -141,7 +141,7 @@ class ResourceWatcher:
 
 
 def _messages(changes: Sequence[WatchedChange]) -> Iterator[list[WatchedChange]]:
-    """Cuts changes into parts whose contents have about 1 MiB, unless one alone is larger."""
+    """Splits changes into parts of at most 1 MiB of content; a larger change is a part by itself."""
     part: list[WatchedChange] = []
     size_bytes = 0
     for change in changes:

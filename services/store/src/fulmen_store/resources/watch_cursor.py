@@ -1,4 +1,4 @@
-"""What a watch of resources selects, and its position."""
+"""Selections and cursors of watches of resources."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _LAYOUT: Final = struct.Struct(">B8sQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSelection:
-    """Which resources a watcher follows; no kinds mean all."""
+    """The resources that a watcher follows; no kinds means all."""
 
     project_id: int
     kinds: tuple[str, ...] = ()
     id_prefix: str = ""
 
     def check(self) -> None:
-        """Checks its size.
+        """Checks the size of the selection.
 
         Raises:
-            ArgumentInvalid: If it names too much.
+            ArgumentInvalid: If there are too many kinds, or the prefix is too long.
         """
         problems = []
         if len(self.kinds) > MAX_KINDS:
@@ -61,7 +61,7 @@ class WatchSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedChange:
-    """A new version, or a move of an alias: then `alias` holds it.
+    """A new version, or a move of an alias if `alias` is set.
 
     Attributes:
         transaction: Id of the transaction that wrote it.
@@ -76,7 +76,7 @@ class WatchedChange:
 
     @property
     def place(self) -> tuple[int, int, int, str]:
-        """Where it is in the order of all changes."""
+        """Sort key of the change."""
         return self.transaction, self.resource_id, self.version, self.alias.alias if self.alias else ""
 
 

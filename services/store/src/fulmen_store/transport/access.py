@@ -24,11 +24,12 @@ MAX_NAME = 128
 
 
 def require_project(name: str) -> str:
-    """Returns the project to work in; unset means the token's own, or the default one with a token for all.
+    """Returns the project of a request; by default the token's own, or the default project for a token for all.
+
+    Does not check that the project exists.
 
     Raises:
-        PermissionDenied: If the caller is bound to another project. The token alone decides: whether the
-            project exists is not checked.
+        PermissionDenied: If the caller is bound to another project.
     """
     caller = current_caller()
     project = name or caller.own_project
@@ -41,20 +42,20 @@ def require_all_projects() -> None:
     """Checks that the caller may access all projects.
 
     Raises:
-        PermissionDenied: If its token is bound to one.
+        PermissionDenied: If its token is bound to one project.
     """
     if project_limit() is not None:
         raise PermissionDenied("A token for all projects is required.", role=current_caller().role)
 
 
 def project_limit() -> str | None:
-    """Returns the only project whose things the caller may see; None if it may see all."""
+    """Returns the project that the caller is bound to; None if it may access all."""
     project = current_caller().project
     return None if project == ALL_PROJECTS else project
 
 
 def is_own_attempt(project: str, rollout_id: UUID, number: int | None = None) -> bool:
-    """Returns whether an attempt key reaches a rollout (or one attempt of it); true for every other role."""
+    """Returns whether an attempt key covers a rollout, or one attempt of it; True for every other role."""
     caller = current_caller()
     if caller.role is not Role.ATTEMPT:
         return True
@@ -63,10 +64,10 @@ def is_own_attempt(project: str, rollout_id: UUID, number: int | None = None) ->
 
 
 def require_count(items: Sequence[object], *, field: str, maximum: int) -> None:
-    """Checks how many entries a repeated field has.
+    """Checks the number of entries of a repeated field.
 
     Raises:
-        ArgumentInvalid: If there are none, or more than `maximum`.
+        ArgumentInvalid: If it is empty or has more than `maximum` entries.
     """
     if not 1 <= len(items) <= maximum:
         raise malformed(field, f"has {len(items)} entries, allowed are 1 to {maximum}")
@@ -76,7 +77,7 @@ def require_range(field: str, value: float, minimum: float, maximum: float) -> N
     """Checks a number of a request.
 
     Raises:
-        ArgumentInvalid: If it is outside its range, limits included.
+        ArgumentInvalid: If it is below `minimum` or above `maximum`.
     """
     if not minimum <= value <= maximum:
         raise malformed(field, f"is {value:g}, allowed are {minimum:g} to {maximum:g}")

@@ -17,15 +17,15 @@ ResponseT = TypeVar("ResponseT")
 async def answered_in_order(
     requests: AsyncIterator[RequestT], answer: Callable[[RequestT], Awaitable[ResponseT]], *, in_flight: int
 ) -> AsyncIterator[ResponseT]:
-    """Works on several requests at once and yields their answers in the order of the requests.
+    """Handles requests concurrently and yields the responses in request order.
 
     Args:
-        requests: Client's stream; it is read no further while `in_flight` answers are outstanding.
-        answer: Makes one answer.
+        requests: Client's stream; not read while `in_flight` responses are outstanding.
+        answer: Handler of one request.
         in_flight: Maximum number of concurrent requests.
 
     Raises:
-        FulmenError: What the first failed request, or the client's stream, raised; later requests are abandoned.
+        FulmenError: From the first request that failed, or the client's stream; later requests are cancelled.
     """
     answers: asyncio.Queue[asyncio.Future[ResponseT] | None] = asyncio.Queue(in_flight)
 

@@ -45,10 +45,10 @@ def names_of(attempts: Iterable[LeasedAttempt], projects: ProjectNames) -> list[
 
 
 async def attempts_of(names: Sequence[str], projects: ProjectNames, *, field: str) -> list[LeasedAttempt]:
-    """Parses names of attempts; those in an unknown project are of `NO_PROJECT`, which has no leases.
+    """Parses names of attempts; an unknown project becomes `NO_PROJECT`, which has no leases.
 
     Raises:
-        ArgumentInvalid: If one is malformed.
+        ArgumentInvalid: If a name is malformed.
     """
     parsed = [parse_attempt_name(name, field=field) for name in names]
     numbers = await projects.find_all(name.project for name in parsed)
@@ -74,9 +74,9 @@ MAX_MODEL = 64
 
 
 def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
-    """Encodes a runner's load; values out of range are clamped.
+    """Encodes a runner's load; clamps values out of range.
 
-    An invalid measurement is no reason to refuse the renewal.
+    An invalid measurement must not make the renewal fail.
     """
     kept = lease_pb2.RunnerLoad(
         cpu_ratio=_ratio(load.cpu_ratio),
@@ -99,7 +99,7 @@ def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
 
 
 def runner_of(view: RunnerView) -> registry_pb.Runner:
-    """Encodes a runner as it is now."""
+    """Encodes a runner."""
     runner = registry_pb.Runner(
         name=runner_name(view.session_id),
         info=lease_pb2.RunnerInfo.FromString(view.info),
@@ -116,7 +116,7 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
 
 
 def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
-    """Creates the filter of runners that have all these labels."""
+    """Creates a filter for runners that have all these labels."""
 
     def wanted(view: RunnerView) -> bool:
         if not labels:

@@ -1,4 +1,4 @@
-"""`LeaseService` over gRPC: the stream of work to runners, and its unary counterparts."""
+"""`LeaseService` over gRPC: the stream of assignments to runners, and its unary counterparts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
 MESSAGE_BYTES = 3 * 1024 * 1024
-# Size of an assignment without its request: names, key and limits.
+# Upper bound of an assignment without its request: names, key and limits.
 ASSIGNMENT_BYTES = 1024
 FIRST_MESSAGE_LIMIT_S = 30.0
 
@@ -71,14 +71,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         drain_notice_s: float,
         stopping: asyncio.Event,
     ) -> None:
-        """Wires the servicer.
+        """Creates the servicer.
 
         Args:
             sessions: Runner sessions and their streams.
             dispatcher: Receives the credit of runners.
             ends: Ends attempts as reported.
             projects: Names and numbers of projects.
-            checks: Table in which attempts are checked.
+            checks: Table for attempt checks.
             signer: Signs attempt keys.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
             stopping: Set when the replica shuts down.
@@ -95,12 +95,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def StreamLeases(
         self, request_iterator: AsyncIterator[pb.StreamLeasesRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamLeasesResponse]:
-        """Streams work to a runner for as long as it holds the stream open."""
+        """Streams assignments to a runner until it closes the stream."""
         self._require_service()
         first = await _first_message(request_iterator)
         stream, lost = await self._open(first.open)
         if self._stopping.is_set():
-            # The shutdown began while the session was opened, after all other streams were notified.
+            # The shutdown began while the session was being opened, after all other streams were notified.
             stream.send(Drained())
         reader = asyncio.create_task(self._read(stream, request_iterator), name=f"lease-stream-{stream.session_id}")
         try:
@@ -118,7 +118,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def AcquireLeases(
         self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireLeasesResponse:
-        """Acquires leases, waiting for the first."""
+        """Acquires leases; waits for the first one."""
         self._require_service()
         wait_s = request.wait.seconds + request.wait.nanos / 1e9
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
@@ -152,10 +152,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         return pb.AcquireLeasesResponse(assignments=assignments, runner=runner_name(session_id), lease_ttl=self._ttl())
 
     def _require_service(self) -> None:
-        """Refuses new streams during a shutdown, which would have to wait for them.
+        """Refuses new streams during a shutdown, which would otherwise wait for them.
 
         Raises:
-            Draining: If it does.
+            Draining: If the replica is shutting down.
         """
         if self._stopping.is_set():
             raise Draining("The store is shutting down: connect to another replica, or retry.")
@@ -163,7 +163,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.RenewLeasesResponse:
-        """Renews a session and names its attempts, and those of them that were cancelled."""
+        """Renews a session; returns its attempts and which of them were cancelled."""
         session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
         if request.HasField("load"):
@@ -185,7 +185,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def ReleaseLeases(
         self, request: pb.ReleaseLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReleaseLeasesResponse:
-        """Gives leases back."""
+        """Releases leases."""
         session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
         attempts = await attempts_of(request.attempts, self._project_names, field="attempts")
@@ -195,7 +195,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def CheckAttempts(
         self, request: pb.CheckAttemptsRequest, context: grpc.aio.ServicerContext
     ) -> pb.CheckAttemptsResponse:
-        """Tells how attempts stand."""
+        """Returns the status of attempts."""
         require_count(request.attempts, field="attempts", maximum=MAX_REPORTS)
         names = [parse_attempt_name(one.attempt, field="attempts[].attempt") for one in request.attempts]
         found = await self._checks.look([(name.rollout_id, name.number) for name in names])
@@ -227,14 +227,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         return self._sessions.attach(session_id, labels=labels, projects=projects), names
 
     async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
-        """Returns the projects whose work a runner gets; None for all."""
+        """Returns the projects that a runner serves; None for all."""
         require_range("projects", len(names), 0, MAX_PROJECTS)
         limit = project_limit()
         wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
         return frozenset([await self._project_names.require(name) for name in wanted]) or None
 
     async def _read(self, stream: RunnerStream, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
-        """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
+        """Handles the runner's messages until it closes its side, then puts `RunnerDone` into the outbox."""
         slots = asyncio.Semaphore(ACKS_IN_FLIGHT)
         error: FulmenError | None = None
         try:
@@ -340,7 +340,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         ]
 
     async def _foreign(self, session_ids: Collection[UUID]) -> frozenset[UUID]:
-        """Returns the sessions whose leases the caller's token may not touch."""
+        """Returns the sessions whose leases the caller may not access."""
         limit = project_limit()
         return frozenset() if limit is None else await self._sessions.foreign(session_ids, project=limit)
 
@@ -388,7 +388,7 @@ async def _answer(stream: RunnerStream, slots: asyncio.Semaphore, work: Awaitabl
 
 async def _wait_until(stream: RunnerStream, closes_at: float | None) -> None:
     if closes_at is None:
-        # The runner's stream bounds this wait: it ends with the session.
+        # Bounded by the runner's stream, which ends with the session.
         await stream.outbox.wait()
         return
     try:

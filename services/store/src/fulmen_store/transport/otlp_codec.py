@@ -1,8 +1,8 @@
-"""OTLP exports, taken apart without taking spans apart.
+"""Splits OTLP exports by attempt without decoding spans.
 
-An export is decoded once as a whole, in C, to know that it is well-formed. Then it is read again by a schema of the
-same numbers in which resources, scopes and spans are plain bytes: those go into chunks as they came. Of a span itself
-only the times are read, and the attributes only if it seems to name a rollout.
+An export is first decoded as a whole, in C, to validate it. It is then parsed with a schema of the same field numbers
+in which resources, scopes and spans are plain bytes, which go into chunks unchanged. Only the times of a span are read,
+and its attributes only if it seems to name a rollout.
 
 Source: https://opentelemetry.io/docs/specs/otlp/, sections "Binary Protobuf Encoding" and "JSON Protobuf Encoding".
 """
@@ -34,14 +34,14 @@ __all__ = ["export_from_json", "loose_spans"]
 
 ROLLOUT_KEY: Final = "fulmen.rollout"
 ATTEMPT_KEY: Final = "fulmen.attempt"
-# A message in a message takes a tag and a length of at most 5 bytes each.
+# A nested message takes a tag and a length of at most 5 bytes each.
 WRAPPING_BYTES: Final = 10
 _ID_KEYS: Final = ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id")
 _PACKAGE: Final = "fulmen.otlp.outline"
 
 
 def _outline() -> dict[str, Any]:
-    """Creates message classes with the field numbers of OTLP that keep the inner messages as bytes."""
+    """Creates message classes with OTLP's field numbers that keep inner messages as bytes."""
     file = FileDescriptorProto(name="fulmen/otlp/outline.proto", package=_PACKAGE, syntax="proto3")
     one, many = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
     octets, number = FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_FIXED64
@@ -69,7 +69,7 @@ _SpanTimes: Final = _MESSAGES["SpanTimes"]
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Spans of one attempt, as many as one chunk takes."""
+    """Spans of one attempt that fit into one chunk."""
 
     records: list[span_pb2.SpanRecord] = field(default_factory=list)
     start_ns: int = 2**64
@@ -78,7 +78,7 @@ class _Part:
 
 
 class _Parts:
-    """The parts of one attempt; the last one is still being filled."""
+    """The parts of one attempt; the last is still being filled."""
 
     def __init__(self) -> None:
         self.done: list[_Part] = [_Part()]
@@ -102,7 +102,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpan
         own: Attempt of every span; None to read it from the attributes of spans or resources.
 
     Returns:
-        The spans by attempt, how many name no attempt, and how many are too large to be kept.
+        The spans by attempt, the number that name no attempt, and the number that are too large to store.
 
     Raises:
         ArgumentInvalid: If it is not a well-formed export.
@@ -142,12 +142,12 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpan
 
 
 def export_from_json(body: bytes) -> bytes:
-    """Turns an OTLP/JSON export into the binary one: ids are hexadecimal there, enums are numbers.
+    """Converts an OTLP/JSON export, where ids are hexadecimal and enums are numbers, to the binary form.
 
     Raises:
         ArgumentInvalid: If it is not a well-formed export.
     """
-    # Imported here: it takes 4 MB, and few writers send JSON.
+    # Imported lazily: it takes 4 MB, and few writers send JSON.
     from google.protobuf import json_format
 
     try:
@@ -187,7 +187,7 @@ def _attempt_of(attributes: Iterable[common_pb2.KeyValue]) -> AttemptName | None
         if attribute.key == ROLLOUT_KEY:
             rollout = attribute.value.string_value
         elif attribute.key == ATTEMPT_KEY:
-            # OTEL_RESOURCE_ATTRIBUTES makes strings of everything.
+            # OTEL_RESOURCE_ATTRIBUTES turns every value into a string.
             number = attribute.value.string_value or str(attribute.value.int_value)
     try:
         return parse_attempt_name(attempt_of(rollout, number)) if rollout else None

@@ -1,6 +1,7 @@
-"""OTLP/HTTP: `POST /v1/traces`, protobuf or JSON, gzip or not; and `GET /healthz`.
+"""OTLP/HTTP: `POST /v1/traces`, protobuf or JSON, optionally gzipped; and `GET /healthz`.
 
-Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp. Errors are `google.rpc.Status` in the encoding of the request.
+Errors are `google.rpc.Status` in the encoding of the request. Source:
+https://opentelemetry.io/docs/specs/otlp/#otlphttp.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ __all__ = ["OtlpHttpApp"]
 
 TRACES: Final = "/v1/traces"
 HEALTH: Final = "/healthz"
-# Whoever may call the one may call the other.
+# Access is checked as for the gRPC endpoint.
 RPC: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
 BODY_LIMIT_S: Final = 30.0
 DEFAULT_RETRY_AFTER_S: Final = 1.0
-# Unpacking larger bodies would block others for longer than a thread costs.
+# Larger bodies are unpacked in a thread; inline they would block the event loop for longer than a thread costs.
 INLINE_GUNZIP_BYTES: Final = 32 * 1024
 
 _METHODS: Final = {TRACES: "POST", HEALTH: "GET"}
@@ -52,7 +53,7 @@ _log = structlog.get_logger()
 
 
 class _Refused(Exception):
-    """An error specific to HTTP: a path, a method, an encoding."""
+    """An error specific to HTTP: wrong path, method or encoding."""
 
     def __init__(self, status: int, message: str, *extra: Header) -> None:
         super().__init__(message)
@@ -61,7 +62,7 @@ class _Refused(Exception):
 
 
 class OtlpHttpApp:
-    """The ASGI application; the only place that turns an unexpected exception into an answer."""
+    """The ASGI application; the only handler of unexpected exceptions."""
 
     def __init__(
         self,
@@ -71,13 +72,13 @@ class OtlpHttpApp:
         max_body_bytes: int,
         database: Database,
     ) -> None:
-        """Wires the application.
+        """Creates the application.
 
         Args:
-            ingest: Stores exports.
-            authenticator: That of the gRPC server.
+            ingest: Storage of exports.
+            authenticator: Authenticator of the gRPC server.
             max_body_bytes: Maximum size of a body, compressed and uncompressed, bytes.
-            database: The database, whose state /healthz reports.
+            database: Database whose state /healthz reports.
         """
         self._ingest = ingest
         self._authenticator = authenticator
@@ -101,7 +102,7 @@ class OtlpHttpApp:
             known = FulmenError(str(refusal)) if status >= 500 else ArgumentInvalid(str(refusal))
             await _respond_error(send, status, known, as_json=as_json, extra=refusal.extra)
         except MessageTooLarge as error:
-            # The rest of the body is not read: the connection cannot be used again.
+            # The rest of the body is not read, so the connection cannot be reused.
             status, reason = 413, error.reason
             close = (b"connection", b"close")
             await _respond_error(send, status, error, as_json=as_json, extra=(close,), unread=receive)
@@ -160,11 +161,11 @@ class OtlpHttpApp:
 
 
 def _unpacked(body: bytes, limit_bytes: int) -> bytes:
-    """Unpacks gzip, never more than the limit.
+    """Unpacks gzip up to a limit.
 
     Raises:
-        MessageTooLarge: If the content is larger.
-        ArgumentInvalid: If it is no gzip, or breaks off.
+        MessageTooLarge: If the content exceeds the limit.
+        ArgumentInvalid: If it is not gzip, or is truncated.
     """
     parts: list[bytes] = []
     size_bytes = 0

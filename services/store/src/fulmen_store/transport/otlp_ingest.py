@@ -16,7 +16,7 @@ from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
 
-# Decoding larger exports would block others for longer than a thread costs.
+# Larger exports are decoded in a thread; inline they would block the event loop for longer than a thread costs.
 INLINE_DECODE_BYTES: Final = 1024 * 1024
 INLINE_JSON_BYTES: Final = 16 * 1024
 MAX_BYTES_IN_FLIGHT: Final = 128 * 1024 * 1024
@@ -24,7 +24,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class OtlpIngest:
-    """Stores exports of the caller that is bound to the context."""
+    """Stores exports on behalf of the current caller."""
 
     def __init__(self, *, spans: Spans, metrics: StoreMetrics) -> None:
         self._spans = spans
@@ -32,12 +32,12 @@ class OtlpIngest:
         self._bytes_in_flight = 0
 
     async def export(self, body: bytes, *, as_json: bool = False) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Stores the spans of an export; returns, after their commit, how many were refused and why.
+        """Stores the spans of an export; returns, after the commit, the number of refused spans and why.
 
         Raises:
             ArgumentInvalid: If it is not a well-formed export.
-            QuotaExceeded: If too much is being taken in already; the same export may be retried a moment later.
-            DatabaseUnavailable: If the outcome is unknown; likewise.
+            QuotaExceeded: If too many exports are in progress; the same export may be retried shortly after.
+            DatabaseUnavailable: If the outcome is unknown; the same export may be retried.
         """
         if self._bytes_in_flight and self._bytes_in_flight + len(body) > MAX_BYTES_IN_FLIGHT:
             raise QuotaExceeded(
@@ -62,7 +62,7 @@ class OtlpIngest:
             loose, homeless, oversized = take_apart()
         else:
             loose, homeless, oversized = await asyncio.to_thread(take_apart)
-        # What the caller may not access is as if it did not exist.
+        # Attempts that the caller may not access are treated as nonexistent.
         reached = [part for part in loose if caller.may_access(part.project)]
         kept = await self._spans.append_loose(reached)
         unknown = sum(part.span_count for part in loose) - sum(

@@ -15,15 +15,15 @@ MAX_PAGE = 1000
 
 
 def encode_token(key: bytes, *, listed: str) -> str:
-    """Packs the key after which the next page begins; `listed` names the selection."""
+    """Encodes the last key of a page; `listed` identifies the selection."""
     return base64.urlsafe_b64encode(_digest(listed) + key).decode().rstrip("=")
 
 
 def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
-    """Returns the key of a token, None for the first page.
+    """Decodes a token into its key; None for the first page.
 
     Raises:
-        PageTokenInvalid: If it is malformed or of another list.
+        PageTokenInvalid: If it is malformed or belongs to another list.
     """
     if not token:
         return None
@@ -37,7 +37,7 @@ def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
 
 
 def page_size(requested: int, *, default: int) -> int:
-    """Returns the page size to use; larger than 1000 is 1000.
+    """Returns the effective page size, at most 1000.
 
     Raises:
         ArgumentInvalid: If it is negative.

@@ -1,4 +1,4 @@
-"""`PeerService` over gRPC: notifications of other replicas."""
+"""`PeerService` over gRPC: notifications from other replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PROJECTS = 10_000
 
 
 class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
-    """Receives the notifications of other replicas."""
+    """Receives notifications from other replicas."""
 
     def __init__(self, receiver: NotificationReceiver) -> None:
         self._receiver = receiver

@@ -38,7 +38,7 @@ __all__ = [
 
 DEFAULT_PAGE: Final = 50
 DEFAULT_WEIGHT: Final = 100
-# Longer than any name, so that the key of a page has one length.
+# Longer than any name, so that page keys have a fixed length.
 NAME_BYTES: Final = 72
 PLACE_BYTES: Final = 24
 NEWEST: Final = TokenPlace(created_at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), token_id="")
@@ -142,21 +142,21 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     async def ListRevokedTokens(
         self, request: pb.ListRevokedTokensRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRevokedTokensResponse:
-        """Returns the ids of revoked tokens; to a token of one project those that could be shown to it."""
+        """Returns the ids of revoked tokens; for a token of one project, only those that are valid there."""
         return pb.ListRevokedTokensResponse(token_ids=await self._token_table.revoked(project=project_limit()))
 
     async def IntrospectToken(
         self, request: pb.IntrospectTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.IntrospectTokenResponse:
-        """Tells whose a token is."""
+        """Returns the owner of a token."""
         return introspected(self._verifier, request.token, asked_by=current_caller())
 
 
 def _visible(name: str) -> str:
-    """Returns a project's name if the caller may see it; any other is as if it did not exist.
+    """Returns a project's name if the caller may access it.
 
     Raises:
-        ProjectNotFound: If it may not.
+        ProjectNotFound: If it may not, as if the project did not exist.
     """
     if not current_caller().may_access(name):
         raise unknown_project(name)

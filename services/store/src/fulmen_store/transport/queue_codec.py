@@ -34,7 +34,7 @@ MAX_UNMATCHED = 100
 def stats_message(
     stats: QueueStats, *, open_credit: int, unmatched: Iterable[tuple[Labels, int]]
 ) -> pb.GetQueueStatsResponse:
-    """Encodes queue statistics; `unmatched` are label sets that no runner has, and how many wait for them."""
+    """Encodes queue statistics; `unmatched` are label sets that no runner has, each with its waiting rollouts."""
     terms = stats.terms
     message = pb.GetQueueStatsResponse(
         queued_count=sum(each.queued for each in stats.priorities),
@@ -91,7 +91,7 @@ DEFAULTS: Final = DemandQuery()
 
 
 def demand_project(name: str, caller: Caller) -> str | None:
-    """Returns the project to count, None for all; by default that of the caller's token.
+    """Returns the project to count, by default that of the caller's token; None for all.
 
     Raises:
         PermissionDenied: If the caller is bound to another project.
@@ -113,10 +113,10 @@ def checked_query(
     min_runners: int = DEFAULTS.min_runners,
     max_runners: int = DEFAULTS.max_runners,
 ) -> DemandQuery:
-    """Builds a query from optional values; `names` are the names of the three numbers in errors.
+    """Builds a query from optional values; `names` are the names of the numbers in errors.
 
     Raises:
-        ArgumentInvalid: If something is out of its range.
+        ArgumentInvalid: If a value is out of range.
     """
     drain_s = DEFAULTS.target_drain_s if target_drain_s is None else target_drain_s
     slots = DEFAULTS.slots_per_runner if slots_per_runner is None else slots_per_runner
@@ -146,7 +146,7 @@ def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
     """Decodes a request.
 
     Raises:
-        ArgumentInvalid: If something is out of its range.
+        ArgumentInvalid: If a value is out of range.
         PermissionDenied: If the caller is bound to another project.
     """
     return checked_query(

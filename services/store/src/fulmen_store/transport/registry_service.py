@@ -27,7 +27,7 @@ __all__ = ["RunnerRegistryService"]
 DEFAULT_PAGE = 50
 LISTED = "runners"
 MAX_LABELS = 64
-# Of a list and of a message of the watch; a runner of 1000 attempts has some 60 KiB.
+# Maximum size of a list or of a message of the watch; a runner with 1000 attempts takes about 60 KiB.
 PAGE_BYTES = 3 * 1024 * 1024
 MESSAGE_BYTES = 1024 * 1024
 
@@ -38,7 +38,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     def __init__(
         self, *, table: RunnerTable, fleet: FleetWatcher, demand: FleetDemand, stopping: asyncio.Event
     ) -> None:
-        """Takes the table of sessions, the watch and the demand; `stopping` tells when streams are to end."""
+        """Creates the servicer; `stopping` is set when the replica shuts down."""
         self._table = table
         self._demand = demand
         self._fleet = fleet
@@ -89,7 +89,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     async def GetFleetDemand(
         self, request: pb.GetFleetDemandRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetFleetDemandResponse:
-        """Returns the number of runners for the work."""
+        """Returns the number of runners that running and queued rollouts need."""
         return demand_message(*await self._demand.demand(demand_query(request)))
 
 

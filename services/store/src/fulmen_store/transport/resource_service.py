@@ -43,7 +43,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         rollouts: RolloutTable,
         stopping: asyncio.Event,
     ) -> None:
-        """Takes the use cases; `stopping` tells when streams are to end."""
+        """Creates the servicer; `stopping` is set when the replica shuts down."""
         self._resources = resources
         self._watcher = watcher
         self._table = table
@@ -122,7 +122,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         project_id = await self._rollouts.project_id(project)
         base = await self._table.get(project_id, request.base, refs[0])
         target = await self._table.get(project_id, request.target, refs[1])
-        # In a thread: contents of some MiB take longer than other callers should wait.
+        # In a thread, because comparing contents of a few MiB would block other callers.
         found = await asyncio.to_thread(
             compare,
             base.content,
@@ -148,7 +148,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
     async def WatchResources(
         self, request: pb.WatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchResourcesResponse]:
-        """Streams the snapshot, then changes; with a cursor only the changes since."""
+        """Streams the snapshot, then changes; with a cursor, only the changes after it."""
         project = require_project(request.project)
         selection = WatchSelection(
             project_id=await self._rollouts.project_id(project),
@@ -161,7 +161,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
 
 
 def _id(name: str) -> str:
-    """Returns the id of a resource's name, or one that no resource has."""
+    """Returns the id in a resource's name; for a malformed name, an id that no resource has."""
     return name.removeprefix("resources/") if name.startswith("resources/") else f"/{name}"
 
 

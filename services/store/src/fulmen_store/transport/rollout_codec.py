@@ -39,7 +39,7 @@ MODE_CLAIMS: Mapping[int, str] = {
 
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
-    """Encodes a rollout as it is now, without its ended attempts."""
+    """Encodes a rollout without its ended attempts."""
     message = rollout_pb2.Rollout.FromString(view.request)
     message.name = rollout_name(message.project, view.rollout_id)
     message.state = view.state.value
@@ -76,7 +76,7 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
 
 
 def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner) -> None:
-    """Encodes an assignment, with the key that lets the agent call models and report spans."""
+    """Encodes an assignment with the attempt key for model calls and spans."""
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
@@ -98,9 +98,9 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
 
 
 def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
-    """Returns how long an attempt may run from now: the policy's timeout, or less if the deadline is nearer.
+    """Returns the time that an attempt may run: the policy's timeout, or the time to the deadline if it is shorter.
 
-    Only a hint to the runner, so the replica's clock will do; the store holds the deadline by the database's.
+    This is a hint to the runner, so the replica's clock suffices; the store enforces the deadline by the database's.
     """
     policy_s = rollout.policy.attempt_timeout.seconds + rollout.policy.attempt_timeout.nanos / 1e9
     if not rollout.HasField("deadline_time"):
@@ -135,7 +135,7 @@ BATCH_MEMBERS: Final = 256
 async def feed_messages(
     page: FeedPage, selection: Selection, table: RolloutTable
 ) -> AsyncIterator[pb.WatchRolloutsResponse]:
-    """Yields the messages of a page; the next batch is read when the messages of the one before were taken."""
+    """Yields the messages of a page; reads a batch when the messages of the previous one have been consumed."""
     message, size_bytes = pb.WatchRolloutsResponse(), 0
     for batch in _batches(page.groups):
         for finished in await _read(batch, selection, table):
@@ -150,7 +150,7 @@ async def feed_messages(
 
 
 def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
-    """Splits groups so that each batch has few members, unless one group alone has many."""
+    """Splits groups into batches with few members; a large group is a batch by itself."""
     batch: list[FinishedGroup] = []
     members = 0
     for group in groups:

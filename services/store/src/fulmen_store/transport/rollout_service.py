@@ -58,7 +58,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         stats: StatsCache,
         stopping: asyncio.Event,
     ) -> None:
-        """Takes the use cases; `stopping` tells when streams are to end."""
+        """Creates the servicer; `stopping` is set when the replica shuts down."""
         self._rollouts = rollouts
         self._table = table
         self._lists = lists
@@ -77,7 +77,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     def StreamCreateRollouts(
         self, request_iterator: AsyncIterator[pb.StreamCreateRolloutsRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamCreateRolloutsResponse]:
-        """Creates rollouts request by request, over one stream."""
+        """Creates rollouts over a stream, one commit per request."""
 
         async def answer(request: pb.StreamCreateRolloutsRequest) -> pb.StreamCreateRolloutsResponse:
             return pb.StreamCreateRolloutsResponse(rollouts=await self._create(request.rollouts, request.request_id))
@@ -127,7 +127,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def RetryRollouts(
         self, request: pb.RetryRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.RetryRolloutsResponse:
-        """Runs final rollouts again, as new ones: by name, or dead ones by filter."""
+        """Runs final rollouts again as new ones: by name, or dead letters by filter."""
         if not request.filter:
             require_count(request.names, field="names", maximum=MAX_NAMES)
             views = await self._views([parse_rollout_name(name, field="names") for name in request.names])
@@ -143,7 +143,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def WatchRollouts(
         self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchRolloutsResponse]:
-        """Streams finished groups from the cursor on."""
+        """Streams finished groups after the cursor."""
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         group_key = None
         if request.group_id:
@@ -165,7 +165,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def GetQueueStats(
         self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetQueueStatsResponse:
-        """Tells how full the queue is and by which rules it is served."""
+        """Returns queue statistics and rules."""
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
@@ -183,15 +183,15 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         return [_queued(draft.project, rollout_id) for draft, rollout_id in zip(drafts, ids, strict=True)]
 
     async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
-        """Returns project and training run by number: `NO_RUN` if it is unknown, None if none is named.
+        """Returns the numbers of project and training run: `NO_RUN` if it is unknown, None if none is named.
 
-        Nothing is recorded by looking.
+        Does not record the training run.
         """
         project_id = await self._table.project_id(project)
         return project_id, await self._table.find_run(project_id, training_run) if training_run else None
 
     async def _views(self, names: Sequence[RolloutName]) -> list[RolloutView]:
-        """Returns rollouts that all exist and that the caller may see; others are as if they did not exist."""
+        """Returns rollouts; fails if one does not exist or the caller may not access it."""
         found = {view.rollout_id: view for view in await self._table.view([name.rollout_id for name in names])}
         may_access = current_caller().may_access
         projects = await self._table.projects.find_all(name.project for name in names)
@@ -207,7 +207,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
 
 
 def _project_in(name: str) -> str:
-    """Returns the project in the name of a rollout to create; empty if there is none, or the name is malformed."""
+    """Returns the project in the name of a rollout to create; empty if the name has none or is malformed."""
     try:
         return parse_rollout_name(name).project if name else ""
     except ArgumentInvalid:

@@ -1,7 +1,7 @@
 """KEDA's external scaler: the wanted number of slots, and the slots per runner.
 
-KEDA sends no authorization header: the token is part of the trigger's metadata. It is checked like every other token,
-before anything else, and never logged or returned.
+KEDA sends no authorization header: the token is part of the trigger's metadata. It is checked first, like any other
+token, and never logged or returned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ScalerService"]
 
 METRIC: Final = "fulmen-wanted-slots"
 POLL_INTERVAL_S: Final = 2.0
-# As the errors of a stream of ours: KEDA opens it again after any.
+# Interval at which an unchanged result is sent again.
 REPEAT_S: Final = 60.0
 
 TOKEN: Final = "token"  # noqa: S105  # the name of a key, no secret
@@ -41,7 +41,7 @@ OWN_KEYS: Final = frozenset(
 KEDA_KEYS: Final = frozenset(
     {"scalerAddress", "tlsCertFile", "caCert", "tlsClientCert", "tlsClientKey", "enableTLS", "unsafeSsl"}
 )
-# Of a key that ends so KEDA sends the value of the variable that was named, under the key as it was written.
+# For a key with this suffix, KEDA sends the value of the named variable under the unchanged key.
 FROM_ENVIRONMENT: Final = "FromEnv"
 MAX_SHOWN_KEY: Final = 64
 
@@ -52,7 +52,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     """Serves the external scaler."""
 
     def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: asyncio.Event) -> None:
-        """Wires the servicer; `identify` authenticates a caller by rpc, authorization and address."""
+        """Creates the servicer; `identify` authenticates a caller by rpc, authorization and address."""
         self._demand = demand
         self._identify = identify
         self._stopping = stopping
@@ -66,11 +66,11 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.IsActiveResponse]:
-        """Streams whether any runner is wanted: immediately, at every change and periodically."""
+        """Streams whether any runner is wanted: at once, at every change and periodically."""
         sent: bool | None = None
         sent_at = -math.inf
         while not self._stopping.is_set():
-            # Checked every time: a token may be revoked or expire.
+            # Checked on every poll, because a token may be revoked or expire.
             query = self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)
             is_active, now = demand.slots > 0, time.monotonic()
@@ -91,7 +91,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetrics(
         self, request: pb.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricsResponse:
-        """Measures it."""
+        """Returns the number of wanted slots."""
         query = self._query("GetMetrics", request.scaledObjectRef, context)
         if request.metricName and not request.metricName.endswith(METRIC):
             raise malformed("metricName", f"there is only {METRIC}")
@@ -103,10 +103,10 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Authenticates the caller, then decodes the query.
 
         Raises:
-            TokenInvalid: There is no good token.
-            TooManyInvalidTokens: Likewise, and its address has shown too many that were not made here.
-            PermissionDenied: Its role may not ask, or not for this project.
-            ArgumentInvalid: A key is unknown, or its value malformed.
+            TokenInvalid: If the token is missing or invalid.
+            TooManyInvalidTokens: If the address has presented too many forged tokens.
+            PermissionDenied: If the caller's role or project does not allow the query.
+            ArgumentInvalid: If a key is unknown or its value malformed.
         """
         given = _named(request.scalerMetadata)
         caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""), address_of(context.peer()))
@@ -130,10 +130,10 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
 
 
 def _named(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Returns the metadata under the keys of the contract.
+    """Returns the metadata with keys stripped of the `FromEnv` suffix.
 
     Raises:
-        ArgumentInvalid: A key is given twice, once as it is and once from the environment.
+        ArgumentInvalid: If a key is given twice, directly and from the environment.
     """
     given: dict[str, str] = {}
     for key, value in metadata.items():

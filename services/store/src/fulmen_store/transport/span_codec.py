@@ -1,4 +1,4 @@
-"""Spans between chunks, listings and the domain."""
+"""Decoding, listing and filtering of span chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
-# The year 2255: nanoseconds since 1970 still fit into 63 bits.
+# The year 2255; nanoseconds since 1970 still fit into 63 bits.
 MAX_SECONDS: Final = 9_000_000_000
 MAX_NAMES: Final = 32
 MAX_ATTRIBUTES: Final = 16
@@ -42,31 +42,31 @@ _NS: Final = 1_000_000_000
 
 
 class ChunkUnreadable(Exception):
-    """A chunk's payload does not match its codec, which only a broken writer causes."""
+    """A chunk's payload does not match its codec; only a broken writer causes this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSpan:
-    """A span that was unpacked for a listing, and its place in the order: 20 bytes that sort like it."""
+    """A span unpacked for a listing, with a sort key of 20 bytes."""
 
     key: bytes
     attempt: AttemptName
     record: span_pb2.SpanRecord
 
     def __lt__(self, other: ListedSpan) -> bool:
-        # Reversed: heapq keeps the smallest on top, and the largest is to be thrown out.
+        # Reversed: heapq keeps the smallest on top, but the largest is to be evicted.
         return self.key > other.key
 
 
 class Listing:
     """The first spans of one rollout after a position, by start time, without duplicates.
 
-    Holds `limit` spans of about `max_bytes` at maximum, one span at minimum, and the ids of the others, however many chunks
-    go through it.
+    Holds at most `limit` spans of about `max_bytes` in total, but at least one span, and the ids of the others, for any
+    number of chunks.
 
     Attributes:
         duplicates: Number of repeated spans.
-        is_cut: Whether spans were left out because of their size.
+        is_cut: Whether spans were omitted because of their size.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Listing:
         self.is_cut = False
 
     def add(self, chunk: Chunk) -> None:
-        """Adds the spans of a chunk; chunks must be added in order of their ids.
+        """Adds the spans of a chunk; chunks must be added in id order.
 
         Raises:
             ChunkUnreadable: If it cannot be unpacked.
@@ -116,7 +116,7 @@ class Listing:
 
 
 def read_chunk(message: span_pb2.SpanChunk) -> NewChunk | str:
-    """Decodes a chunk; returns what is wrong with it if it is malformed."""
+    """Decodes a chunk; returns a description of the problem if it is malformed."""
     try:
         attempt = parse_attempt_name(message.attempt)
         chunk_id = UUID(message.chunk_id)
@@ -144,7 +144,7 @@ def read_chunk(message: span_pb2.SpanChunk) -> NewChunk | str:
 
 
 def chunk_message(chunk: Chunk, project: str) -> span_pb2.SpanChunk:
-    """Encodes a stored chunk, its payload untouched."""
+    """Encodes a stored chunk; the payload is unchanged."""
     return span_pb2.SpanChunk(
         attempt=attempt_name(project, chunk.rollout_id, chunk.attempt),
         chunk_id=str(chunk.chunk_id),
@@ -157,7 +157,7 @@ def chunk_message(chunk: Chunk, project: str) -> span_pb2.SpanChunk:
 
 
 def model_call_problem(chunk: Chunk) -> str:
-    """Returns why a writer without a service token may not write a chunk; empty if it may."""
+    """Returns the reason why a writer without a service token may not write a chunk; empty if it may."""
     try:
         batch = _unpack(chunk)
     except ChunkUnreadable:
@@ -173,7 +173,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
     """Decodes a filter; None if it selects everything.
 
     Raises:
-        ArgumentInvalid: If it has too many conditions, or times out of range.
+        ArgumentInvalid: If it has too many conditions or times out of range.
     """
     violations = []
     for name, count, maximum in (
@@ -208,10 +208,10 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
 def filtered_chunk(
     chunk: Chunk, project: str, wanted: SpanFilter, seen: set[tuple[int, bytes]]
 ) -> tuple[span_pb2.SpanChunk | None, int]:
-    """Packs the spans of a chunk that match again; those in `seen` are left out, the others added to it.
+    """Repacks the matching spans of a chunk; drops those in `seen` and adds the others to it.
 
     Returns:
-        The chunk, None if nothing is left, and the number of duplicates that were dropped.
+        The chunk, None if no span is left, and the number of dropped duplicates.
 
     Raises:
         ChunkUnreadable: If it cannot be unpacked.

@@ -1,6 +1,6 @@
 """`SpanService` and the OpenTelemetry `TraceService` over gRPC.
 
-Invariant: a reader holds a few MiB of chunks and one page of spans at a time, however much there is.
+Invariant: a reader holds a few MiB of chunks and one page of spans at a time, whatever the total size.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     async def AppendSpans(
         self, request_iterator: AsyncIterator[pb.AppendSpansRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.AppendSpansResponse]:
-        """Stores chunks; answers each message after its commit, in order."""
+        """Stores chunks; responds to each message after its commit, in order."""
         async for answer in answered_in_order(request_iterator, self._append, in_flight=COMMITS_IN_FLIGHT):
             yield answer
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
-        """Lists the spans of rollouts and attempts, one parent after the other."""
+        """Lists the spans of rollouts and attempts, parent by parent."""
         names = [*([request.parent] if request.parent else []), *request.parents]
         require_count(names, field="parents", maximum=MAX_LISTED)
         parents = [_parent(name) for name in names]
@@ -90,7 +90,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         response = pb.ListSpansResponse()
         while position < len(parents):
             left = limit - len(response.spans)
-            # One more than asked for, to know whether there is another page.
+            # Request one extra span to find out whether there is another page.
             parent, max_bytes = parents[position], PAGE_BYTES - response.ByteSize()
             listing = Listing(parent.project, after=after, limit=left + 1, max_bytes=max_bytes, wanted=wanted)
             await self._list(parent, listing, wanted=wanted)
@@ -106,7 +106,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     async def StreamSpans(
         self, request: pb.StreamSpansRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamSpansResponse]:
-        """Streams the chunks of many rollouts as they were written, or filtered."""
+        """Streams the chunks of many rollouts, unchanged or filtered."""
         wanted = read_filter(request.filter)
         message, size_bytes = pb.StreamSpansResponse(), 0
         async for parents in self._streamed_parents(request):
@@ -121,7 +121,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
             yield message
 
     async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
-        """Yields parents in small batches, without those that the caller may not access."""
+        """Yields the parents that the caller may access, in small batches."""
         if not request.training_run:
             require_count(request.parents, field="parents", maximum=MAX_PARENTS)
             parents = [_parent(name) for name in request.parents]
@@ -172,13 +172,13 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         self._metrics.spans_repeated(listing.duplicates)
 
     def _skip(self, parent: SpanParent, chunk: Chunk) -> None:
-        """Records a chunk that cannot be decoded; chunks of services are stored unread."""
+        """Records a chunk that cannot be decoded; chunks of services are stored without decoding."""
         self._metrics.chunk_unreadable()
         attempt = attempt_name(parent.project, chunk.rollout_id, chunk.attempt)
         _log.warning("chunk_unreadable", attempt=attempt, chunk_id=str(chunk.chunk_id))
 
     async def _require_parents(self, parents: Sequence[SpanParent]) -> None:
-        """Checks that rollouts exist and that the caller may read them."""
+        """Checks that the rollouts exist and that the caller may read them."""
         for parent in parents:
             _require_own(parent)
         may_access = current_caller().may_access
@@ -213,9 +213,9 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
 
 
 def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
-    """Serves the standard OTLP/gRPC trace endpoint: any OpenTelemetry SDK is a writer.
+    """Serves the standard OTLP/gRPC trace endpoint for any OpenTelemetry SDK.
 
-    Exports are taken as bytes, since they are taken apart as bytes.
+    Exports are received as bytes, because `OtlpIngest` splits bytes.
     """
 
     async def export(body: bytes, context: grpc.aio.ServicerContext) -> trace_service_pb2.ExportTraceServiceResponse:
@@ -234,12 +234,12 @@ def _write_problem(new: NewChunk) -> str:
 
 
 def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:
-    """Returns the chunks whose times do not exclude that something in them matches."""
+    """Returns the chunks whose time range may contain matching spans."""
     return [head for head in heads if wanted.may_match_chunk(start_ns=head.start_ns, end_ns=head.end_ns)]
 
 
 def _place(key: bytes | None) -> tuple[int, bytes | None]:
-    """Decodes a page token's key: the parent, and the span after which the page starts."""
+    """Decodes a page token's key into the parent and the span after which the page starts."""
     if key is None:
         return 0, None
     position, after = int.from_bytes(key[:PARENT_BYTES]), key[PARENT_BYTES:]

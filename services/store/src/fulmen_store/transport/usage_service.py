@@ -36,7 +36,7 @@ from fulmen_store.usage.usage import (
 __all__ = ["UsageService"]
 
 DEFAULT_PAGE: Final = 100
-# Longer than any name of a group, in UTF-8, so that the key of a page has one length.
+# Longer than any name of a group in UTF-8, so that page keys have a fixed length.
 NAME_BYTES: Final = 560
 NO_ROLLOUT: Final = UUID(int=0)
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -51,7 +51,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         self._rollouts = rollouts
 
     async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
-        """Stores the counts of a proxy process, and returns those of the others."""
+        """Stores the counts of a proxy process and returns those of the others."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
         report = _exchange(request, windows)
         rejected = await self._sync.sync(report, may_access=current_caller().may_access)
@@ -122,7 +122,7 @@ def _exchange(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -
 
 def _entry(delta: pb.UsageDelta, index: int) -> UsageEntry:
     attempt = parse_attempt_name(delta.attempt, field=f"usage[{index}].attempt") if delta.attempt else None
-    # An attempt of another project is as if unknown: the calls count for the project as a whole.
+    # An attempt of another project is ignored; the calls count for the project as a whole.
     known = attempt if attempt is not None and attempt.project == delta.project else None
     usage = delta.usage
     return UsageEntry(
@@ -143,7 +143,7 @@ def _entry(delta: pb.UsageDelta, index: int) -> UsageEntry:
 
 
 def _rollout_id(rollout: RolloutName | None, project: str) -> UUID | None:
-    """Returns the rollout that is asked for; one that does not exist if its name is of another project."""
+    """Returns the requested rollout; a nonexistent one if its name is in another project."""
     if rollout is None:
         return None
     return rollout.rollout_id if rollout.project == project else NO_ROLLOUT
