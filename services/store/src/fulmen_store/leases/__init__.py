@@ -1,1 +1,1 @@
-"""Leases and the runner sessions that hold them: how attempts begin, are checked, and end."""
+"""Leases and runner sessions: how attempts begin, are checked, and end."""

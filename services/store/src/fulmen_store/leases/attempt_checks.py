@@ -11,7 +11,7 @@ __all__ = ["AttemptStatus", "Leases", "RolloutLeases", "Standing", "standing_of"
 
 
 class AttemptStatus(IntEnum):
-    """Whether an attempt is still its holder's; the numbers are those of `fulmen.store.v1`."""
+    """Status of an attempt for the holder of its key; numbered as in `fulmen.store.v1`."""
 
     LIVE = 1
     ENDED = 2
@@ -22,7 +22,7 @@ class AttemptStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases:
-    """The leases of a rollout that are held now: none, one, or two where it is hedged."""
+    """The current leases of a rollout: none, one, or two if it is hedged."""
 
     epochs: frozenset[int] = frozenset()
     cancel_requested: bool = False
@@ -30,12 +30,12 @@ class Leases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLeases:
-    """What the tables know of one attempt and its rollout, at one moment.
+    """A snapshot of an attempt and its rollout.
 
     Attributes:
         project: `projects/{project}`.
         mode: Number of the rollout's mode, as in `fulmen.store.v1`.
-        ended: How the attempt ended; None if it has not, or never was.
+        ended: State in which the attempt ended; None if it has not ended or never existed.
     """
 
     project: str
@@ -46,7 +46,7 @@ class RolloutLeases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The answer about one attempt; the fields after `status` are empty where it is NOT_FOUND."""
+    """The result of an attempt check; the fields after `status` are empty if it is NOT_FOUND."""
 
     status: AttemptStatus
     state: AttemptState | None = None
@@ -59,10 +59,10 @@ _NOT_FOUND = Standing(status=AttemptStatus.NOT_FOUND)
 
 
 def standing_of(known: RolloutLeases | None, *, number: int, epoch: int) -> Standing:
-    """Decides how an attempt stands.
+    """Determines the status of an attempt.
 
     Args:
-        known: State in the tables; None if the rollout does not exist or is not visible to the caller.
+        known: State in the tables; None if the rollout does not exist or the caller may not access it.
         number: Attempt's number, which is the epoch of its lease.
         epoch: Epoch known to the caller; 0 if none.
     """

@@ -1,6 +1,6 @@
-"""Ends of attempts: reports of runners, released leases, lost leases. One entry point, one statement, one commit.
+"""Ends of attempts: runners' reports, released leases and lost leases. One entry point, one statement, one commit.
 
-Invariant: an attempt ends exactly once, by the holder of its lease at the time when the row changes.
+Invariant: an attempt ends exactly once, by the session that holds its lease when the row changes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class AttemptEnds:
         metrics: StoreMetrics | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Wires the use case.
+        """Creates the use case.
 
         Args:
             table: Table of leases.
-            events: Receives ended attempts, finished projects, requeued work and notices for superseded attempts.
+            events: Receiver of ended attempts, finished projects, requeued work and notices for superseded attempts.
             metrics: Instruments; by default none.
-            rng: Source of the jitter of back-offs; by default seeded by the operating system.
+            rng: Random source of back-off jitter; by default seeded by the operating system.
         """
         self._table = table
         self._events = events
@@ -74,7 +74,7 @@ class AttemptEnds:
         return await self.committer.submit(reports, size_bytes=sum(len(report.report) + 64 for report in reports))
 
     async def end_leases(self, leases: Sequence[HeldLease], kind: FailureKind) -> int:
-        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns the number that ended now."""
+        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns the number that this call ended."""
         statuses = await self.report(
             [
                 AttemptReport(
@@ -100,7 +100,7 @@ class AttemptEnds:
         statuses = await self._end_each(pending)
         answers = [statuses[_key(report)] for report in reports]
         if repeated:
-            # Of several reports of one attempt in one batch the first counts; the others follow it.
+            # If a batch has several reports of one attempt, the first counts; the others are executed after it.
             later = await self._execute([reports[index] for index in repeated])
             for index, status in zip(repeated, later, strict=True):
                 answers[index] = status
@@ -108,7 +108,7 @@ class AttemptEnds:
 
     async def _end_each(self, pending: dict[AttemptKey, AttemptReport]) -> dict[AttemptKey, CompletionStatus]:
         statuses: dict[AttemptKey, CompletionStatus] = {}
-        # A success needs no policy: it is written at once, and the lease is read only if it was not applied.
+        # A success needs no policy: it is written at once, and its lease is read only if the write did not apply.
         held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
         for _ in range(MAX_ROUNDS):
             await self._write(pending, held, statuses)
@@ -166,7 +166,7 @@ class AttemptEnds:
     async def _write_ends(
         self, ends: dict[AttemptKey, AttemptEnd], held: dict[AttemptKey, HeldLease]
     ) -> list[EndedAttempt]:
-        """Writes ends; of two attempts of one rollout only one per statement, a success before a failure."""
+        """Writes ends; at most one attempt of a rollout per statement, successes before failures."""
         hedged: dict[UUID, AttemptEnd] = {}
         for key, end in ends.items():
             lease = held.get(key)
@@ -230,9 +230,9 @@ RETRY_PAUSE_S: Final = 0.5
 
 
 class LeaseReturner:
-    """Background role: releases undelivered leases, and retries until the release is durable.
+    """Background role: releases undelivered leases and retries until the release is durable.
 
-    A release costs the rollout no attempt.
+    A release does not count as an attempt of the rollout.
     """
 
     def __init__(self, ends: AttemptEnds) -> None:

@@ -1,4 +1,4 @@
-"""What may be wrong with a runner's report of an attempt."""
+"""Validation of a runner's report of an attempt."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KNOWN: Final = frozenset(FailureKind)
 _REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class RewardValue:
-    """One reward; without a step and a span it is that of the whole attempt."""
+    """A reward; without a step and a span, it scores the whole attempt."""
 
     dimension: str
     value: float
@@ -33,7 +33,7 @@ class RewardValue:
 
 
 def result_problem(*, kind: int, rewards: Sequence[RewardValue], output_size: int) -> str:
-    """Returns what is wrong with a report; empty if it is valid."""
+    """Returns a description of the problem with a report; empty if it is valid."""
     if kind not in _KNOWN:
         return f"failure_kind {kind} is not known"
     if kind in _REFUSED:

@@ -20,12 +20,12 @@ _KINDS = {kind.value: kind for kind in FailureKind}
 
 
 def explained(text: str) -> bytes:
-    """Encodes the stored report of an attempt that the store itself ended."""
+    """Encodes the stored report of an attempt that the store ended."""
     return attempt_pb2.Attempt(failure_message=text).SerializeToString(deterministic=True)
 
 
 def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_id: int) -> AttemptReport | str:
-    """Decodes a runner's report of the attempt that it names; returns what is wrong with it if it is malformed."""
+    """Decodes a runner's report of an attempt; returns a description of the problem if it is malformed."""
     rewards = [
         RewardValue(
             dimension=reward.dimension or "reward",

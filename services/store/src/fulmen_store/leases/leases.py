@@ -1,4 +1,4 @@
-"""The values that pass between runners, the dispatcher and the lease table."""
+"""Values passed between runners, the dispatcher and the lease table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A tenant: its database number, its name, and the terms by which its rollouts are handed out."""
+    """A tenant: its database number, name and queue terms."""
 
     project_id: int
     name: str
@@ -39,20 +39,20 @@ class Project:
 
 
 class LeasedAttempt(NamedTuple):
-    """An attempt as leases refer to it; the epoch of its lease is its number."""
+    """An attempt as leases refer to it; its number is the epoch of its lease."""
 
     project_id: int
     rollout_id: UUID
     epoch: int
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class Grant:
-    """A lease that was granted: one attempt of one rollout for one session.
+    """A granted lease: one attempt of one rollout for one session.
 
     Attributes:
-        epoch: Attempt's number and fencing epoch.
+        epoch: Attempt number and fencing epoch.
         request: Stored request, opaque here.
     """
 
@@ -64,13 +64,13 @@ class Grant:
 
     @property
     def attempt(self) -> LeasedAttempt:
-        """The attempt that runs under it."""
+        """The attempt that runs under this lease."""
         return LeasedAttempt(self.project_id, self.rollout_id, self.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeCandidate:
-    """A running attempt that may be hedged; `age_s` is for how long its lease is held, seconds."""
+    """A running attempt that may be hedged; `age_s` is the age of its lease, seconds."""
 
     item: ReadyItem
     session_id: UUID
@@ -79,12 +79,12 @@ class HedgeCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaClaim:
-    """What a claim within a quota did.
+    """The result of a claim within a quota.
 
     Attributes:
-        tried: Number of choices, from the first on, within the quota.
-        grants: Those of them that were given.
-        room: Number of more may run.
+        tried: Number of leading choices within the quota.
+        grants: Granted leases of these choices.
+        room: Number of further rollouts that may run.
     """
 
     tried: int
@@ -94,10 +94,10 @@ class QuotaClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """A lease in the table, with the fields that decide how its attempt ends.
+    """A lease in the table, with the fields that determine how its attempt ends.
 
     Attributes:
-        time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
+        time_left_s: Seconds until the rollout's deadline, negative if it has passed; None without a deadline.
         hedged: Whether another session holds a second lease on the same rollout.
     """
 
@@ -113,17 +113,17 @@ class HeldLease:
 
     @property
     def attempt(self) -> LeasedAttempt:
-        """The attempt that runs under it."""
+        """The attempt that runs under this lease."""
         return LeasedAttempt(self.project_id, self.rollout_id, self.epoch)
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class AttemptReport:
     """A report of an attempt's end, by the lease holder or by the store on its behalf.
 
     Attributes:
-        kind: Why it failed; NONE if it succeeded.
+        kind: Failure kind; NONE if it succeeded.
         report: Rewards, output and message, opaque here.
     """
 
@@ -135,10 +135,10 @@ class AttemptReport:
     report: bytes = b""
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class AttemptEnd:
-    """A decided end, written only if the lease is still as it was when it was decided."""
+    """A decided end; written only if the lease has not changed since the decision."""
 
     report: AttemptReport
     cancel_requested: bool
@@ -147,14 +147,14 @@ class AttemptEnd:
     charge: int
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class EndedAttempt:
-    """An end that was written.
+    """A written end.
 
     Attributes:
-        duration_s: How long the lease was held, seconds.
-        superseded: Session and epoch of the attempt beside it that ended with it; None if there was none.
+        duration_s: Time for which the lease was held, seconds.
+        superseded: Session and epoch of the hedged attempt that ended with it; None without one.
     """
 
     item: ReadyItem
@@ -168,7 +168,7 @@ class EndedAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedReport:
-    """The stored end of an attempt, which distinguishes a repeated report from a stale one."""
+    """The stored end of an attempt; distinguishes a repeated report from a stale one."""
 
     project_id: int
     rollout_id: UUID
@@ -179,7 +179,7 @@ class EndedReport:
 
 
 class CompletionStatus(IntEnum):
-    """What the store did with a report."""
+    """Outcome of a report."""
 
     APPLIED = 1
     DUPLICATE = 2
@@ -188,7 +188,7 @@ class CompletionStatus(IntEnum):
 
 
 class LeaseTable(Protocol):
-    """Where leases live: PostgreSQL, or the memory of a test."""
+    """Storage of leases: PostgreSQL, or memory in tests."""
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Grants a lease to each (rollout, session) pair whose rollout waits; returns the grants."""
@@ -211,22 +211,22 @@ class LeaseTable(Protocol):
         ...
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
-        """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        """Writes the ends whose lease is unchanged, in one commit; returns them."""
         ...
 
     async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
         """Writes ends of hedged attempts, at most one per rollout, in one commit.
 
-        An end that leaves the rollout RUNNING leaves the other lease as it is; any other supersedes it.
+        An end that leaves the rollout RUNNING keeps the other lease; any other end supersedes it.
         """
         ...
 
     async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
-        """Returns attempts that may be hedged and are not yet, oldest first."""
+        """Returns attempts that may be hedged and are not hedged yet, oldest first."""
         ...
 
     async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
-        """Grants each (rollout, session) a second lease if another session has held the first one for the given seconds."""
+        """Grants second leases by (rollout, session, age) if another session has held the first for `age` seconds."""
         ...
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
@@ -251,7 +251,7 @@ class SessionOwner:
     """The owner of a session: only a token of the same subject and project may resume it.
 
     Attributes:
-        subject: Who the token was issued for.
+        subject: User or program that the token identifies.
         project: `projects/{project}`, or `projects/*`.
     """
 

@@ -1,7 +1,7 @@
-"""Background role: ends attempts and rollouts whose time is over, without any report.
+"""Background role: ends overdue attempts and rollouts without a report.
 
-Three cases, all by the database's clock: an attempt past its timeout whose runner is alive, a cancelled attempt that its
-runner does not stop, and a rollout past its deadline, waiting or running.
+Three cases, all by the database's clock: an attempt past its timeout with a live runner, a cancelled attempt that its
+runner does not stop, and a waiting or running rollout past its deadline.
 
 Invariant: every end is the compare-and-set of `AttemptEnds` or of one row, so any number of replicas may run this role.
 """
@@ -58,13 +58,13 @@ class OverdueReaper:
         attempt_grace_s: float,
         lease_ttl_s: float,
     ) -> None:
-        """Wires the role.
+        """Creates the role.
 
         Args:
             table: Table of leases and waiting rollouts.
-            ends: Ends the attempts.
-            events: Receives finished projects and notices for the runners of ended attempts.
-            attempt_grace_s: Time after an attempt's timeout in which it may still be reported, seconds.
+            ends: Use case that ends attempts.
+            events: Receiver of finished projects and notices for the runners of ended attempts.
+            attempt_grace_s: Grace period for reports after an attempt's timeout, seconds.
             lease_ttl_s: Lifetime of a runner session without activity, seconds.
         """
         self._table = table
@@ -76,7 +76,7 @@ class OverdueReaper:
     async def run(self) -> None:
         """Ends overdue attempts and rollouts until cancelled."""
         loop = asyncio.get_running_loop()
-        # After a start or a database outage runners get one TTL to send the reports that they could not deliver.
+        # After a start or a database outage, runners get one TTL to send undelivered reports.
         attempts_from = loop.time() + self._lease_ttl_s
         while True:
             await asyncio.sleep(min(POLL_INTERVAL_S, self._lease_ttl_s / POLLS_PER_TTL))
@@ -105,7 +105,7 @@ class OverdueReaper:
             found = await self._table.overdue(attempt_grace_s=self._attempt_grace_s, limit=PAGE)
             ended = await self._end(found) if found else 0
             count += ended
-            # Rows that were not ended changed after they were read: the next pass handles them.
+            # Rows that were not ended have changed since they were read; the next pass handles them.
             if len(found) < PAGE or not ended:
                 return count
 

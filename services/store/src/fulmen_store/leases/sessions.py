@@ -1,6 +1,6 @@
 """Runner sessions: open, resume, renew, release, expire. A session's id is never reused.
 
-Leases belong to a session and live as long as it does. Only the database's clock says when that ends.
+Leases belong to a session and live as long as it does. Only the database's clock decides when it expires.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RENEWALS_PER_TTL: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A resumed session: its stream, and the attempts that the runner works on but no longer holds."""
+    """A resumed session: its stream, and the attempts that the runner still runs but no longer holds."""
 
     stream: RunnerStream
     lost: frozenset[LeasedAttempt]
@@ -63,15 +63,15 @@ class Sessions:
         events: QueueEvents,
         lease_ttl_s: float,
     ) -> None:
-        """Wires the use case.
+        """Creates the use case.
 
         Args:
             sessions: Table of sessions.
             leases: Table of leases.
             streams: Streams of the runners connected here.
             updates: Session updates that the next renewal writes.
-            ends: Ends the attempts of released leases.
-            events: Receives leases that were assigned to a stream but not sent.
+            ends: Use case that ends the attempts of released leases.
+            events: Receiver of leases that were assigned to a stream but not sent.
             lease_ttl_s: Lifetime of a session without activity, seconds.
         """
         self._sessions = sessions
@@ -81,7 +81,7 @@ class Sessions:
         self._ends = ends
         self._events = events
         self.lease_ttl_s = lease_ttl_s
-        # Many runners resume at once after a restart: one query serves them all.
+        # Many runners resume at once after a restart; one query serves them all.
         self.lookups: GroupCommitter[UUID, list[HeldLease]] = GroupCommitter("held_by", self._look_up)
 
     async def open(self, *, owner: SessionOwner, host: str, info: bytes) -> UUID:
@@ -106,11 +106,11 @@ class Sessions:
                 )
 
     def record_activity(self, session_id: UUID) -> None:
-        """Records that a session sent something; the next renewal extends it."""
+        """Marks a session as active; the next renewal extends it."""
         self._streams.mark_active(session_id)
 
     def record_load(self, session_id: UUID, load: bytes) -> None:
-        """Records the load that a runner reported; the next renewal writes it."""
+        """Records a runner's reported load; the next renewal writes it."""
         self._updates.load(session_id, load)
 
     async def resume(
@@ -122,7 +122,7 @@ class Sessions:
         projects: frozenset[int] | None,
         running: frozenset[LeasedAttempt],
     ) -> Resumed:
-        """RunnerStreams a session again; its unlisted leases are released, those asked to be cancelled are named.
+        """Opens a new stream for a session; releases leases not in `running` and requests pending cancellations.
 
         Raises:
             SessionEnded: If it is unknown or has ended.
@@ -163,7 +163,7 @@ class Sessions:
         return held
 
     async def release(self, session_id: UUID, *, attempts: frozenset[LeasedAttempt] | None) -> int:
-        """Releases leases, or all of them and ends the session; returns the number of released leases."""
+        """Releases leases; without `attempts`, all of them, and ends the session. Returns the number released."""
         if attempts is None:
             await self._sessions.end([session_id])
         held = [lease for lease in await self.held(session_id) if attempts is None or lease.attempt in attempts]
@@ -177,7 +177,7 @@ class Sessions:
 
 
 class LeaseRenewer:
-    """Background role: extends all active sessions at once, and sends notices of cancelled and lost attempts."""
+    """Background role: extends all active sessions at once and notifies runners of cancelled and lost attempts."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class LeaseRenewer:
         missing: dict[UUID, set[LeasedAttempt]] = {}
         for session_id, keys in believed.items():
             gone = keys - held.get(session_id, set())
-            # An end may be in progress: only a lease missing twice in a row is lost.
+            # An end may be in progress, so only a lease missing twice in a row is lost.
             lost = gone & self._missing.get(session_id, set())
             self._send_lost(session_id, lost)
             missing[session_id] = gone - lost
@@ -266,13 +266,13 @@ class LeaseSweeper:
         lease_ttl_s: float,
         safety_net_s: float = 60.0,
     ) -> None:
-        """Wires the role.
+        """Creates the role.
 
         Args:
             sessions: Table of sessions.
             leases: Table of leases.
             streams: Streams of the runners connected here.
-            ends: Ends the attempts.
+            ends: Use case that ends attempts.
             lease_ttl_s: Lifetime of a session without activity, seconds.
             safety_net_s: Interval of searches for orphaned leases without an expired session, seconds; 60 by default.
         """
@@ -288,7 +288,7 @@ class LeaseSweeper:
         interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
         sweeps_per_net = max(1, round(self._safety_net_s / interval_s))
         count = 0
-        # After a start or a database outage runners get one TTL to become active again.
+        # After a start or a database outage, runners get one TTL to become active again.
         grace = True
         while True:
             await asyncio.sleep(self._lease_ttl_s if grace else interval_s)

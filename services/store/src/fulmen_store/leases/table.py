@@ -43,16 +43,16 @@ __all__ = [
 ]
 
 
-# A dictionary lookup costs a third of calling the enumeration.
+# A dictionary lookup takes a third of the time of calling the enumeration.
 _STATES: Final = {state.value: state for state in RolloutState}
 _KINDS: Final = {kind.value: kind for kind in FailureKind}
 
-# The first half of the advisory locks of quotas; the second is the project.
+# First key of the advisory locks of quotas; the second is the project.
 QUOTA_LOCK: Final = 0x71756F74
 
 
 class PgLeaseTable:
-    """Implements `LeaseTable`. The projects of what it returns are known to `projects`."""
+    """Implements `LeaseTable` in PostgreSQL. `projects` knows the names of all returned projects."""
 
     def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
@@ -65,7 +65,7 @@ class PgLeaseTable:
     async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
         """Claims rollouts of one project in order, up to its quota."""
         async with self._database.transaction() as transaction:
-            # Whoever claims for this project waits here until the claim before it is committed, and then sees it.
+            # Claims for this project wait here until the previous claim is committed, and then see it.
             await transaction.fetch("lock_project_quota", QUOTA_LOCK, project_id)
             row = await transaction.fetch_row("running_room", project_id)
             room = len(choices) if row is None or row["room"] is None else max(0, row["room"])
@@ -86,7 +86,7 @@ class PgLeaseTable:
         return await self._leases(await self._database.fetch("orphaned_leases", limit))
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
-        """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        """Writes the ends whose lease is unchanged, in one commit; returns them."""
         rows = [
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
@@ -120,14 +120,14 @@ class PgLeaseTable:
         ]
 
     async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
-        """Returns attempts that may be hedged and are not yet, oldest first."""
+        """Returns attempts that may be hedged and are not hedged yet, oldest first."""
         return [
             HedgeCandidate(item=item_of(row), session_id=row["session"], age_s=row["age_s"])
             for row in await self._database.fetch("hedgeable_attempts", project_ids, limit)
         ]
 
     async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
-        """Grants each (rollout, session) a second lease if another session has held the first one for the given seconds."""
+        """Grants second leases by (rollout, session, age) if another session has held the first for `age` seconds."""
         return [grant_of(row) for row in await self._database.fetch("claim_hedges", *columns(choices, 3))]
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
@@ -167,7 +167,7 @@ class PgLeaseTable:
 
 
 class SessionTable:
-    """Implements `SessionTable`."""
+    """Reads and writes runner sessions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -186,13 +186,13 @@ class SessionTable:
         return {row["id"]: row["project"] for row in rows}
 
     async def renew(self, signs: Sequence[SessionUpdate], *, ttl_s: float) -> list[UUID]:
-        """Extends active sessions and writes their updates; returns the sessions that are alive."""
+        """Extends active sessions and writes their updates; returns the live ones."""
         rows = [(sign.session_id, sign.active, sign.load, sign.ended, sign.failed) for sign in signs]
         ids, *noted = columns(rows, 5)
         return [row["id"] for row in await self._database.fetch("renew_sessions", ids, ttl_s, *noted)]
 
     async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
-        """Ends sessions; returns those that were alive."""
+        """Ends sessions; returns those that were live."""
         return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
 
     async def end_expired(self) -> list[UUID]:
@@ -201,9 +201,9 @@ class SessionTable:
 
 
 def ended_of(row: asyncpg.Record) -> EndedAttempt:
-    """Reads an end that was written."""
+    """Decodes a written end."""
     state = _STATES[row["rollout_state"]]
-    # Unless the rollout waits again, most of the item is not needed.
+    # Most of the item is needed only if the rollout waits again.
     item = (
         item_of(row)
         if state is RolloutState.RETRY_WAIT
@@ -220,7 +220,7 @@ def ended_of(row: asyncpg.Record) -> EndedAttempt:
 
 
 def grant_of(row: asyncpg.Record) -> Grant:
-    """Reads a lease that was granted."""
+    """Decodes a granted lease."""
     return Grant(
         rollout_id=row["id"],
         session_id=row["session"],
@@ -247,7 +247,7 @@ def _held(row: asyncpg.Record) -> HeldLease:
 
 
 def item_of(row: asyncpg.Record) -> ReadyItem:
-    """Reads a rollout that waits, or waited."""
+    """Decodes the queue item of a rollout."""
     return ReadyItem(
         rollout_id=row["id"],
         project_id=row["project_id"],
@@ -261,7 +261,7 @@ def item_of(row: asyncpg.Record) -> ReadyItem:
 
 
 class AttemptCheckTable:
-    """Implements `AttemptCheckTable`."""
+    """Reads the state of attempts for checks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -281,14 +281,14 @@ class AttemptCheckTable:
 
 
 class OverdueTable:
-    """Implements `OverdueTable`. The projects of what it returns are known to `projects`."""
+    """Finds overdue attempts and waiting rollouts. `projects` knows the names of all returned projects."""
 
     def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
         self._projects = projects
 
     async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:
-        """Returns leases whose attempt is past its timeout and a grace, its cancel grace or its deadline."""
+        """Returns leases whose attempt is past its timeout plus grace, its cancel grace or its deadline."""
         rows = await self._database.fetch("overdue_attempts", attempt_grace_s, limit)
         await self._projects.load(row["project_id"] for row in rows)
         return [

@@ -1,4 +1,4 @@
-"""Names and numbers of projects. A project is never removed and keeps both, so what was read once stays true."""
+"""Names and numbers of projects. A project is never removed and keeps both, so they can be cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fulmen_store.projects.projects import is_project_name, unknown_project
 
 __all__ = ["NO_PROJECT", "ProjectNames"]
 
-# The number of no project.
+# Stands for an unknown project.
 NO_PROJECT: Final = 0
 
 
@@ -39,7 +39,7 @@ class ProjectNames:
         return known
 
     async def find_all(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the numbers of projects by name; `NO_PROJECT` for an unknown one."""
+        """Returns the numbers of projects by name; `NO_PROJECT` for unknown ones."""
         return {name: await self.find(name) for name in set(names)}
 
     async def require(self, name: str) -> int:
@@ -54,7 +54,7 @@ class ProjectNames:
         return number
 
     async def load(self, numbers: Iterable[int]) -> None:
-        """Reads the names of those projects that are not known yet."""
+        """Reads the names of projects that are not known yet."""
         if any(number not in self._names for number in numbers):
             for row in await self._database.fetch("all_projects"):
                 self.learn(row["id"], row["name"])

@@ -37,7 +37,7 @@ MAX_RETENTION_S: Final = 36_525 * 86_400.0
 MIN_AGEING_S: Final = 1.0
 MAX_AGEING_S: Final = 86_400.0
 MAX_TEXT: Final = 128
-# All replicas follow a change within a second.
+# Changes reach all replicas within a second.
 FOLLOW_INTERVAL_S: Final = 0.5
 
 _NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
@@ -54,7 +54,7 @@ class Projects:
         """Creates a project.
 
         Raises:
-            ArgumentInvalid: With every problem.
+            ArgumentInvalid: If the draft is invalid; lists every problem.
             ProjectExists: If the name is taken, unless by the same request.
         """
         violations = list(_problems(draft))
@@ -73,7 +73,7 @@ class Projects:
         """Returns a project.
 
         Raises:
-            ProjectNotFound: If it is not there.
+            ProjectNotFound: If it does not exist.
         """
         view = await self._table.find(name) if is_project_name(name) else None
         if view is None:
@@ -84,9 +84,9 @@ class Projects:
         """Replaces every field of a project.
 
         Raises:
-            ArgumentInvalid: With every problem.
+            ArgumentInvalid: If the draft is invalid; lists every problem.
             EtagMismatch: If it changed since it was read.
-            ProjectNotFound: If it is not there.
+            ProjectNotFound: If it does not exist.
         """
         violations = list(_problems(draft))
         if not etag:
@@ -137,7 +137,7 @@ def is_project_name(name: str) -> bool:
 
 
 def unknown_project(name: str) -> ProjectNotFound:
-    """Returns the error that names a project that is not there, or that the caller may not see."""
+    """Creates the error for a project that does not exist or that the caller may not access."""
     return ProjectNotFound(
         "The project does not exist: create it with `fulmen project create` (CreateProject).", project=name[:MAX_TEXT]
     )

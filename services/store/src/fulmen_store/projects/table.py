@@ -21,19 +21,19 @@ __all__ = [
 ]
 
 CREATE = "CreateProject"
-# Requests that are about the deployment and not about one project are logged under this number.
+# Number under which requests for the whole deployment are logged.
 DEPLOYMENT = 0
 MAX_REVOKED = 100_000
 
 
 class ProjectTable:
-    """Implements `ProjectTable`, and the reads of the transport."""
+    """Reads and writes projects."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, draft: ProjectDraft, *, request_id: str) -> ProjectView | None:
-        """Adds a project, or returns what the same request added before; None if the name is taken."""
+        """Adds a project, or returns the one that the same request added before; None if the name is taken."""
         repeated = await self._logged(request_id)
         if repeated is not None:
             return await self.find(repeated)
@@ -48,7 +48,7 @@ class ProjectTable:
             row = None
         if row is not None:
             return _project(row)
-        # Of two concurrent equal requests, the second has waited for the first at its name or its id.
+        # Of two concurrent equal requests, the second has waited for the first on the unique name or id.
         repeated = await self._logged(request_id)
         return None if repeated is None else await self.find(repeated)
 
@@ -58,12 +58,12 @@ class ProjectTable:
         return None if row is None else _project(row)
 
     async def replace(self, draft: ProjectDraft, *, revision: int) -> ProjectView | None:
-        """Replaces every field if the project is still at `revision`; None if it is not."""
+        """Replaces every field if the project is still at `revision`; otherwise returns None."""
         row = await self._database.fetch_row("replace_project", draft.name, *_columns(draft), revision)
         return None if row is None else _project(row)
 
     async def page(self, *, after: str, only: str | None, limit: int) -> list[ProjectView]:
-        """Returns projects by name, after a name; only one of them if one is named."""
+        """Returns projects ordered by name, after a name; with `only`, at most that project."""
         return [_project(row) for row in await self._database.fetch("list_projects", after, only, limit)]
 
     async def _logged(self, request_id: str) -> str | None:
@@ -74,7 +74,7 @@ class ProjectTable:
 
 
 class TokenTable:
-    """Implements `TokenTable`, and the reads of the transport."""
+    """Reads and writes issued tokens."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -86,11 +86,11 @@ class TokenTable:
         return _token(row)
 
     async def revoke(self, token_id: str, *, project: str | None) -> bool:
-        """Revokes a token, of this project if one is given; returns False if there is none."""
+        """Revokes a token, optionally only if it is of this project; returns False if it does not exist."""
         return bool(await self._database.fetch("revoke_token", token_id, project))
 
     async def page(self, *, project: str | None, before: TokenPlace, limit: int) -> list[IssuedToken]:
-        """Returns tokens that have not expired, newest first, after a place in the list."""
+        """Returns unexpired tokens, newest first, after a position in the list."""
         place = (before.created_at, before.token_id, limit)
         if project is None:
             rows = await self._database.fetch("list_tokens", *place)
@@ -99,12 +99,12 @@ class TokenTable:
         return [_token(row) for row in rows]
 
     async def revoked(self, *, project: str | None = None) -> list[str]:
-        """Returns the ids of revoked tokens that have not expired, of one project and of all if one is given."""
+        """Returns the ids of unexpired revoked tokens; with `project`, only those for it or for all projects."""
         return [row["id"] for row in await self._database.fetch("revoked_tokens", project, MAX_REVOKED)]
 
 
 class _RepeatedRequest(Exception):
-    """Rolls back what a repeated request added."""
+    """Raised to roll back the additions of a repeated request."""
 
 
 def _columns(draft: ProjectDraft) -> tuple[object, ...]:
@@ -126,13 +126,13 @@ class ProjectDraft:
     """A project as requested.
 
     Attributes:
-        max_running: Maximum number of running rollouts; None: unlimited.
-        max_queued: Maximum number of waiting rollouts; None: unlimited.
-        retention_s: How long final rollouts and spans are kept, seconds; None: forever.
-        rules: A serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
-        ageing_interval_s: Ageing interval of the rules, seconds; 0: off.
-        model_limits: A serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
-        limits: Numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
+        max_running: Maximum number of running rollouts; None means unlimited.
+        max_queued: Maximum number of waiting rollouts; None means unlimited.
+        retention_s: Retention of final rollouts and spans, seconds; None means forever.
+        rules: Serialized `fulmen.store.v1.QueueRules`, opaque here; None means the defaults.
+        ageing_interval_s: Ageing interval of the rules, seconds; 0 is off.
+        model_limits: Serialized `fulmen.store.v1.ModelLimits`, opaque here; None means no limits.
+        limits: Numbers in `model_limits` by path, such as `project.tokens_per_minute`; 0 means no limit.
     """
 
     name: str
@@ -148,7 +148,7 @@ class ProjectDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectView:
-    """A project as it is; the revision changes with every update."""
+    """A stored project; the revision changes with every update."""
 
     name: str
     weight: int
@@ -162,7 +162,7 @@ class ProjectView:
 
     @property
     def etag(self) -> str:
-        """What an update must give back."""
+        """Etag that an update must present."""
         return str(self.revision)
 
 
@@ -174,7 +174,7 @@ class TokenDraft:
         project: `projects/{project}` or `projects/*`.
         role: Number of a `fulmen.store.v1.TokenRole`.
         subject: User or program that the token identifies.
-        ttl_s: How long it is valid, seconds; None: 30 days.
+        ttl_s: Lifetime, seconds; None means 30 days.
     """
 
     project: str
@@ -185,7 +185,7 @@ class TokenDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedToken:
-    """What is known of an issued token."""
+    """The record of an issued token."""
 
     token_id: str
     project: str
@@ -198,7 +198,7 @@ class IssuedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPlace:
-    """Where a token is in the list."""
+    """Position of a token in the list."""
 
     created_at: datetime.datetime
     token_id: str

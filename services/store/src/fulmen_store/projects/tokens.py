@@ -1,7 +1,7 @@
 """Issued tokens: returned once, listed and revoked by id. The token itself is never stored.
 
-Tokens signed with the deployment's key outside the store (to set up a deployment) are valid too, but unknown here: they
-cannot be listed or revoked, only expire.
+Tokens signed with the deployment's key outside the store (to set up a deployment) are also valid, but unknown here:
+they cannot be listed or revoked, and end only by expiry.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class Tokens:
         signer: TokenSigner,
         revoked: RevokedTokens,
     ) -> None:
-        """Wires the use cases.
+        """Creates the use cases.
 
         Args:
             table: Table of issued tokens.
-            signer: Signs tokens with the deployment's key.
-            revoked: Ids of revoked tokens, which take effect here at once.
+            signer: Signer with the deployment's key.
+            revoked: Ids of revoked tokens; revocations take effect here at once.
         """
         self._table = table
         self._signer = signer
         self._revoked = revoked
 
     def check(self, draft: TokenDraft) -> None:
-        """Checks a request.
+        """Validates a request for a token.
 
         Raises:
-            ArgumentInvalid: With every problem.
+            ArgumentInvalid: If the draft is invalid; lists every problem.
         """
         violations = [Violation(field=path, description=text) for path, text in _problems(draft)]
         if violations:
             raise ArgumentInvalid("The token cannot be issued.", violations=violations)
 
     async def issue(self, draft: TokenDraft) -> tuple[str, IssuedToken]:
-        """Records a token that was checked and whose project exists, then makes it."""
+        """Records and creates a token; the draft must be validated and its project must exist."""
         ttl_s = DEFAULT_TTL_S if draft.ttl_s is None else draft.ttl_s
         issued = await self._table.add(new_token_id(), draft, ttl_s=ttl_s)
         token = self._signer.issue(
@@ -76,10 +76,10 @@ class Tokens:
         return token, issued
 
     async def revoke(self, token_id: str, *, project: str | None) -> None:
-        """Revokes a token, forever.
+        """Revokes a token permanently.
 
         Raises:
-            TokenNotFound: If none has this id, or it is of another project than `project`.
+            TokenNotFound: If no token has this id, or it is of another project than `project`.
         """
         well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
         if not well_formed or not await self._table.revoke(token_id, project=project):
@@ -88,7 +88,7 @@ class Tokens:
 
 
 def reach_problem(project: str) -> str:
-    """Returns what is wrong with the project of a token; empty if it is valid."""
+    """Returns a description of the problem with a token's project; empty if it is valid."""
     if project == ALL_PROJECTS or is_project_name(project):
         return ""
     return "is neither of the form projects/{project} nor projects/*"

@@ -1,6 +1,6 @@
-"""The replicas that live now, and how they share the backlog.
+"""Membership of replicas.
 
-Invariant: all of this is a hint. A replica that is wrongly listed, or missing, costs time and lost claims, never safety:
+Invariant: membership is a hint. A replica that is wrongly listed or missing costs time and lost claims, never safety:
 the compare-and-set of a rollout's row decides who gets it.
 """
 
@@ -39,7 +39,7 @@ class MembershipRenewer:
         streams: RunnerStreams,
         interval_s: float = RENEWAL_INTERVAL_S,
     ) -> None:
-        """Wires the role; `address` is where the others reach this replica."""
+        """Creates the role; `address` is the address of this replica for the others."""
         self._table = table
         self._replicas = replicas
         self._address = address
@@ -52,13 +52,13 @@ class MembershipRenewer:
     async def run(self) -> None:
         """Renews until cancelled."""
         while True:
-            # Without the database the others are taken to live on: they lost the same one.
+            # Without the database, assume that the others still live: they have lost it too.
             with contextlib.suppress(DatabaseUnavailable):
                 await self.renew_once()
             await asyncio.sleep(self._interval_s)
 
     async def renew_once(self) -> None:
-        """Renews this replica's row, unless it has left, and learns the others."""
+        """Renews this replica's row, unless it has left, and reads the others."""
         async with self._turn:
             if self._left:
                 return
@@ -66,7 +66,7 @@ class MembershipRenewer:
             self._replicas.update(await self._table.renew(own, ttl_s=MEMBERSHIP_TTL_S))
 
     async def leave(self) -> None:
-        """Removes this replica; the others take over its share at their next poll."""
+        """Removes this replica; the others take its share at their next poll."""
         async with self._turn:
             self._left = True
             try:

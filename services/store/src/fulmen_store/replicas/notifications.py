@@ -1,4 +1,4 @@
-"""What a replica of the store notifies the others of."""
+"""Notifications between replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CANCELS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelHint:
-    """An attempt that was asked to stop, and the runner session that holds it."""
+    """An attempt with a requested cancellation, and the runner session that holds it."""
 
     session_id: UUID
     attempt: AttemptName
@@ -26,14 +26,14 @@ class CancelHint:
 
 @dataclass(slots=True, kw_only=True)
 class Notification:
-    """What happened at a replica; projects by their number in the database.
+    """Events at a replica; projects are given by database number.
 
     Attributes:
-        ready: Projects in which rollouts wait that the sender had no runner for.
+        ready: Projects with waiting rollouts for which the sender had no runner.
         finished: Projects in which rollouts became final.
         resources: Projects whose resources changed.
-        projects_changed: Whether a project is new or has changed.
-        cancels: Attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
+        projects_changed: Whether a project was added or changed.
+        cancels: Attempts to cancel; more than 1,000 are left to the runners' renewals.
     """
 
     ready: set[int] = field(default_factory=set)
@@ -43,7 +43,7 @@ class Notification:
     cancels: list[CancelHint] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Returns whether the notification has content."""
+        """Returns whether the notification has any content."""
         return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
 
     def add(self, later: Notification) -> None:

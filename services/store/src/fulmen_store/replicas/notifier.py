@@ -1,9 +1,10 @@
-"""Notifications between replicas, so that none has to wait for its next poll.
+"""Notifications between replicas, which save waiting for the next poll.
 
-Invariant: a notification is a hint. It may be lost, repeated or wrong; it decides when a replica polls, never the result.
+Invariant: a notification is a hint. It may be lost, repeated or wrong; it decides when a replica polls, never the
+result.
 
-Events during a notification are sent with the next one; at most one is in flight per peer, and empty ones are not sent. A
-notification is never retried, and a peer that missed one is skipped until the next membership poll.
+At most one notification is in flight per peer; events during it are sent with the next one, and empty ones are not
+sent. A notification is never retried, and a peer that missed one is skipped until the next membership poll.
 """
 
 from __future__ import annotations
@@ -31,10 +32,8 @@ __all__ = [
     "NotificationSender",
 ]
 
-# Under load, events of this many seconds share a notification, which costs as much CPU as about twenty rollouts.
+# Under load, events of this interval share a notification, which costs as much CPU as about twenty rollouts.
 SEND_INTERVAL_S: Final = 0.01
-
-# The wake-up key of whoever keeps projects and tokens in memory.
 
 _log = structlog.get_logger()
 
@@ -60,7 +59,7 @@ class NotificationSender:
         projects: ProjectNames,
         enabled: bool = True,
     ) -> None:
-        """Wires the role; unless `enabled`, nothing is sent and the peers rely on their polls."""
+        """Creates the role; unless `enabled`, nothing is sent and the peers rely on polls."""
         self._replicas = replicas
         self._client = client
         self._streams = streams
@@ -71,12 +70,12 @@ class NotificationSender:
         self._peers: dict[UUID, _PeerState] = {}
 
     def work_unmatched(self, projects: Iterable[int]) -> None:
-        """Records that rollouts wait in projects that no runner here has credit for."""
+        """Records projects with waiting rollouts for which no runner here has credit."""
         self._pending.ready.update(projects)
         self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
-        """Records wake-up keys announced here: finished rollouts, resources and projects."""
+        """Records the wake-up keys announced here: finished rollouts, resources and projects."""
         for key in keys:
             match key:
                 case ("finished", int(project_id)):
@@ -143,7 +142,7 @@ class NotificationSender:
 
 
 class NotificationReceiver:
-    """Handles notifications of other replicas: wakes waiters, and reads the table before it cancels an attempt."""
+    """Handles notifications from other replicas: wakes waiters, and checks the table before it cancels an attempt."""
 
     def __init__(
         self,
@@ -153,13 +152,13 @@ class NotificationReceiver:
         leases: LeaseTable,
         streams: RunnerStreams,
     ) -> None:
-        """Wires the use case.
+        """Creates the use case.
 
         Args:
-            dispatcher: Reads the waiting work of projects.
-            wakeups: Wakes feeds and watchers.
-            leases: Where a cancel is checked.
-            streams: Runners that sit here.
+            dispatcher: Dispatcher that reads waiting rollouts.
+            wakeups: Wake-ups of feeds and watchers.
+            leases: Table in which cancellations are checked.
+            streams: Streams of the runners connected here.
         """
         self._dispatcher = dispatcher
         self._wakeups = wakeups
@@ -170,7 +169,7 @@ class NotificationReceiver:
         """Handles a notification.
 
         Raises:
-            DatabaseUnavailable: If a cancel could not be checked.
+            DatabaseUnavailable: If a cancellation could not be checked.
         """
         if notification.ready:
             self._dispatcher.hint(frozenset(notification.ready))

@@ -31,10 +31,10 @@ _OPTIONS: Final = (
 
 
 class PeerClient:
-    """Implements `PeerClient`; keeps one connection per address."""
+    """Sends notifications; keeps one connection per address."""
 
     def __init__(self, token: Callable[[], str], *, tls: TlsFiles | None = None) -> None:
-        """Opens no connection yet; `token` returns the token to present.
+        """Creates a client without opening a connection; `token` returns the token to present.
 
         Raises:
             OSError: If a file of `tls` cannot be read.
@@ -45,7 +45,7 @@ class PeerClient:
         self._channels: dict[str, tuple[grpc.aio.Channel, TlsMaterial | None]] = {}
 
     async def notify(self, address: str, notification: Notification) -> None:
-        """Notifies the replica at an address, without a retry.
+        """Notifies the replica at an address; does not retry.
 
         Raises:
             PeerUnreachableError: If it did not accept the notification in time.
@@ -67,7 +67,7 @@ class PeerClient:
         await self.keep_only(())
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
-        """Returns the connection to an address; another one once the certificates have changed."""
+        """Returns the connection to an address; opens a new one if the certificates have changed."""
         material = None if self._watch is None else self._watch.material()
         known = self._channels.get(address)
         if known is not None and known[1] is material:

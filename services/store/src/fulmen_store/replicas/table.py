@@ -11,13 +11,13 @@ __all__ = ["ReplicaTable"]
 
 
 class ReplicaTable:
-    """Implements `ReplicaTable`."""
+    """Reads and writes the membership of replicas."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def renew(self, replica: Replica, *, ttl_s: float) -> list[Replica]:
-        """Records or extends a replica; returns the others that live."""
+        """Records or extends a replica; returns the other live ones."""
         rows = await self._database.fetch(
             "renew_replica", replica.replica_id, replica.address, replica.runner_count, ttl_s
         )

@@ -1,6 +1,6 @@
 """Wake-ups inside one replica: waiters of a key wake immediately, without a database round trip.
 
-A wake-up is a hint and may be missed (notifications of other replicas can be lost), so every waiter also polls
+A wake-up is a hint and may be missed (notifications from other replicas can be lost), so every waiter also polls
 periodically.
 """
 
@@ -26,11 +26,11 @@ class Wakeups:
         self._waiting: dict[Hashable, set[asyncio.Event]] = {}
 
     def count(self, key: Hashable) -> int:
-        """Returns how often a key was announced since it was first asked for; take it before looking, then wait."""
+        """Returns the number of announcements of a key since the first call; read it before polling, then wait."""
         return self._counts.setdefault(key, 0)
 
     def announce(self, keys: Iterable[Hashable]) -> None:
-        """Wakes the waiters of keys for an event at this replica, which is announced to the others."""
+        """Wakes the waiters of keys for an event at this replica, and announces it to the others."""
         happened = list(keys)
         self.wake(happened)
         self.announced.emit(happened)
@@ -40,7 +40,7 @@ class Wakeups:
         self.announce(("finished", project) for project in projects)
 
     def wake(self, keys: Iterable[Hashable]) -> None:
-        """Wakes the waiters of keys; keys without a waiter so far are not remembered."""
+        """Wakes the waiters of keys; ignores keys that never had a waiter."""
         for key in keys:
             if key not in self._counts:
                 continue
@@ -49,11 +49,11 @@ class Wakeups:
                 event.set()
 
     def announce_all(self) -> None:
-        """Wakes all waiters, to check whether the replica is shutting down."""
+        """Wakes all waiters so that they check for a shutdown."""
         self.wake(list(self._waiting))
 
     async def wait(self, key: Hashable, *, since: int, limit_s: float) -> bool:
-        """Waits until a key was announced after `since`; returns False if the limit passed first."""
+        """Waits until a key is announced after `since`; returns False on timeout."""
         if self.count(key) != since:
             return True
         event = asyncio.Event()

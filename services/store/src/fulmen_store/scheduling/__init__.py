@@ -1,1 +1,1 @@
-"""Scheduling: what waits, in which order, and which runner gets it."""
+"""Scheduling: the backlog, its order, and the assignment of rollouts to runners."""

@@ -1,9 +1,9 @@
-"""The backlog: the waiting rows of the table, as far as this replica knows them.
+"""The backlog: the waiting rows of the table that this replica knows.
 
-Invariant: every waiting row is known here (in the queue, among the delayed items, or noted as work of other replicas),
-or lies where the next refills read. A refill continues where the last one of its project ended and wraps around at the
-end of the table, so nothing stays hidden behind rows that no runner here can use. All of it is a hint: the row decides
-who gets an item.
+Invariant: every waiting row is either known here (in the queue, among the delayed items, or noted as work of other
+replicas) or in the range that the next refills read. A refill continues where the project's previous one ended and
+wraps around at the end of the table, so rows that no runner here can use never hide others. All of this is a hint: the
+row decides who gets an item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOW_WATER: Final = 500
 HEAD_PAGE: Final = 200
 MAX_HEADS: Final = 64
 WINDOW_PER_PROJECT: Final = 50_000
-# Beyond the window only items for which credit waits are kept.
+# Beyond the window, only items that fit waiting credit are kept.
 WINDOW_MARGIN: Final = REFILL_PAGE
 READ_AGAIN_INTERVAL_S: Final = 0.05
 
@@ -49,8 +49,8 @@ class _Reading:
 
     Attributes:
         position: Where the next refill continues.
-        whole: Whether all rows were read since the last change; polls then only look for rows without a notification.
-        left_out: Whether rows found no room here since the last wrap-around.
+        whole: Whether all rows were read since the last change; polls then only find rows whose notification was lost.
+        left_out: Whether rows were skipped for lack of room since the last wrap-around.
     """
 
     position: Position = BEFORE_ALL
@@ -74,7 +74,7 @@ class _Reading:
 
 
 class Backlog:
-    """Holds the waiting work known here and reads the rest from the table.
+    """Holds the known waiting items and reads the rest from the table.
 
     Attributes:
         ready: Items that may run, in dispatch order.
@@ -91,7 +91,7 @@ class Backlog:
         durations: DurationTracker | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Starts empty; see `Dispatcher` for the arguments."""
+        """Creates an empty backlog; see `Dispatcher` for the arguments."""
         self._table = table
         self._streams = streams
         self._poll_interval_s = poll_interval_s
@@ -103,15 +103,15 @@ class Backlog:
         self.projects: dict[int, Project] = {}
         self._delayed = DelayedItems()
         self._others = WorkStealer(replicas or LiveReplicas(UUID(int=0)), clock=clock)
-        # Where work of other replicas was seen for which credit waits.
+        # Positions of other replicas' work that fits waiting credit.
         self._others_at: dict[int, Position] = {}
         self._readings: dict[int, _Reading] = {}
-        # Projects with more waiting rows than are known here.
+        # Projects with waiting rows that are not known here.
         self._more: set[int] = set()
         self._offered: set[tuple[Labels, frozenset[int] | None]] = set()
         self._fresh: set[int] = set()
         self._hinted: set[int] = set()
-        # Projects hinted at since the heads were last read.
+        # Projects hinted since the heads were last read.
         self._hinted_heads: set[int] = set()
         self._read_again_at = 0.0
         self._next_poll = 0.0
@@ -126,7 +126,7 @@ class Backlog:
         self.ready.learn(project.project_id, project.terms)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> bool:
-        """Adds committed work, each item with its delay in seconds; returns whether any is this replica's own."""
+        """Adds committed items, each with its delay in seconds; returns whether any is this replica's own."""
         spare: int | None = None
         is_ours = False
         for item, delay_s in items:
@@ -137,7 +137,7 @@ class Backlog:
                 continue
             self._fresh.add(project_id)
             if not self._others.is_own(item):
-                # Credit that waits here takes even work of other replicas at once: none of them knows of it yet.
+                # Waiting credit takes even other replicas' work at once, because they do not know of it yet.
                 spare = self._streams.open_credit() - len(self.ready) if spare is None else spare - 1
                 if spare <= 0:
                     self._see_others(project_id, BEFORE_ALL)
@@ -160,19 +160,19 @@ class Backlog:
                 self._see_others(item.project_id, BEFORE_ALL)
 
     def hint(self, projects: Iterable[int]) -> None:
-        """Marks projects to be read at the next refill, if credit waits."""
+        """Marks projects to be read by the next refill, if credit waits."""
         self._hinted.update(projects)
 
     def poll_soon(self) -> None:
-        """Turns the next refill into a poll."""
+        """Makes the next refill a poll."""
         self._next_poll = 0.0
 
     def poll_is_due(self) -> bool:
-        """Returns whether the next refill is a poll, which reads all projects if credit waits."""
+        """Returns whether the next refill is a poll; a poll reads all projects if credit waits."""
         return self._clock() >= self._next_poll
 
     def pause_s(self) -> float:
-        """Returns the seconds until an item, stealing for waiting credit, or a poll is due."""
+        """Returns the seconds until an item, a steal or a poll is due."""
         now = self._clock()
         pause_s = self._delayed.pause_s(now, self._poll_interval_s)
         if self._others.steal_at() < now + pause_s and self._streams.open_credit():
@@ -180,7 +180,7 @@ class Backlog:
         return pause_s
 
     async def refill(self) -> None:
-        """Reads unknown rows where due: after a start, of other replicas, beyond the window.
+        """Reads unknown rows if due: after a start, from other replicas, beyond the window.
 
         Raises:
             DatabaseUnavailable: If the table cannot be read.
@@ -211,7 +211,7 @@ class Backlog:
             await self._refill_project(project_id)
 
     def read_again(self, projects: Iterable[int]) -> None:
-        """Rereads projects whose rows other replicas claimed or which were cancelled: there may be more of them."""
+        """Rereads projects in which rows were claimed by other replicas or cancelled; more may have been."""
         if self._clock() < self._read_again_at:
             return
         self._read_again_at = self._clock() + READ_AGAIN_INTERVAL_S
@@ -221,7 +221,7 @@ class Backlog:
             self._more.add(project_id)
 
     async def steal(self) -> bool:
-        """Adds work of other replicas for which credit waits here, once due; returns whether there is any.
+        """Adds other replicas' work that fits waiting credit, once due; returns whether any was added.
 
         Raises:
             DatabaseUnavailable: If the table cannot be read.
@@ -234,19 +234,19 @@ class Backlog:
         return found
 
     def nothing_to_steal(self) -> None:
-        """Records that the work that `steal` added cannot be handed out here now."""
+        """Records that the items added by `steal` cannot be assigned now."""
         self._others.nothing_fits()
         self._others_at.clear()
 
     def drain_unmatched(self) -> frozenset[int]:
-        """Returns the projects whose work became ready since the last call and still waits."""
+        """Returns the projects with items that became ready since the last call and still wait."""
         left = {project_id for project_id in self._fresh if self.ready.count_of(project_id)}
         left |= self._fresh & self._others.projects()
         self._fresh = set()
         return frozenset(left)
 
     async def _read_heads(self) -> None:
-        """Reads the first rows of projects while no credit is idle: urgent work may wait at another replica."""
+        """Reads the first rows of projects while no credit is idle, since urgent work may wait at another replica."""
         known = (project_id for project_id in self.projects if self.ready.count_of(project_id))
         for project_id in islice(dict.fromkeys((*self._hinted_heads, *known)), MAX_HEADS):
             page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=HEAD_PAGE)
@@ -264,7 +264,7 @@ class Backlog:
         self._more.add(project_id)
 
     def _check_new_offers(self) -> None:
-        """Rereads everything if runners with new labels wait: they may run rows that were left out."""
+        """Rereads everything if runners with new labels wait, since they may run rows that were skipped."""
         offered = {(stream.labels, stream.projects) for stream in self._streams.all_open() if stream.credit > 0}
         if not offered <= self._offered:
             for reading in self._readings.values():
@@ -276,7 +276,7 @@ class Backlog:
         if reading.whole and project_id in self._more and self._runs_low(project_id):
             reading.change()
         reading.begin()
-        # New rows may have been added at the head; rows behind it that were read before need not be read again.
+        # New rows may have been added at the head; rows after it that were already read need not be read again.
         is_recheck, read_to = reading.whole, reading.position
         after = read_to if is_recheck else BEFORE_ALL
         before = self.ready.count_of(project_id)
@@ -300,7 +300,7 @@ class Backlog:
             return
         self._more.add(project_id)
         if self.ready.terms_of(project_id).rules.ageing_interval_s:
-            # Rows behind a long backlog of higher priority must be known here, or ageing could never lift them.
+            # Rows after a long backlog of higher priority must be known here, or ageing could never raise them.
             oldest = await self._table.oldest(project_id, per_priority=OLDEST_PER_PRIORITY)
             self._take_page(project_id, oldest, after=BEFORE_ALL, is_recheck=False)
 
@@ -317,7 +317,7 @@ class Backlog:
             if item.rollout_id in self.ready or item.rollout_id in self._delayed:
                 continue
             if not self._others.is_own(item):
-                # Repeated rechecks of the same rows must not cause pages of other replicas to be read each time.
+                # Repeated rechecks of the same rows must not reread other replicas' pages each time.
                 if not is_recheck or fits(item):
                     self._see_others(project_id, after)
             elif delay_s > 0:
@@ -348,7 +348,7 @@ class Backlog:
         return self._others.choose(others, project_id=project_id, credit=self._streams.open_credit(), more=more)
 
     def _fitting(self, project_id: int) -> Callable[[ReadyItem], bool]:
-        """Returns a predicate: whether an item of a project fits credit that waits here."""
+        """Returns a predicate that is True for items of a project that fit waiting credit."""
         able = {
             stream.labels
             for stream in self._streams.all_open()
@@ -364,12 +364,12 @@ def _end_of(page: Sequence[tuple[ReadyItem, float]]) -> Position:
     return last.sort_priority, last.rollout_id
 
 
-# Items due later are read from the table when their time comes.
+# Items due later are read from the table when they become due.
 HORIZON_S: Final = 600.0
 
 
 class DelayedItems:
-    """Items that may not run yet: after a back-off, or before their not-before time."""
+    """Items that may not run yet because of a back-off or a not-before time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, ReadyItem]] = []
@@ -384,7 +384,7 @@ class DelayedItems:
         return rollout_id in self._ids
 
     def hold(self, item: ReadyItem, *, now: float, delay_s: float) -> None:
-        """Holds an item for a delay in seconds; ignores one that is held already or due beyond the horizon."""
+        """Holds an item for a delay in seconds; ignores items already held or due beyond the horizon."""
         if delay_s > HORIZON_S or item.rollout_id in self._ids:
             return
         self._ids.add(item.rollout_id)

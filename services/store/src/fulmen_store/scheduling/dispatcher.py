@@ -1,7 +1,7 @@
-"""Background role: hands waiting rollouts to runners that have credit.
+"""Background role: assigns waiting rollouts to runners with credit.
 
-Speed comes from memory, safety from the row: the dispatcher chooses assignments in memory and claims the whole batch by
-compare-and-set in one commit. A choice whose row another replica claimed first is not granted.
+The dispatcher chooses assignments in memory for speed, and claims the whole batch by compare-and-set in one commit for
+safety. A choice whose row another replica claimed first is not granted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETRY_PAUSE_S: Final = 0.2
 
 
 class Dispatcher:
-    """Matches ready work with credit, claims it, and puts the grants into the runners' outboxes."""
+    """Matches ready items with credit, claims them, and puts the grants into the runners' outboxes."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class Dispatcher:
         metrics: StoreMetrics | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Starts with an empty backlog.
+        """Creates a dispatcher with an empty backlog.
 
         Args:
             table: Table of leases.
             streams: Streams of the runners connected here.
-            events: Receives undelivered leases and unmatched work.
-            poll_interval_s: Interval at which idle credit polls the table for work of other replicas.
-            replicas: Live replicas, which share the backlog; by default this replica is alone.
+            events: Receiver of undelivered leases and unmatched work.
+            poll_interval_s: Interval of polls for other replicas' work while credit is idle, seconds.
+            replicas: Live replicas that share the backlog; by default only this one.
             durations: Predicted durations by task type; by default unknown.
             metrics: Instruments; by default none.
-            clock: Clock; the system's by default.
+            clock: Clock; by default the system's.
         """
         self._table = table
         self._streams = streams
@@ -73,10 +73,10 @@ class Dispatcher:
         )
         self._ready = self._backlog.ready
         self._quotas = RunningQuotas(table, self._ready)
-        # Sessions of claims whose outcome is unknown, by rollout.
+        # Sessions of claims with an unknown outcome, by rollout.
         self._in_doubt: dict[UUID, UUID] = {}
         self._wake = asyncio.Event()
-        # Whether no waiting item could be matched with a waiting runner.
+        # True if no waiting item can be matched with a waiting runner.
         self._settled = False
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Dispatcher:
         self._backlog.update_project(project)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
-        """Adds committed work, each item with the delay before it may run, seconds."""
+        """Adds committed items, each with its delay in seconds."""
         if self._backlog.offer(items):
             self._settled = False
         self._wake.set()
@@ -96,21 +96,21 @@ class Dispatcher:
     def match_new(
         self, items: Iterable[ReadyItem], exclude: Mapping[UUID, UUID] | None = None
     ) -> dict[UUID, RunnerStream]:
-        """Finds waiting runners for work that is about to be created, by rollout.
+        """Finds waiting runners for rollouts that are about to be created; returns their streams by rollout.
 
-        Matches nothing while other work could go first. Each match has used a credit and must be passed on to
-        `deliver_new`, `unmatch` or `mark_in_doubt`.
+        Matches nothing while other work could go first. Each match uses a credit and must be passed to `deliver_new`,
+        `unmatch` or `mark_in_doubt`.
 
         Args:
             items: New rollouts, or running ones that need a second attempt.
-            exclude: Sessions of the first attempts, by rollout, where second attempts are matched.
+            exclude: For second attempts, sessions of the first attempts by rollout.
         """
         matches: dict[UUID, RunnerStream] = {}
         if not self._settled:
             return matches
         for item in items:
             terms = self._ready.terms_of(item.project_id)
-            # Only the database knows whether a quota leaves room; a second attempt needs none.
+            # Only the database knows whether a quota has room; a second attempt needs none.
             if item.rollout_id in matches or (terms.max_running is not None and exclude is None):
                 continue
             stream = self._streams.next_for(item, terms.rules, exclude=(exclude or {}).get(item.rollout_id))
@@ -125,38 +125,38 @@ class Dispatcher:
         return [each.project_id for each in self._backlog.projects.values() if idle and each.terms.rules.hedging]
 
     def deliver_new(self, matches: Mapping[UUID, RunnerStream], grants: Iterable[Grant]) -> None:
-        """Delivers the leases that were created and refunds the credit of the other matches."""
+        """Delivers the created leases and refunds the credit of the other matches."""
         granted = {grant.rollout_id: grant for grant in grants}
         self._deliver(matches.items(), granted)
         if self._metrics is not None and granted:
             self._metrics.dispatched(len(granted), None)
 
     def unmatch(self, matches: Mapping[UUID, RunnerStream]) -> None:
-        """Refunds the credit of matches of which nothing was created."""
+        """Refunds the credit of matches for which no lease was created."""
         for stream in matches.values():
             stream.refund()
 
     def mark_in_doubt(self, matches: Mapping[UUID, RunnerStream]) -> None:
-        """Records matches whose commit has an unknown outcome; leases found later are released, not delivered."""
+        """Records matches with an unknown commit outcome; leases found later are released, not delivered."""
         for rollout_id, stream in matches.items():
             self._in_doubt[rollout_id] = stream.session_id
             stream.refund()
         self._wake.set()
 
     def attempts_ended(self, ended: Sequence[EndedAttempt]) -> None:
-        """Updates the running quotas: ended attempts leave room for others."""
+        """Updates the running quotas, in which ended attempts make room."""
         if self._quotas.ended(attempt.item.project_id for attempt in ended):
             self._wake.set()
 
     def add_credit(self, stream: RunnerStream, count: int) -> None:
-        """Adds credit to a stream; waiting work goes before new work."""
+        """Adds credit to a stream; waiting items are served before new ones."""
         stream.credit += count
         if len(self._ready):
             self._settled = False
             self._wake.set()
 
     def hint(self, projects: frozenset[int]) -> None:
-        """Schedules a read of the waiting work of projects, if there is credit for it."""
+        """Schedules a read of the projects' waiting rows, if credit waits."""
         self._backlog.hint(projects)
         self._wake.set()
 
@@ -174,7 +174,7 @@ class Dispatcher:
             try:
                 await self._step()
             except DatabaseUnavailable:
-                # Nothing is lost: the choices were returned to the queue, and the table is read again.
+                # Nothing is lost: the choices are back in the queue, and the table is reread.
                 self._backlog.poll_soon()
                 await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -185,8 +185,8 @@ class Dispatcher:
         self._backlog.ripen()
         if self._backlog.poll_is_due():
             self._quotas.probe_again()
-        # Known work is handed out before a refill, which takes a while and serves credit that finds nothing known.
-        # Before the first refill the quotas are unknown.
+        # Assign known items before a refill, which is slow and serves only credit without a known item. Before the
+        # first refill the quotas are unknown.
         if self._backlog.projects and (known := self._match()):
             await self._claim(known)
         await self._backlog.refill()
@@ -196,7 +196,7 @@ class Dispatcher:
             if not choices:
                 self._backlog.nothing_to_steal()
         if unmatched := self._backlog.drain_unmatched():
-            # Other replicas may have credit for it.
+            # Other replicas may have credit for them.
             self._events.work_unmatched.emit(unmatched)
         self._settled = not choices
         if choices:
@@ -234,7 +234,7 @@ class Dispatcher:
             self._handle_lost(choices, granted)
 
     async def _settle_in_doubt(self) -> None:
-        """Releases leases of claims whose answer was lost: their runners never received them."""
+        """Releases leases of claims with an unknown outcome, which the runners never received."""
         held = await self._table.held(list(self._in_doubt))
         unknown = [lease for lease in held if self._in_doubt[lease.rollout_id] == lease.session_id]
         self._in_doubt = {}
@@ -258,7 +258,7 @@ class Dispatcher:
             stream.send(Assigned(grants=grants))
 
     def _handle_lost(self, choices: Sequence[Choice], granted: Mapping[UUID, Grant]) -> None:
-        """Rereads the projects of rows that another replica claimed, or that were cancelled, before this claim."""
+        """Rereads projects in which another replica claimed a chosen row first, or the row was cancelled."""
         # Items refused by a quota are back in the queue.
         lost = [
             item.project_id
@@ -272,7 +272,7 @@ class Dispatcher:
 
 
 def released(attempt: LeasedAttempt, session_id: UUID) -> AttemptReport:
-    """Returns the report that releases a lease."""
+    """Creates the report that releases a lease."""
     return AttemptReport(
         project_id=attempt.project_id,
         rollout_id=attempt.rollout_id,

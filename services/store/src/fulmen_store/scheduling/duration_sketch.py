@@ -1,4 +1,4 @@
-"""x"""
+"""Durations of attempts in logarithmic buckets: mergeable counts with quantiles of bounded relative error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bucket_of(duration_s: float) -> int:
 
 @dataclass(slots=True)
 class DurationSketch:
-    """The counts of one task type's durations by bucket."""
+    """Counts of one task type's durations by bucket."""
 
     counts: Counter[int] = field(default_factory=Counter)
     total: int = 0
@@ -44,9 +44,9 @@ class DurationSketch:
         self.total += count
 
     def quantile_s(self, share: float) -> float:
-        """Returns the duration that this share of attempts did not exceed, seconds; 0 if none was measured.
+        """Returns the quantile of the durations, seconds; 0 if none was measured.
 
-        It is within 2 % of the sample of rank `floor(share * (n - 1))`, for durations from 1 ms to a day and more.
+        The result is within 2 % of the sample of rank `floor(share * (n - 1))`, for durations from 1 ms to over a day.
         """
         rank = math.floor(share * (self.total - 1))
         seen = 0
@@ -64,5 +64,5 @@ class DurationSketch:
 
 
 def _middle_s(bucket: int) -> float:
-    """Returns the point of a bucket that is as far, in proportion, from both of its bounds."""
+    """Returns the point of a bucket with the same relative distance to both bounds."""
     return MIN_DURATION_S * 2 * GAMMA**bucket / (GAMMA + 1)

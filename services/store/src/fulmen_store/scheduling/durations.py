@@ -1,8 +1,8 @@
-"""How long attempts take, by task type: learned from those that succeeded, shared by all replicas.
+"""Durations of successful attempts by task type, shared by all replicas.
 
-A type's durations are counted in buckets whose bounds grow by a constant factor, so that a quantile is off by at most
-2 % of itself, counts of several replicas simply add up, and nothing is ever lost to sampling. Source: DDSketch (Masson,
-Rim and Lee, PVLDB 12(12), 2019), section 2, without collapsing: a day has 457 buckets.
+Durations are counted in buckets whose bounds grow by a constant factor: quantiles have a relative error of at most 2 %,
+counts of several replicas add up, and no sampling is needed. Source: DDSketch (Masson, Rim and Lee, PVLDB 12(12),
+2019), section 2, without collapsing: a day has 457 buckets.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TYPES_REMEMBERED: Final = 1000
 
 
 class DurationTracker:
-    """Background role: collects durations of ended attempts, and predicts them by task type.
+    """Background role: collects durations of ended attempts and predicts them by task type.
 
-    Its data are a few seconds old; an unknown type is read after the first request for it.
+    Predictions are a few seconds old; an unknown type is read after the first request for it.
     """
 
     def __init__(self, table: DurationTable, *, clock: Clock | None = None) -> None:
@@ -46,20 +46,20 @@ class DurationTracker:
         self._read_at = 0.0
 
     def learn(self, ended: Iterable[EndedAttempt]) -> None:
-        """Counts those attempts that succeeded."""
+        """Counts the successful attempts."""
         for one in ended:
             if one.kind is FailureKind.NONE and one.item.task_type is not None:
                 self._unwritten[one.item.task_type, bucket_of(one.duration_s)] += 1
 
     def sketch(self, task_type: int) -> DurationSketch | None:
-        """Returns the sketch of a task type, if it is known here."""
+        """Returns the sketch of a task type; None if it is unknown here."""
         known = self._known.get(task_type)
         if known is None and len(self._unread) < TYPES_REMEMBERED:
             self._unread.add(task_type)
         return known
 
     def predicted_s(self, task_type: int | None) -> float:
-        """Returns the median of a task type, seconds; 0 If it is unknown."""
+        """Returns the median duration of a task type, seconds; 0 if unknown."""
         if task_type is None:
             return 0.0
         median = self._medians.get(task_type)
@@ -69,7 +69,7 @@ class DurationTracker:
         return median
 
     async def run(self) -> None:
-        """Writes and reads until cancelled."""
+        """Exchanges durations with the table until cancelled."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL_S)
             try:
@@ -78,7 +78,7 @@ class DurationTracker:
                 continue
 
     async def run_once(self) -> None:
-        """Writes new durations; reads requested task types, and periodically all in use."""
+        """Writes new durations; reads requested task types and, periodically, all in use."""
         if self._unwritten:
             counts, self._unwritten = self._unwritten, Counter()
             try:

@@ -1,14 +1,14 @@
-"""The waiting work of one replica, in memory, in the order in which it is handed out.
+"""The waiting items of one replica, in memory, in dispatch order.
 
-Within a project: by sort_priority (the negated priority), which improves by one for each ageing interval that an item has
-waited, then oldest first. Both are one number that never changes, `since + sort_priority * interval`, so nothing is ever
-sorted again while items age.
+Within a project, items are ordered by sort_priority (the negated priority), which improves by one per ageing interval
+waited, then by age. Both combine into one constant, `since + sort_priority * interval`, so ageing never reorders the
+heap.
 
-Between projects: the best level first, and within a level by stride scheduling (Waldspurger and Weihl, 1995), so that
-over any window two backlogged projects get work in the ratio of their weights. A project's level is the aged sort_priority of
-its next item, but age never lifts it above the best sort_priority that waits anywhere: otherwise the project with the older
-backlog would be served alone until it had caught up, whatever the weights. With ageing every project reaches that
-level in the end, so none starves.
+Between projects, the best level goes first. Within a level, stride scheduling (Waldspurger and Weihl, 1995) serves two
+backlogged projects in the ratio of their weights over any window. A project's level is the aged sort_priority of its
+next item, but ageing never raises it above the best sort_priority that waits in any project: otherwise the project with
+the older backlog would be served alone until it had caught up, whatever the weights. With ageing, every project
+eventually reaches that level, so none starves.
 
 The queue is a hint: the row in the database decides who gets an item.
 """
@@ -31,24 +31,24 @@ Labels = frozenset[str]
 
 UNIX_MS_SHIFT: Final = 80
 MAX_SORT_PRIORITY: Final = 32767
-# Ids may come from clients: a run-at time this close to the time in the id means that the item was not delayed.
+# Ids may come from clients. A run-at time this close to the time in the id means that the item was not delayed.
 CLOCK_TOLERANCE_S: Final = 60.0
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class ReadyItem:
     """A rollout that may run.
 
     Attributes:
         rollout_id: Its id, a UUIDv7.
-        project_id: Database's number of its project.
+        project_id: Database number of its project.
         sort_priority: Negated priority; lower goes first.
         labels: `key=value` strings that the runner must have.
         group_key: Key of its group; None if it has none.
         task_type: Number of its task type; None if it has none.
         agent: Number of its agent's version; None if it names none.
-        since_s: Unix seconds from which it waits, where that is not the time inside its id.
+        since_s: Unix time since which it waits, seconds; None if it is the time in its id.
     """
 
     rollout_id: UUID
@@ -62,17 +62,17 @@ class ReadyItem:
 
     @property
     def waiting_since_s(self) -> float:
-        """Unix seconds from which its age counts."""
+        """Unix time since which it waits, seconds."""
         return (self.rollout_id.int >> UNIX_MS_SHIFT) / 1000 if self.since_s is None else self.since_s
 
     @property
     def max_affinity(self) -> int:
-        """What `RunnerStream.affinity` is at most."""
+        """Maximum of `RunnerStream.affinity` for this item."""
         return 2 if self.group_key is not None else int(self.agent is not None)
 
 
 def waits_since(rollout_id: UUID, run_at_s: float | None) -> float | None:
-    """Returns `since_s` of an item that was created to run at a time, Unix seconds; None means at once."""
+    """Returns `since_s` of an item with a run-at time, Unix seconds; None means at once."""
     if run_at_s is None or run_at_s <= (rollout_id.int >> UNIX_MS_SHIFT) / 1000 + CLOCK_TOLERANCE_S:
         return None
     return run_at_s
@@ -86,8 +86,8 @@ _Members = dict[int | None, list[tuple[int, ReadyItem]]]
 class _Line:
     """A project's waiting items with the same required labels.
 
-    The heap holds one place per item. The members of a group share their places: the next member is chosen when a place
-    comes up.
+    The heap has one entry per item. The members of a group share their entries: the member to run is chosen when an
+    entry is popped.
     """
 
     labels: Labels
@@ -136,7 +136,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _ProjectQueue:
-    """One project's waiting items, with the terms that the hot path needs."""
+    """One project's waiting items, with the terms used on the hot path."""
 
     project_id: int
     terms: InitVar[QueueTerms]
@@ -171,7 +171,7 @@ class _ProjectQueue:
         self.count += 1
 
     def best(self, offered: Labels) -> _Line | None:
-        """Returns the line whose head goes first among those that the labels allow."""
+        """Returns the line with the first head among those that the labels allow; None if they allow none."""
         found: _Line | None = None
         for line in self.lines.values():
             if (self.anyone or line.labels <= offered) and (found is None or line.heap[0] < found.heap[0]):
@@ -179,7 +179,7 @@ class _ProjectQueue:
         return found
 
     def best_sort_priority(self, offered: Labels) -> int:
-        """Returns the best sort_priority among those items that the labels allow."""
+        """Returns the best sort_priority among the items that the labels allow."""
         return min(line.best_sort_priority for line in self.lines.values() if self.anyone or line.labels <= offered)
 
     def take(self, line: _Line, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
@@ -191,7 +191,7 @@ class _ProjectQueue:
 
 
 class FairQueue:
-    """Holds ready items and hands out the next one that a runner qualifies for."""
+    """Holds ready items and returns the next one that a runner qualifies for."""
 
     def __init__(
         self,
@@ -199,18 +199,18 @@ class FairQueue:
         predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Starts empty.
+        """Creates an empty queue.
 
         Args:
             predicted_s: Predicted duration of an attempt by task type, seconds; by default unknown.
-            clock: Clock; the system's by default.
+            clock: Clock; by default the system's.
         """
         self._predicted_s = predicted_s
         self._now_s = (clock or Clock()).unix_s
         self._terms: dict[int, QueueTerms] = {}
         self._queues: dict[int, _ProjectQueue] = {}
         self._allowed: dict[int, int] = {}
-        # By level and project: the stride pass, which grows by 1 / share with each item handed out.
+        # Stride passes by level and project; a pass grows by 1 / share with each dispatched item.
         self._passes: dict[int, dict[int, float]] = {}
         self._ids: set[UUID] = set()
 
@@ -237,7 +237,7 @@ class FairQueue:
         return {} if queue is None else {labels: len(line.heap) for labels, line in queue.lines.items()}
 
     def learn(self, project_id: int, terms: QueueTerms) -> None:
-        """Serves a project by new terms from now on."""
+        """Applies new terms to a project."""
         if self.terms_of(project_id) == terms:
             return
         self._terms[project_id] = terms
@@ -247,7 +247,7 @@ class FairQueue:
             queue.learn(terms)
 
     def allow(self, project_id: int, count: int) -> None:
-        """Limits the further items of a project; without a call there is no limit."""
+        """Limits the number of further items of a project; unlimited by default."""
         self._allowed[project_id] = count
 
     def allow_more(self, project_id: int, count: int) -> bool:
@@ -258,7 +258,7 @@ class FairQueue:
         return True
 
     def allow_at_least(self, count: int) -> None:
-        """Raises the limits of all limited projects to at lowest `count`."""
+        """Raises the limits of all limited projects to at least `count`."""
         for project_id, allowed in self._allowed.items():
             self._allowed[project_id] = max(allowed, count)
 
@@ -274,7 +274,7 @@ class FairQueue:
         queue.push(item)
 
     def forget(self, project_id: int) -> None:
-        """Drops a project's waiting items, which are out of date."""
+        """Drops a project's outdated waiting items."""
         queue = self._queues.pop(project_id, None)
         if queue is not None:
             self._ids -= {item.rollout_id for line in queue.lines.values() for _, _, item in line.heap}
@@ -304,7 +304,7 @@ class FairQueue:
         if not queue.count:
             del self._queues[queue.project_id]
             if not self._queues:
-                # An empty queue has no debts.
+                # Passes do not outlive a backlog.
                 self._passes.clear()
         return item
 
@@ -349,7 +349,7 @@ class FairQueue:
         return at_level, level
 
     def _enter(self, level: int, passes: dict[int, float], newcomers: list[_ProjectQueue]) -> None:
-        """Enters projects at a level with a pass at most one turn away from those of its members."""
+        """Adds projects to a level, each with a pass at most one turn away from those of its members."""
         members = [passes[queue.project_id] for queue in self._queues.values() if queue.level == level]
         own = {queue.project_id: passes.get(queue.project_id, 0.0) for queue in newcomers}
         for queue in newcomers:

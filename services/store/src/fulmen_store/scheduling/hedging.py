@@ -1,8 +1,8 @@
-"""Background role: starts a second attempt for one that takes longer than nearly all of its task type.
+"""Background role: starts a second attempt beside one that takes longer than nearly all others of its task type.
 
-Both run the same rollout under leases of their own; the first that succeeds decides, the other is superseded. A hedge
-uses only idle credit. Source: Dean and Barroso, The Tail at Scale (CACM 56(2), 2013), hedged
-requests after the 95th percentile of the expected latency.
+Both run the same rollout under separate leases; the first success decides and the other attempt is superseded. A hedge
+uses only idle credit. Source: Dean and Barroso, The Tail at Scale (CACM 56(2), 2013), hedged requests after the 95th
+percentile of the expected latency.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Hedger"]
 POLL_INTERVAL_S: Final = 1.0
 SHARE: Final = 0.95
 MIN_SAMPLES: Final = 20
-# Looked at and started at a time; the rest has its turn a second later.
+# Maximum number of candidates per pass; the rest follows a second later.
 PAGE: Final = 1000
 
 
 class Hedger:
-    """Polls once a second, in projects whose hedging rule is on and while credit is unused."""
+    """Polls once a second for attempts to hedge, in projects whose hedging rule is on and while credit is idle."""
 
     def __init__(self, *, table: LeaseTable, dispatcher: Dispatcher, durations: DurationTracker) -> None:
         self._table = table
@@ -45,7 +45,7 @@ class Hedger:
                 continue
 
     async def hedge_once(self) -> int:
-        """Starts second attempts where they are due and credit is idle; returns their number."""
+        """Starts due second attempts while credit is idle; returns their number."""
         projects = self._dispatcher.hedging_projects()
         if not projects:
             return 0
@@ -57,7 +57,7 @@ class Hedger:
         return await self._claim(late, streams) if streams else 0
 
     def _min_age_s(self, candidate: HedgeCandidate) -> float:
-        """Returns the age from which an attempt is hedged, seconds; 0 if that is not known."""
+        """Returns the minimum age at which an attempt is hedged, seconds; 0 if unknown."""
         task_type = candidate.item.task_type
         sketch = self._durations.sketch(task_type) if task_type is not None else None
         if sketch is None or sketch.total < MIN_SAMPLES:

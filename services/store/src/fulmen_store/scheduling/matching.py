@@ -1,7 +1,7 @@
 """Assigns waiting items to runner streams: items in queue order, streams in turn, affinity as the tie-breaker.
 
-A round gives every stream at most one item. Within a round an item goes to a stream whose last item was of the same
-group or agent version, if one is left in the round; otherwise to the stream whose turn it is.
+A round gives each stream at most one item. An item goes to a stream whose last item had the same group or agent
+version, if the round has one left; otherwise to the stream whose turn it is.
 """
 
 from __future__ import annotations

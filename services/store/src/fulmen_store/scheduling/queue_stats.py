@@ -1,4 +1,4 @@
-"""Queue statistics, cached. Counting reads every waiting row, so a long backlog is counted rarely."""
+"""Cached queue statistics. Counting reads every waiting row, so a long backlog is counted rarely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
     "StatsCache",
 ]
 
-# A cheaper count is repeated for every request.
+# Counts cheaper than this are not cached.
 CHEAP_S: Final = 0.05
 TTL_PER_COST: Final = 20.0
 ANSWERS_REMEMBERED: Final = 1000
@@ -29,7 +29,7 @@ class _Answer:
 
 
 class StatsCache:
-    """Answers with the last count for as long as making it again would cost too much."""
+    """Caches each count for a time proportional to its cost."""
 
     def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
         self._table = table
@@ -37,7 +37,7 @@ class StatsCache:
         self._answers: dict[Scope, _Answer] = {}
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts, or returns a recent count.
+        """Counts rollouts, or returns a recent count.
 
         Raises:
             DatabaseUnavailable: If the rollouts cannot be counted.

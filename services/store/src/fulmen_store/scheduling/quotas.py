@@ -1,8 +1,8 @@
-"""A project's quotas: how many of its rollouts may run at once, and how many may wait.
+"""A project's quotas of running and waiting rollouts.
 
-Invariant: more than `max_running` never run, whatever the number of replicas; the claim counts under the project's
-lock. `max_queued` bounds what a producer may pile up: it is compared with a recent count plus what this replica created
-since, so that no request counts a backlog.
+Invariant: never more than `max_running` rollouts run, whatever the number of replicas; the claim counts under the
+project's lock. `max_queued` bounds a producer's backlog: it is compared with a recent count plus the rollouts that this
+replica created since, so no request has to count the backlog.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = [
 ]
 
 COUNT_TTL_S: Final = 1.0
-# A refusal needs a more recent count, so that a producer continues soon after its queue has room.
+# A refusal needs a more recent count, so that a producer can continue soon after its queue has room.
 REFUSAL_TTL_S: Final = 0.1
-# A count of a long backlog is repeated so seldom that it takes at most a twentieth of a connection's time.
+# Bounds counting of a long backlog to a twentieth of a connection's time.
 COUNT_TTL_PER_COST: Final = 20.0
-# How many claims a project is allowed to try when it is not known whether other replicas have left room.
+# Claims that a project may try while the room left by other replicas is unknown.
 PROBE: Final = 16
 
 
 class RunningQuotas:
-    """Claims the queue's choices, within the quotas of their projects."""
+    """Claims the queue's choices within the quotas of their projects."""
 
     def __init__(self, table: LeaseTable, ready: FairQueue) -> None:
         self._table = table
@@ -73,17 +73,17 @@ class RunningQuotas:
         return claim.tried, claim.grants, claim.room
 
     def ended(self, projects: Iterable[int]) -> bool:
-        """Records attempts that ended, each by its project; returns whether one of these has a quota."""
+        """Records ended attempts, one project per attempt; returns whether any of the projects has a quota."""
         return sum(self._ready.allow_more(project_id, count) for project_id, count in Counter(projects).items()) > 0
 
     def probe_again(self) -> None:
-        """Allows a few claims to every project without room: other replicas may have made some."""
+        """Allows a few claims to each project without room, since other replicas may have made some."""
         self._ready.allow_at_least(PROBE)
 
 
 @dataclass(slots=True)
 class _Known:
-    """The last count, and what this replica admitted since."""
+    """The last count, and the number of rollouts that this replica admitted since."""
 
     count: QueueCount = field(default_factory=lambda: QueueCount(max_queued=None, queued=0))
     added: int = 0
@@ -105,16 +105,16 @@ class QueueQuotas:
         self._known: dict[int, _Known] = {}
 
     async def admit(self, projects: Iterable[int]) -> None:
-        """Admits new rollouts, each named by its project, all or none.
+        """Admits new rollouts, one project per rollout, all or none.
 
         Raises:
-            QuotaExceeded: If the quota of waiting rollouts of a project is exceeded.
+            QuotaExceeded: If a project's quota of waiting rollouts is exceeded.
             DatabaseUnavailable: If they cannot be counted.
         """
         wanted = Counter(projects)
         for project_id, count in wanted.items():
             await self._count_if_needed(self._known.setdefault(project_id, _Known()), project_id, count)
-        # No await from here on: check and update are atomic.
+        # No await from here on, so check and update are atomic.
         for project_id, count in wanted.items():
             self._check(self._known[project_id], count)
         for project_id, count in wanted.items():
@@ -124,7 +124,7 @@ class QueueQuotas:
         async with known.lock:
             now = self._clock()
             if now >= known.stale_at or (now >= known.doubtful_at and not known.has_room(count)):
-                # What is admitted while it is counted may or may not be in the count: it is added to it.
+                # Rollouts admitted during the count may or may not be in it; add them to be safe.
                 before = known.added
                 known.count = await self._table.queued(project_id)
                 known.added -= before

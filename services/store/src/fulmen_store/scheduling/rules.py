@@ -1,4 +1,4 @@
-"""The rules by which a project's rollouts are handed out, and its share and quotas."""
+"""A project's queue rules, weight and quotas."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ DEFAULT_WEIGHT: Final = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRules:
-    """Rules that a project can switch; described in docs/queue-rules.md.
+    """Rules of a project; see docs/queue-rules.md.
 
     Attributes:
-        ageing_interval_s: A waiting rollout counts as one priority higher for each such interval; 0 is off.
+        ageing_interval_s: Time after which a waiting rollout counts as one priority higher, seconds; 0 is off.
         match_labels: Whether a rollout goes only to runners that have its labels.
-        affinity: Whether, among waiting runners, one that ran the same group or agent last goes first.
-        longest_first: Whether the members of a group that are predicted to take longest go first.
+        affinity: Whether a waiting runner that last ran the same group or agent version goes first.
+        longest_first: Whether the members of a group with the longest predicted duration go first.
         hedging: Whether rollouts that request it are hedged.
-        weighted_share: Whether the project's weight counts; otherwise it counts as 100.
+        weighted_share: Whether the project's weight counts; otherwise the weight is 100.
     """
 
     ageing_interval_s: float = DEFAULT_AGEING_INTERVAL_S
@@ -37,13 +37,13 @@ DEFAULT_RULES: Final = QueueRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTerms:
-    """A project's place against others: its weight, its quotas and its rules.
+    """A project's weight, quotas and rules.
 
     Attributes:
-        weight: Its share.
-        max_running: Maximum number of running rollouts; None: unlimited.
-        max_queued: Maximum number of waiting rollouts; None: unlimited.
-        rules: How its rollouts are handed out.
+        weight: Share of the runners relative to other projects.
+        max_running: Maximum number of running rollouts; None means unlimited.
+        max_queued: Maximum number of waiting rollouts; None means unlimited.
+        rules: Queue rules.
     """
 
     weight: float = DEFAULT_WEIGHT
@@ -53,7 +53,7 @@ class QueueTerms:
 
     @property
     def share(self) -> float:
-        """The weight that counts."""
+        """Effective weight."""
         return self.weight if self.rules.weighted_share else DEFAULT_WEIGHT
 
 

@@ -1,4 +1,4 @@
-"""A project's rules as they are stored: a serialized `fulmen.store.v1.QueueRules`, null for the defaults."""
+"""Stored form of a project's rules: a serialized `fulmen.store.v1.QueueRules`; null means the defaults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The streams of the runners that wait for work at this replica: their credit and their outboxes.
+"""Streams of the runners connected to this replica, with their credit and outboxes.
 
-Invariant: a stream is never given more assignments than it has granted credits, so its outbox is bounded.
+Invariant: a stream never gets more assignments than it granted credits, so its outbox is bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_CREDIT: Final = 10_000
-# How many streams with credit are searched for one with affinity to a new item.
+# Number of streams with credit that are searched for affinity to a new item.
 AFFINITY_WINDOW: Final = 16
 MAX_MERGED: Final = 16
 
@@ -69,7 +69,7 @@ class StreamClosed:
     """The session has ended, or another stream was opened for it."""
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class Acknowledgement:
     """The answer to one report or release."""
@@ -88,7 +88,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerDone:
-    """The runner closed its side of the stream, or sent something that ends it."""
+    """The runner closed its side of the stream, or sent a message that ends it."""
 
     error: FulmenError | None = None
 
@@ -98,7 +98,7 @@ Notice = Acknowledged | RunnerDone | Assigned | CancelRequested | LeasesLost | D
 
 
 class Outbox:
-    """Notices for one runner, in order. Adjacent assignments, and adjacent answers, are merged."""
+    """Notices for one runner, in order. Merges adjacent assignments and adjacent acknowledgements."""
 
     def __init__(self) -> None:
         self._waiting: deque[Notice] = deque()
@@ -114,7 +114,7 @@ class Outbox:
         await self._arrived.wait()
 
     def take(self) -> Notice | None:
-        """Removes and returns the next notice, merged with those of the same kind that follow; None if empty."""
+        """Removes and returns the next notice, merged with following ones of the same kind; None if empty."""
         if not self._waiting:
             return None
         first = self._waiting.popleft()
@@ -142,9 +142,9 @@ class RunnerStream:
         labels: `key=value` strings of the runner.
         projects: Projects that it serves; None for all.
         credit: Number of further assignments that it accepts.
-        leases: Attempts that it was sent, by rollout.
-        last_group: Group of the item assigned last.
-        last_agent: Agent version of the item assigned last.
+        leases: Attempts sent to it, by rollout.
+        last_group: Group of the last assigned item.
+        last_agent: Agent version of the last assigned item.
     """
 
     session_id: UUID
@@ -158,7 +158,7 @@ class RunnerStream:
     last_agent: int | None = None
 
     def qualifies(self, item: ReadyItem, *, match_labels: bool = True) -> bool:
-        """Returns whether the runner may run an item; labels count only with `match_labels`."""
+        """Returns whether the runner may run an item; ignores labels unless `match_labels`."""
         if self.projects is not None and item.project_id not in self.projects:
             return False
         return not match_labels or item.labels <= self.labels
@@ -169,12 +169,12 @@ class RunnerStream:
         self.last_group, self.last_agent = item.group_key, item.agent
 
     def refund(self) -> None:
-        """Returns the credit of an assignment that was not made."""
+        """Gives back the credit of an assignment that was not made."""
         if not self.closed:
             self.credit += 1
 
     def affinity(self, item: ReadyItem) -> int:
-        """Returns 2 if its last item was of the same group, 1 if of the same agent version, otherwise 0."""
+        """Returns 2 if the last item had the same group, 1 if it had the same agent version, otherwise 0."""
         if item.group_key is not None and item.group_key == self.last_group:
             return 2
         return int(item.agent is not None and item.agent == self.last_agent)
@@ -185,7 +185,7 @@ class RunnerStream:
 
 
 class RunnerStreams:
-    """The open streams of this replica, by session, in the round-robin order in which they are served."""
+    """The open streams of this replica by session, in round-robin order."""
 
     def __init__(self) -> None:
         self._streams: dict[UUID, RunnerStream] = {}
@@ -229,9 +229,9 @@ class RunnerStreams:
     def next_for(
         self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES, *, exclude: UUID | None = None
     ) -> RunnerStream | None:
-        """Returns the stream that gets an item: the next one that qualifies, or one behind it with more affinity.
+        """Returns the stream that gets an item: the next one that qualifies, or a later one with more affinity.
 
-        The session `exclude` is skipped.
+        Skips the session `exclude`.
         """
         passed: list[RunnerStream] = []
         found, best = None, -1
@@ -249,7 +249,7 @@ class RunnerStreams:
                 found, best = stream, own
             if not rules.affinity or best >= item.max_affinity or len(passed) >= AFFINITY_WINDOW:
                 break
-        # Streams that were passed over keep their turns.
+        # Skipped streams keep their turns.
         self._turns.extendleft(stream for stream in reversed(passed) if stream is not found)
         if found is not None:
             self._turns.append(found)
@@ -264,7 +264,7 @@ class RunnerStreams:
         )
 
     def mark_active(self, session_id: UUID) -> None:
-        """Records that the session sent something; the lease renewer extends it."""
+        """Marks a session as active; the lease renewer extends it."""
         self._active.add(session_id)
 
     def drain_active(self) -> set[UUID]:

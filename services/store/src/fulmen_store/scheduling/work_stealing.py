@@ -1,8 +1,8 @@
 """Work stealing between replicas that share one backlog.
 
-A replica refills its own share first. It steals work of other replicas only for credit that found nothing of its own,
-a moment after it saw that work, so that the preferred replica comes first; and then from the far end of the page, which
-the preferred replica reaches last. All of it is a hint: replicas that choose the same item cost one of them a lost claim.
+A replica refills its own share first. It steals other replicas' work only for credit that found no own work, after a
+short delay in favour of the preferred replica, and from the far end of the page, which the preferred replica reaches
+last. All of this is a hint: if two replicas choose the same item, one of them loses a claim.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fulmen_store.scheduling.fair_queue import ReadyItem
 
 __all__ = ["WorkStealer"]
 
-# About the time in which the preferred replica is notified, reads and claims.
+# About the time that the preferred replica needs to be notified, read and claim.
 STEAL_DELAY_S: Final = 0.004
 STEAL_BATCH: Final = 200
-# How far a share with slower runners may fall behind the others.
+# Maximum lag of a share with slower runners behind the others.
 LAG_LIMIT_MS: Final = 5_000
 
 
 class WorkStealer:
-    """Knows the projects in which work of other replicas waits, and chooses what to steal."""
+    """Tracks the projects in which other replicas' work waits, and chooses the items to steal."""
 
     def __init__(self, replicas: LiveReplicas, *, clock: Clock) -> None:
         self._replicas = replicas
@@ -40,22 +40,22 @@ class WorkStealer:
         return self._place_of(item) == 0
 
     def seen(self, project_id: int) -> None:
-        """Records that work of other replicas waits in a project."""
+        """Records that other replicas' work waits in a project."""
         self._projects.add(project_id)
         if self._steal_at == math.inf:
             self._steal_at, self._reach = self._clock() + STEAL_DELAY_S, 1
 
     def projects(self) -> frozenset[int]:
-        """Returns the projects in which work of other replicas waits."""
+        """Returns the projects in which other replicas' work waits."""
         return frozenset(self._projects)
 
     def nothing_fits(self) -> None:
-        """Records that the chosen work cannot be handed out here now; the next attempt follows a poll."""
+        """Records that the chosen items cannot be assigned now; stealing is tried again after a poll."""
         self._projects.clear()
         self._steal_at = math.inf
 
     def steal_at(self) -> float:
-        """Returns the monotonic time from which work may be stolen; infinity if there is none."""
+        """Returns the monotonic time from which items may be stolen; infinity if none waits."""
         return self._steal_at
 
     def due(self) -> frozenset[int]:
@@ -63,7 +63,7 @@ class WorkStealer:
         return frozenset(self._projects) if self._clock() >= self._steal_at else frozenset()
 
     def overdue(self, page: Sequence[tuple[ReadyItem, float]]) -> list[ReadyItem]:
-        """Returns ready items of other replicas that wait before this replica's first one and lag too far behind it."""
+        """Returns other replicas' ready items that precede this replica's first one by more than the lag limit."""
         passed: list[ReadyItem] = []
         for item, delay_s in page:
             if self.is_own(item):
@@ -74,11 +74,11 @@ class WorkStealer:
         return []
 
     def fitting(self, page: Sequence[tuple[ReadyItem, float]], fits: Callable[[ReadyItem], bool]) -> list[ReadyItem]:
-        """Returns the ready items of other replicas on a page that idle credit can run.
+        """Returns other replicas' ready items on a page that fit idle credit.
 
         Args:
             page: Waiting items of one project in order, each with its delay in seconds.
-            fits: Whether an item fits idle credit.
+            fits: Predicate for items that fit idle credit.
         """
         return [item for item, delay_s in page if delay_s <= 0 and not self.is_own(item) and fits(item)]
 
@@ -86,7 +86,7 @@ class WorkStealer:
         """Chooses the items to steal now from one project.
 
         Args:
-            others: Items that `fitting` returned.
+            others: Items returned by `fitting`.
             project_id: Project of the items.
             credit: Amount of idle credit.
             more: Whether the project has waiting rows beyond the page.
@@ -99,7 +99,7 @@ class WorkStealer:
             self._reach += 1
             self._steal_at = self._clock() + STEAL_DELAY_S
             return []
-        # At most half: the other half is left to the preferred replica, whose runners may be waiting for it.
+        # Leave half to the preferred replica, whose runners may be waiting for it.
         count = min(max(credit, STEAL_BATCH), (len(within) + 1) // 2)
         if not more and len(others) == count:
             self._forget(project_id)

@@ -1,1 +1,1 @@
-"""Spans of attempts: chunks, filters and the blob storage for large payloads."""
+"""Spans of attempts: chunks, filters and blob storage for large payloads."""

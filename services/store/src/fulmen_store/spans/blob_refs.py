@@ -1,4 +1,4 @@
-"""Names of span payloads outside the database: by content, under the day of the rollout that they belong to."""
+"""Names of span payloads outside the database: content hashes in a folder per day and rollout."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fulmen.ids import uuid7_unix_ms
 __all__ = ["BlobRef", "day_folder", "day_of", "span_folder"]
 
 _SPAN_FOLDER: Final = "spans"
-# Of the year 9999, the last day that a date can hold.
+# Last second of the year 9999, the maximum of a date.
 _MAX_UNIX_S: Final = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRef:
-    """Where content lies: all that a row keeps of it.
+    """A reference to a blob, stored in the row instead of the content.
 
     Attributes:
-        digest: The SHA-256 of the content, 32 bytes.
+        digest: SHA-256 of the content, 32 bytes.
     """
 
     folder: str
@@ -30,12 +30,12 @@ class BlobRef:
 
     @property
     def key(self) -> str:
-        """Its name in the blob storage."""
+        """Name in the blob storage."""
         return f"{self.folder}/{self.digest.hex()}"
 
 
 def day_of(rollout_id: UUID) -> datetime.date:
-    """Returns the day (UTC) in whose partition the rows of a rollout are."""
+    """Returns the day (UTC) of the partition that holds a rollout's rows."""
     seconds = min(uuid7_unix_ms(rollout_id) // 1000, _MAX_UNIX_S)
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
 

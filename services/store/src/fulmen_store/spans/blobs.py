@@ -1,7 +1,7 @@
-"""Large payloads of spans outside the database: in a folder, or in an object store such as S3.
+"""Large span payloads outside the database: in a folder, or in an object store such as S3.
 
-Invariants: content is durable before `put` returns, so a row that names it can be committed after; it is named by its
-SHA-256, so writing it twice changes nothing; what is read is what was written, or an error.
+Invariants: content is durable before `put` returns, so a row that references it can be committed afterwards; it is
+named by its SHA-256, so writes are idempotent; a read returns the written content or fails.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ CALL_LIMIT_S: Final = 30.0
 
 
 class BlobStorage(Protocol):
-    """Keeps bytes under names; every method may raise OSError, and FileNotFoundError for a name that is not there."""
+    """Named bytes. Every method may raise OSError, or FileNotFoundError for an unknown name."""
 
     async def write(self, key: str, content: bytes) -> None:
-        """Stores content durably; replaces what is there."""
+        """Stores content durably; replaces existing content."""
         ...
 
     async def read(self, key: str) -> bytes:
-        """Returns what was stored."""
+        """Returns the stored content."""
         ...
 
     async def remove(self, keys: Sequence[str]) -> None:
-        """Removes those that exist."""
+        """Removes names; ignores missing ones."""
         ...
 
     async def remove_folder(self, folder: str) -> None:
-        """Removes everything whose name begins with the folder; does nothing if there is nothing."""
+        """Removes all names that begin with the folder; does nothing if there are none."""
         ...
 
 
 class Blobs:
-    """Stores and reads content, with a limit on concurrent calls of each kind."""
+    """Stores and reads content, with limits on concurrent reads and writes."""
 
     def __init__(self, storage: BlobStorage) -> None:
         self._storage = storage
@@ -56,7 +56,7 @@ class Blobs:
         self._reading = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def put(self, content: bytes, *, folder: str) -> BlobRef:
-        """Stores content durably under its digest; repeats change nothing.
+        """Stores content durably under its digest; idempotent.
 
         Raises:
             BlobStorageUnavailable: If the storage failed or took too long.
@@ -91,7 +91,7 @@ class Blobs:
         return content
 
     async def remove(self, refs: Sequence[BlobRef]) -> None:
-        """Removes content that no row names any more.
+        """Removes content that no row references.
 
         Raises:
             BlobStorageUnavailable: If the storage failed or took too long.
@@ -103,7 +103,7 @@ class Blobs:
             raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
 
     async def remove_folder(self, folder: str) -> None:
-        """Removes everything in a folder; the caller limits the time.
+        """Removes everything in a folder; the caller sets the timeout.
 
         Raises:
             BlobStorageUnavailable: If the storage failed.
@@ -115,22 +115,22 @@ class Blobs:
 
 
 class FolderStorage:
-    """A folder of this machine, or one that all replicas mount. Content is synced to the disk before it is named."""
+    """A local folder, or one that all replicas mount. Content is synced to disk before it gets its name."""
 
     def __init__(self, root: Path) -> None:
-        """Wires the storage; the folder is created by the first write."""
+        """Creates the storage; the first write creates the folder."""
         self._root = root
 
     async def write(self, key: str, content: bytes) -> None:
-        """Stores content durably; replaces what is there."""
+        """Stores content durably; replaces existing content."""
         await asyncio.to_thread(self._write, self._root / key, content)
 
     async def read(self, key: str) -> bytes:
-        """Returns what was stored."""
+        """Returns the stored content."""
         return await asyncio.to_thread((self._root / key).read_bytes)
 
     async def remove(self, keys: Sequence[str]) -> None:
-        """Removes those that exist, and folders that are empty then."""
+        """Removes names, ignoring missing ones, and folders that become empty."""
         await asyncio.to_thread(self._remove, [self._root / key for key in keys])
 
     async def remove_folder(self, folder: str) -> None:
@@ -157,7 +157,7 @@ class FolderStorage:
             except OSError:
                 Path(temporary).unlink(missing_ok=True)
                 raise
-        # A name is durable when its folder is; a new folder is named by the one above.
+        # A name is durable once its folder is synced; the name of a new folder is in its parent.
         for folder in (path.parent, *(() if has_folder else path.parents[1:4])):
             descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -178,7 +178,7 @@ def open_storage(url: str) -> BlobStorage:
     """Opens the storage that a URL names: `file:///folder`, or `s3://`, `gs://` or `az://` with bucket and prefix.
 
     Raises:
-        StartupError: If the URL is of another kind or malformed, or the extra that it needs is not installed.
+        StartupError: If the URL is malformed or of another kind, or the required extra is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":

@@ -28,7 +28,7 @@ CODEC_ZSTD: Final = 2
 SPANS_PER_CHUNK: Final = 512
 
 
-# Uncompressed, so that even incompressible spans stay below the limit of a payload.
+# Uncompressed size, so that even incompressible spans stay below the limit of a payload.
 BYTES_PER_CHUNK: Final = MAX_PAYLOAD_BYTES // 2
 
 
@@ -43,8 +43,8 @@ class Chunk:
         codec: Number of a `fulmen.store.v1.SpanCodec`.
         start_ns: Unix time of the earliest start, nanoseconds.
         end_ns: Unix time of the latest end, nanoseconds.
-        payload: A compressed `SpanBatch`, opaque here; empty while it lies in a blob.
-        blob: Where the payload lies if it is not in the row.
+        payload: Compressed `SpanBatch`, opaque here; empty while it is in a blob.
+        blob: Reference to the payload if it is not in the row.
     """
 
     rollout_id: UUID
@@ -60,7 +60,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChunk:
-    """A chunk to store; refused unless its rollout exists in this project, `projects/{project}`."""
+    """A chunk to store; refused unless its rollout exists in `project`, `projects/{project}`."""
 
     chunk: Chunk
     project: str
@@ -68,11 +68,11 @@ class NewChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LooseSpans:
-    """Spans of one attempt outside of a chunk, to be packed with others of the attempt that arrive now.
+    """Spans of one attempt that are not in a chunk yet; packed with others of the attempt that arrive together.
 
     Attributes:
         project: `projects/{project}`.
-        raw: A serialised `SpanBatch`, not compressed; two of them joined are one.
+        raw: Serialised, uncompressed `SpanBatch`; two of them can be concatenated.
     """
 
     rollout_id: UUID
@@ -85,7 +85,7 @@ class LooseSpans:
 
 
 def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
-    """Groups the positions of spans that go into one chunk."""
+    """Yields the positions of the spans of each chunk."""
     waiting: dict[tuple[UUID, int, str], list[int]] = {}
     for position, part in enumerate(spans):
         waiting.setdefault((part.rollout_id, part.attempt, part.project), []).append(position)
@@ -103,7 +103,7 @@ def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
 
 
 def chunk_problem(*, span_count: int, codec: int, payload_size: int) -> str:
-    """Returns what is wrong with a chunk; empty if it is valid."""
+    """Returns a description of the problem with a chunk; empty if it is valid."""
     if not 1 <= span_count <= MAX_SPANS:
         return f"span_count is {span_count}, allowed are 1 to {MAX_SPANS}"
     if codec not in CODECS:
@@ -113,10 +113,10 @@ def chunk_problem(*, span_count: int, codec: int, payload_size: int) -> str:
     return ""
 
 
-# Level 1 takes half the time of level 3 and makes chunks of spans hardly larger.
+# Level 1 takes half the time of level 3, and chunks of spans are hardly larger.
 ZSTD_LEVEL: Final = 1
 
 
 def compress(raw: bytes) -> bytes:
-    """Creates a zstd frame with its content size."""
+    """Compresses to a zstd frame that includes the content size."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)

@@ -1,6 +1,6 @@
-"""Blobs in an object store (S3, Google Cloud Storage, Azure), by the extra `fulmen-store[blobs]`.
+"""Blobs in an object store (S3, Google Cloud Storage, Azure); requires the extra `fulmen-store[blobs]`.
 
-Credentials, region and endpoint come from the environment, under the names that each provider's own tools use
+Credentials, region and endpoint come from the environment variables of each provider's own tools
 (`AWS_ACCESS_KEY_ID`, `AWS_REGION`, `AWS_ENDPOINT_URL` and so on).
 """
 
@@ -40,24 +40,24 @@ class ObjectStorage:
             raise StartupError("The blob URL, or what the environment says of it, is not usable.") from None
 
     async def write(self, key: str, content: bytes) -> None:
-        """Stores content durably; replaces what is there."""
+        """Stores content durably; replaces existing content."""
         with _as_os_errors():
             await obstore.put_async(self._store, key, content, use_multipart=False)
 
     async def read(self, key: str) -> bytes:
-        """Returns what was stored."""
+        """Returns the stored content."""
         with _as_os_errors():
             found = await obstore.get_async(self._store, key)
             return bytes(await found.bytes_async())
 
     async def remove(self, keys: Sequence[str]) -> None:
-        """Removes those that exist."""
+        """Removes names; ignores missing ones."""
         for start in range(0, len(keys), KEYS_PER_REMOVAL):
             with _as_os_errors():
                 await obstore.delete_async(self._store, list(keys[start : start + KEYS_PER_REMOVAL]))
 
     async def remove_folder(self, folder: str) -> None:
-        """Removes everything whose name begins with the folder."""
+        """Removes all names that begin with the folder."""
         with _as_os_errors():
             async for page in obstore.list(self._store, prefix=folder, chunk_size=KEYS_PER_REMOVAL):
                 await obstore.delete_async(self._store, [entry["path"] for entry in page])

@@ -12,10 +12,10 @@ AttributeValue = str | bool | int | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanFacts:
-    """What of a span is compared; times are Unix times in nanoseconds.
+    """The fields of a span that a filter compares; times are Unix times in nanoseconds.
 
     Attributes:
-        attributes: Returns the attributes that have a single value; called only if a filter asks for some.
+        attributes: Function that returns the single-valued attributes; called only if a filter needs them.
     """
 
     name: str
@@ -40,7 +40,7 @@ class SpanFilter:
     model_calls_only: bool = False
 
     def matches(self, span: SpanFacts) -> bool:
-        """Returns whether a span fulfils every condition."""
+        """Returns whether a span meets every condition."""
         return (
             (not self.names or span.name in self.names)
             and span.name.startswith(self.name_prefix)
@@ -52,7 +52,7 @@ class SpanFilter:
         )
 
     def may_match_chunk(self, *, start_ns: int, end_ns: int) -> bool:
-        """Returns whether a chunk of these times can hold a span that matches; 0 means that a time is not known."""
+        """Returns whether a chunk with these times can contain a matching span; 0 means an unknown time."""
         return (self.end_min_ns is None or end_ns == 0 or end_ns >= self.end_min_ns) and (
             self.start_max_ns is None or start_ns == 0 or start_ns < self.start_max_ns
         )
@@ -67,7 +67,7 @@ class SpanFilter:
 
 
 def _equals(value: AttributeValue, text: str) -> bool:
-    """Compares a value with the text of a filter: strings as they are, everything else in its JSON form."""
+    """Compares a value with the text of a filter: strings directly, other types in JSON form."""
     match value:
         case str():
             return value == text

@@ -1,6 +1,6 @@
 """Spans: accepted as bytes, committed in groups, returned unchanged.
 
-Invariant: a chunk is stored once however often it is sent; spans of an ended attempt are kept and change no state.
+Invariant: a chunk is stored once, however often it is sent; spans of an ended attempt are kept and change no state.
 Payloads are opaque here.
 """
 
@@ -26,12 +26,12 @@ __all__ = [
     "Spans",
 ]
 
-# Compressed faster than a thread is handed the work.
+# Batches up to this size are compressed faster than they can be handed to a thread.
 INLINE_PACK_BYTES: Final = 32 * 1024
 
 
 class Spans:
-    """Appends chunks, and packs spans that are not in one yet."""
+    """Stores chunks, and packs spans that are not in a chunk yet."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Spans:
         metrics: StoreMetrics | None = None,
         traces: RolloutTraces | None = None,
     ) -> None:
-        """Wires the use case.
+        """Creates the use case.
 
         Args:
             table: Table of chunks.
-            blobs: Storage for payloads of at least `blob_min_bytes`; without it all payloads stay in their rows.
-            blob_min_bytes: Minimum size of a payload that goes to `blobs`, bytes.
+            blobs: Storage for payloads of at least `blob_min_bytes`; by default all payloads are stored in rows.
+            blob_min_bytes: Minimum size of a payload stored in `blobs`, bytes; 0 by default.
             metrics: Instruments; by default none.
             traces: The operator's traces; by default none.
         """
@@ -61,11 +61,11 @@ class Spans:
         )
 
     async def append(self, chunks: Sequence[NewChunk]) -> list[bool]:
-        """Stores chunks; returns, after the commit, which are kept (repeats included).
+        """Stores chunks; returns, after the commit, whether each was accepted (repeats included).
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown; the same chunks may be sent again.
-            BlobStorageUnavailable: If a large payload could not be stored; likewise.
+            BlobStorageUnavailable: If a large payload could not be stored; the same call may be repeated.
         """
         start_ns = time.time_ns()
         if self._blobs is not None:
@@ -76,14 +76,14 @@ class Spans:
         return kept
 
     async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
-        """Packs and stores spans; those of one attempt that arrive together share chunks.
+        """Packs and stores spans; spans of one attempt that arrive together share chunks.
 
-        Spans that arrive alone form the same chunk when they are repeated. Otherwise a repeat is stored, and its spans are
-        dropped when they are read.
+        Repeated spans form the same chunk if they arrive alone. Otherwise the repeat is stored, and its spans are
+        dropped on reading.
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown; the same spans may be sent again.
-            BlobStorageUnavailable: If a large payload could not be stored; likewise.
+            BlobStorageUnavailable: If a large payload could not be stored; the same call may be repeated.
         """
         return await self.packer.submit(spans, size_bytes=sum(len(part.raw) + 64 for part in spans))
 
@@ -109,7 +109,7 @@ class Spans:
         first = spans[0]
         raw = first.raw if len(spans) == 1 else b"".join(part.raw for part in spans)
         start_ns = min(part.start_ns for part in spans)
-        # An exporter repeats an export whose answer was lost: the same spans make the same id.
+        # An exporter repeats an export whose response was lost; the same spans result in the same id.
         name = b"%b/%d" % (first.rollout_id.bytes, first.attempt)
         digest = int.from_bytes(hashlib.sha256(name + raw).digest()[:10])
         chunk = Chunk(

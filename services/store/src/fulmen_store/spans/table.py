@@ -1,4 +1,4 @@
-"""Span chunks in PostgreSQL, their large payloads in blobs."""
+"""Span chunks in PostgreSQL, with large payloads in blobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fulmen_store.spans.chunks import Chunk, NewChunk
 
 __all__ = ["ChunkHead", "SpanParent", "SpanTable"]
 
-# How much of stored payloads one reader holds at once.
+# Maximum size of the payloads that one reader holds at once.
 READ_BYTES: Final = 4 * 1024 * 1024
 ROLLOUTS_PER_PAGE: Final = 64
 _NO_ROLLOUT: Final = UUID(int=0)
@@ -27,7 +27,7 @@ _NO_ROLLOUT: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHead:
-    """What is known of a chunk without its payload."""
+    """A chunk without its payload."""
 
     rollout_id: UUID
     attempt: int
@@ -39,7 +39,7 @@ class ChunkHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanParent:
-    """An attempt whose spans are read, or a whole rollout where `number` is 0."""
+    """An attempt whose spans are read, or a whole rollout if `number` is 0."""
 
     project: str
     rollout_id: UUID
@@ -47,7 +47,7 @@ class SpanParent:
 
 
 class SpanTable:
-    """Implements `SpanTable`, and the reads of the transport."""
+    """Reads and writes chunks of spans."""
 
     def __init__(self, database: Database, projects: ProjectNames, *, blobs: Blobs | None = None) -> None:
         self._database = database
@@ -55,7 +55,7 @@ class SpanTable:
         self._blobs = blobs
 
     async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
-        """Stores chunks in one commit; returns the positions of those whose rollout is not there."""
+        """Stores chunks in one commit; returns the positions of those whose rollout does not exist."""
         numbers = await self._projects.find_all(new.project for new in chunks)
         rows = [
             (
@@ -68,7 +68,7 @@ class SpanTable:
         return {row["n"] - 1 for row in await self._database.fetch("append_chunks", *columns(rows, 11))}
 
     async def heads(self, parents: Sequence[SpanParent]) -> list[list[ChunkHead]]:
-        """Returns the chunks of each parent in order of chunk id."""
+        """Returns the chunks of each parent, ordered by chunk id."""
         found: list[list[ChunkHead]] = [[] for _ in parents]
         numbers = await self._projects.find_all(parent.project for parent in parents)
         keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]

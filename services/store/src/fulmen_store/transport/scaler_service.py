@@ -130,7 +130,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
 
 
 def _named(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Returns the metadata with keys stripped of the `FromEnv` suffix.
+    """Returns the metadata; strips the suffix `FromEnv` from the scaler's own keys.
 
     Raises:
         ArgumentInvalid: If a key is given twice, directly and from the environment.

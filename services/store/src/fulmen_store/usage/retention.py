@@ -15,7 +15,7 @@ __all__ = [
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 ROWS_PER_BATCH: Final = 5000
-# Between two batches others get their turn.
+# Pause between batches, in favour of other queries.
 PAUSE_S: Final = 0.05
 
 
@@ -26,7 +26,7 @@ class UsageRetention:
         self._table = table
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Removes expired usage until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -36,10 +36,10 @@ class UsageRetention:
             await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
-        """Removes everything that has expired.
+        """Removes all expired usage and proxy processes.
 
         Raises:
-            DatabaseUnavailable: If the database is away.
+            DatabaseUnavailable: If the database is unavailable.
         """
         await self._table.forget_instances()
         removed = ROWS_PER_BATCH

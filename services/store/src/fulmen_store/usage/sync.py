@@ -38,19 +38,19 @@ _INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class UsageSync:
-    """Stores what proxy processes report."""
+    """Stores the reports of proxy processes."""
 
     def __init__(self, *, table: UsageTable, rollouts: RolloutTable) -> None:
-        """Wires the use case; `rollouts` knows the numbers of projects."""
+        """Creates the use case; `rollouts` provides the numbers of projects."""
         self._table = table
         self._rollouts = rollouts
 
     async def sync(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
-        """Counts usage once and keeps the windows; returns how many entries were dropped.
+        """Counts usage once and stores the windows; returns the number of dropped entries.
 
         Raises:
-            ArgumentInvalid: With every problem; nothing was counted.
-            DatabaseUnavailable: If it is unknown whether it was counted; send the same again.
+            ArgumentInvalid: If the report is invalid; lists every problem, and nothing was counted.
+            DatabaseUnavailable: If the outcome is unknown; the same report may be sent again.
         """
         problems = list(_problems(exchange))
         if problems:
@@ -64,7 +64,7 @@ class UsageSync:
         if rows:
             await self._table.add(exchange.instance_id, exchange.sequence, rows)
         if exchange.window_count:
-            # Its previous windows expire on their own.
+            # The previous windows expire by themselves.
             await self._table.keep_windows(exchange)
         return len(exchange.entries) - len(rows)
 

@@ -1,4 +1,4 @@
-"""What model calls used, in PostgreSQL."""
+"""Usage of model calls and rate-limit windows in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["UsageTable"]
 
 
 class UsageTable:
-    """Implements `UsageTable` and `UsageTable`, and the reads of the transport."""
+    """Reads and writes usage and rate-limit windows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, instance_id: str, sequence: int, rows: Sequence[StoredUsage]) -> bool:
-        """Adds usage in one commit; returns False if this sequence of the instance was added before."""
+        """Adds usage in one commit; returns False if this sequence number of the instance was already added."""
         added = columns(rows, 11)
         async with self._database.transaction() as transaction:
             if await transaction.fetch_row("begin_usage", instance_id, sequence) is None:
@@ -44,25 +44,25 @@ class UsageTable:
         return row["store_time"]
 
     async def other_windows(self, instance_id: str, *, project: str | None) -> list[OtherWindows]:
-        """Returns the windows that other processes reported within a minute, optionally of one project."""
+        """Returns the windows that other processes reported within the last minute, optionally of one project."""
         rows = await self._database.fetch("other_windows", instance_id, project)
         return [
             OtherWindows(slot=row["slot"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
         ]
 
     async def attempt_tokens(self, attempts: Sequence[AttemptName]) -> list[tuple[AttemptName, int]]:
-        """Returns the tokens that attempts have used, for those that have used any."""
+        """Returns the tokens used by attempts; omits attempts that used none."""
         keys = [(each.rollout_id, each.number, each.project) for each in attempts]
         rows = await self._database.fetch("attempt_tokens", *columns(keys, 3)) if attempts else []
         return [(attempts[row["n"] - 1], row["token_count"]) for row in rows]
 
     async def model_limits(self, *, project: str | None) -> list[tuple[str, bytes]]:
-        """Returns the projects that have limits, or the given one if it has some, and these as they are stored."""
+        """Returns the projects with limits, optionally only the given one, each with its limits in stored form."""
         rows = await self._database.fetch("model_limits", project)
         return [(row["name"], row["model_limits"]) for row in rows]
 
     async def page(self, selection: Selection, *, limit: int) -> list[UsageGroup]:
-        """Returns groups in order of their names."""
+        """Returns groups ordered by name."""
         one = selection
         if one.is_by_attempt:
             first, last = one.rollouts
@@ -74,7 +74,7 @@ class UsageTable:
         return [_group(row) for row in rows]
 
     async def forget_usage(self, limit: int) -> int:
-        """Removes at most that many rows, of each kind, that are past the retention of their project; returns their number."""
+        """Removes up to `limit` rows of each kind that are past their project's retention; returns their number."""
         minutes = await self._database.fetch("forget_usage_minutes", limit)
         attempts = await self._database.fetch("forget_usage_attempts", limit)
         return len(minutes) + len(attempts)

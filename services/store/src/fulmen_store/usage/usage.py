@@ -1,7 +1,7 @@
 """Usage of model calls, and the rate limits that proxy processes share.
 
-Invariants: usage counts exactly once, by the sequence of the reporting process; windows replace one another, so that a lost
-or repeated request leaves no trace.
+Invariants: usage is counted exactly once, by the sequence number of the reporting process; windows replace one another,
+so a lost or repeated request has no lasting effect.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
 
 UUID_TIME_SHIFT: Final = 80
 SLOT_S: Final = 3
-# The present one, and those before it that lie within a minute.
+# The current slot and those before it within a minute.
 SLOTS: Final = 21
 
 
 UsageCounts = tuple[int, int, int, int, int, int]
-"""Calls, failed ones, tokens of prompts, cached ones of them, sampled tokens, millionths of a dollar."""
+"""Calls, failed calls, prompt tokens, cached prompt tokens, sampled tokens, millionths of a dollar."""
 
 LimitKey = tuple[str, str, str]
-"""Names of project, backend and attempt; the last two are empty where the limit is not theirs."""
+"""Names of project, backend and attempt; backend and attempt are empty if the limit is not theirs."""
 
 StoredUsage = tuple[int, UUID | None, int | None, str, str, int, int, int, int, int, int]
-"""Project, rollout, attempt, model, backend, and the counts."""
+"""Project, rollout, attempt, model, backend, then the counts."""
 
 
 class Grouping(IntEnum):
@@ -57,13 +57,13 @@ class Grouping(IntEnum):
 
     @property
     def is_by_attempt(self) -> bool:
-        """Whether it applies to calls of attempts only."""
+        """Whether only calls of attempts are grouped."""
         return self >= Grouping.TRAINING_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEntry:
-    """What calls of one project, attempt, model and backend used; without an attempt if they belong to none."""
+    """Usage of one project, attempt, model and backend; without an attempt if the calls belong to none."""
 
     project: str
     rollout_id: UUID | None
@@ -79,10 +79,10 @@ class Exchange:
 
     Attributes:
         scope: Project of its token, or `projects/*`.
-        windows: Its limits, serialized as they are stored.
+        windows: Rate-limit windows in stored form.
         window_count: Number of windows.
-        slot: Their newest, in slots since 1970.
-        attempts: Those among its limits.
+        slot: Newest slot of the windows, in slots since 1970.
+        attempts: Attempts that have a window.
     """
 
     instance_id: str
@@ -97,7 +97,7 @@ class Exchange:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """The state of one limit: calls and tokens by slot, newest first, calls that run, tokens that they reserve."""
+    """The state of one limit: calls and tokens by slot, newest first, running calls, and their reserved tokens."""
 
     key: LimitKey
     requests: Sequence[int]
@@ -108,7 +108,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherWindows:
-    """The latest windows of another process; `is_live` if they are a few seconds old at most."""
+    """The latest windows of another process; `is_live` is True if they are at most a few seconds old."""
 
     slot: int
     is_live: bool
@@ -117,11 +117,11 @@ class OtherWindows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The usage to sum up.
+    """Selection of usage to sum up.
 
     Attributes:
-        run_id: Only this training run.
-        after: Only groups whose name is above.
+        run_id: Training run; None for all.
+        after: Name after which the groups begin.
     """
 
     project_id: int
@@ -134,12 +134,12 @@ class Selection:
 
     @property
     def is_by_attempt(self) -> bool:
-        """Whether it selects attempts; calls without an attempt are then left out."""
+        """Whether only calls of attempts are selected."""
         return self.grouping.is_by_attempt or self.run_id is not None or self.rollout_id is not None
 
     @property
     def rollouts(self) -> tuple[UUID, UUID]:
-        """The first and the last rollout in the selection: ids are ordered by creation (UUID version 7)."""
+        """First and last rollout id in the selection; ids are ordered by creation time (UUID version 7)."""
         first = 0 if self.start is None else _unix_ms(self.start) << UUID_TIME_SHIFT
         last = (1 << 128 if self.end is None else max(1, _unix_ms(self.end) << UUID_TIME_SHIFT)) - 1
         if self.rollout_id is not None:
@@ -149,7 +149,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup:
-    """The sum of one group; a rollout is named by its id, an attempt by its rollout's id and its padded number."""
+    """Sum of one group; a rollout is named by its id, an attempt by its rollout's id and its padded number."""
 
     name: str
     counts: UsageCounts
@@ -160,7 +160,7 @@ def _unix_ms(moment: datetime.datetime) -> int:
 
 
 def slot_of(moment: datetime.datetime) -> int:
-    """Returns the slot of a time: the number of slots since 1970."""
+    """Returns the slot of a time, in slots since 1970."""
     return int(moment.timestamp() // SLOT_S)
 
 
@@ -169,12 +169,12 @@ def merged(others: Iterable[OtherWindows], *, slot: int, wanted: Callable[[Limit
 
     Args:
         others: Latest windows of each process.
-        slot: Present one.
-        wanted: Tells which limits are asked for.
+        slot: Current slot.
+        wanted: Predicate for the limits to include.
     """
     sums: dict[LimitKey, Window] = {}
     for other in others:
-        # A process whose clock is ahead: its newest slot is taken for the present one.
+        # If a process's clock is ahead, treat its newest slot as the current one.
         age = max(0, slot - other.slot)
         for window in other.windows:
             if not wanted(window.key):
