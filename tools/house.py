@@ -80,7 +80,7 @@ class Measure:
     Args:
         title: Its name in the table.
         value: The number.
-        places: The places that make up the number; may be empty.
+        places: Locations behind the number; may be empty.
     """
 
     title: str

@@ -1,4 +1,4 @@
-// An agent on OpenAI's Node package, with OpenTelemetry of its own: it answers with the help of a calculator.
+// An agent on OpenAI's Node package, which sets up OpenTelemetry itself: it answers with the help of a calculator.
 //
 // By hand: echo '{"question": "What is 6 times 7, and what is 8 times 9?"}' | node node_agent.cjs
 const { readFileSync } = require("node:fs");
@@ -27,7 +27,7 @@ function calculator({ a, b }) {
   return a * b;
 }
 
-// Runs something in a span; an error ends it, and goes on.
+// Runs a function in a span; an error ends the span and is thrown again.
 function inSpan(name, attributes, run) {
   return tracer.startActiveSpan(name, { attributes }, async (span) => {
     try {

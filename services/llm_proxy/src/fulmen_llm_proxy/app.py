@@ -111,7 +111,7 @@ _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_dela
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
-    """Builds the proxy; what must be closed goes on the stack.
+    """Builds the proxy; pushes its resources onto the stack.
 
     Raises:
         StartupError: if a port cannot be bound.
@@ -123,7 +123,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What the data plane, the control plane and the background roles share."""
+    """The state shared by the data plane, the control plane and the background roles."""
 
     instance_id: str
     channel: FulmenChannel

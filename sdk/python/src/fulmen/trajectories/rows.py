@@ -266,7 +266,7 @@ def _family(call: ModelCall) -> Family:
 
 def _leaves_something_out(held: bytes, now: bytes) -> bool:
     """Returns whether the new tokens continue with an end of the held ones: something was cut out, such as reasoning,
-    and no text came back as other tokens.
+    and no text was returned as other tokens.
     """
     return any(now.startswith(held[place:]) for place in range(ENTRY_BYTES, len(held), ENTRY_BYTES))
 

@@ -61,7 +61,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stream: whether the caller wants a stream.
-        asked: what the caller asked to see of the answer.
+        asked: optional parts of the answer that the caller has requested.
         max_tokens: maximum number of completion tokens; None without a limit.
     """
 
@@ -133,7 +133,7 @@ class Api(Protocol):
         ...
 
     def reader(self, asked: Asked) -> AnswerReader:
-        """Returns a new reader that removes what was not asked for."""
+        """Returns a new reader that removes parts that were not requested."""
         ...
 
     def assemble(self, payloads: list[bytes]) -> bytes:

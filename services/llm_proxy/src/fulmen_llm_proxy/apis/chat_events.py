@@ -37,7 +37,7 @@ class WholeAsEvents:
         return self._reader.collected
 
     def whole(self, body: bytes) -> bytes:
-        """Returns the answer without what was not asked for."""
+        """Returns the answer without the parts that were not requested."""
         return self._reader.whole(body)
 
     def event(self, event: bytes) -> bytes:

@@ -12,7 +12,7 @@ Fields = dict[str, msgspec.Raw]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller itself asked for, and therefore sees in its answer."""
+    """The optional parts of an answer that the caller has requested."""
 
     token_ids: bool = False
     logprobs: bool = False

@@ -116,7 +116,7 @@ _STATUS_OF_TYPE = {fault: status for status, fault in _ANTHROPIC_TYPES.items()} 
 
 
 def error_in_stream(body: bytes) -> CallError:
-    """Parses an error within a stream, which has no status of its own."""
+    """Parses an error within a stream, which has no HTTP status."""
     reported = refusal_of(500, body)
     if reported.code.isdigit():
         code = int(reported.code)

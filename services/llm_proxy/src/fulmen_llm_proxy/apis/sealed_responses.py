@@ -28,7 +28,7 @@ def sealed_answer(answer: bytes, seal: Callable[[str], str]) -> bytes:
 
 
 class SealedReader:
-    """Wraps a reader, and signs the ids in what the caller gets."""
+    """Wraps a reader, and signs the ids in the caller's answer."""
 
     __slots__ = ("_reader", "_seal")
 

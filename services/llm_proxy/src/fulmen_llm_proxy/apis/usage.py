@@ -115,7 +115,7 @@ def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
 def used(request: CallRequest, counts: TokenCounts | None, collected: Collected | None) -> TokenCounts:
     """Returns a call's usage as the backend reports it; an estimate if an answer started without a report.
 
-    The tokens of a caller that disconnects before the usage arrives are thus counted, too.
+    This includes the tokens of a caller that disconnects before the usage arrives.
     """
     if not request.api.is_metered or collected is None:
         return _NOTHING

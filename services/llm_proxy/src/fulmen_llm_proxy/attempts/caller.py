@@ -1,4 +1,4 @@
-"""Who makes a call, and for which attempt."""
+"""The caller of a model, and its attempt."""
 
 from __future__ import annotations
 

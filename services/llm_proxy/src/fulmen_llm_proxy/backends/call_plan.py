@@ -1,4 +1,4 @@
-"""The plan of a call: what one try sends to its backend, and how the answer is read."""
+"""The plan of a call: the request of one try, and the reader of its answer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def plan_call(
 
 
 def _translated(fields: Fields, translators: list[Translator], *, stream: bool) -> Fields:
-    """Translates the request step by step; each translator requests from the next what it needs of a stream."""
+    """Translates the request step by step; each translator passes the stream options that it needs to the next."""
     for position, translator in enumerate(translators):
         if stream and position > 0 and translators[position - 1].asked.stream_usage:
             fields = {**fields, "stream_options": with_usage(fields.get("stream_options"))}

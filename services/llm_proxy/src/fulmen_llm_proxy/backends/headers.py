@@ -1,7 +1,7 @@
-"""Which HTTP headers pass through the proxy: an allowlist in each direction.
+"""The HTTP headers that pass through the proxy: an allowlist in each direction.
 
 A caller's authorization, cookies, `x-forwarded-*` and `host` never reach a backend; a backend's cookies and internal
-headers never reach a caller. A value passes only if it is printable ASCII, so that no value can start another header.
+headers never reach a caller. Only values of printable ASCII pass, so no value can start another header.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TO_CALLERS: Final = frozenset(
     }
 )
 LIMITS_TO_CALLERS: Final = (b"x-ratelimit-", b"anthropic-ratelimit-")
-"""Prefixes of rate-limit headers, which end in what is limited."""
+"""Prefixes of rate-limit headers."""
 
 
 def to_backend(headers: Iterable[Header]) -> dict[str, str]:

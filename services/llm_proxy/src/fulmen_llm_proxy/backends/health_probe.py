@@ -38,7 +38,7 @@ class HealthProbe:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """Sets what is probed.
+        """Initializes the role.
 
         Args:
             interval_s: pause between two rounds, seconds.

@@ -1,4 +1,4 @@
-"""Maps errors to HTTP statuses and headers, and says whether the backend or the proxy failed."""
+"""Maps errors to HTTP statuses and headers, and to their source: the backend or the proxy."""
 
 from __future__ import annotations
 

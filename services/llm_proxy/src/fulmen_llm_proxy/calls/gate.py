@@ -1,4 +1,4 @@
-"""Admits calls, and releases what they hold when they end."""
+"""Admits calls, and releases their resources at their end."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CallPlanner:
         self._responses = responses
 
     def plan(self, call: RunningCall, next_try: NextTry) -> Dispatch:
-        """Returns where the next try goes and what it sends.
+        """Returns the target and the request of the next try.
 
         Raises:
             FulmenError: if no target can take the call.

@@ -18,7 +18,7 @@ class RequestBuffer:
         self.free_bytes = max_bytes
 
     def share(self) -> BufferShare:
-        """Returns the share of one request; what it reserves is released at the end of its block."""
+        """Returns the share of one request; its memory is released at the end of its block."""
         return BufferShare(self)
 
 

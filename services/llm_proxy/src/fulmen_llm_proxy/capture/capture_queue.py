@@ -1,8 +1,8 @@
 """The queue of finished calls that wait for delivery to the store.
 
-Back-pressure: the queue is bounded in bytes. A finished call is always accepted, so that no answered call is lost; but
-while the queue is full, new calls of attempts are refused (503 with Retry-After). An agent thus waits while the store
-is unavailable, instead of producing rollouts that could not be trained on. The number of calls in flight limits the
+Back-pressure: the queue is bounded in bytes. A finished call is always accepted, so no answered call is lost. While
+the queue is full, new calls of attempts are refused (503 with Retry-After): an agent waits while the store is
+unavailable, instead of producing rollouts that could not be trained on. The number of calls in flight limits the
 excess over the bound. With a spool the queue fills up only if the spool is full or its disk fails.
 """
 

@@ -2,8 +2,8 @@
 
 While the store answers promptly, calls go from the queue straight to it. When it does not, the batch in flight is
 written to the spool first and all newer calls after it, while the oldest calls of the spool are sent repeatedly. Once
-the spool is empty, calls go straight to the store again. Calls thus keep their order, and little is in memory that a
-kill could lose.
+the spool is empty, calls go straight to the store again. Calls keep their order, and a kill loses only
+the few calls in memory.
 
 Invariant: a call leaves the queue only when the store has acknowledged or permanently refused it, or when it is on
 disk; it leaves the attempt's ledger only in the first two cases, or when it is lost and counted as unusable. A disk
@@ -196,7 +196,7 @@ class CaptureDelivery:
         return True
 
     async def _catch_up(self, spool: DiskSpool) -> None:
-        """Sends what is on disk, oldest first, while new calls are appended; returns when everything is sent."""
+        """Sends the calls on disk, oldest first, while new ones are appended; returns when all are sent."""
         _log.info("spooling_started")
         async with asyncio.TaskGroup() as group:
             intake = group.create_task(self._intake(spool), name="spool-intake")
@@ -265,7 +265,7 @@ class CaptureDelivery:
             await asyncio.sleep(_DISK_RETRY_S)
 
     async def _on_disk(self, spool: DiskSpool, operation: Callable[[], _Result]) -> _Result:
-        """Runs an operation in the disk thread, then reports what it lost."""
+        """Runs an operation in the disk thread, then reports its losses."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._disk, operation)
         finally:

@@ -94,7 +94,7 @@ class AttemptLedger:
     def delivered(
         self, attempt: str, *, calls: int, unusable: int, prompt_tokens: int = 0, completion_tokens: int = 0
     ) -> None:
-        """Counts recorded calls that the store has acknowledged, or that are lost (and thus unusable)."""
+        """Counts recorded calls that the store has acknowledged, or that are lost and thereby unusable."""
         account = self._touch(attempt)
         account.unacknowledged -= calls
         account.unusable += unusable

@@ -13,7 +13,7 @@ MAX_BATCH_BYTES = 2 * 1024 * 1024 - 256 * 1024
 
 
 class PackedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A chunk, and what the attempt's ledger records of it.
+    """A chunk, and its counts for the attempt's ledger.
 
     Attributes:
         attempt: `projects/{p}/rollouts/{r}/attempts/{n}`.

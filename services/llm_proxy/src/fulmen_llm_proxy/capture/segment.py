@@ -2,7 +2,7 @@
 
 Layout of a record, little-endian: the mark `FSP1`, uint32 length of the body, uint32 CRC-32 of length
 and body, body. The mark lets a reader resume after a damaged record; the checksum covers the length,
-so that a flipped bit costs one record and never yields a false one.
+so a flipped bit loses one record and never yields a false one.
 
 Invariant: a file only grows at its end; a partial write is truncated.
 """

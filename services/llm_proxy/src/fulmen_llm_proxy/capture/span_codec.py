@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EncodedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call encoded as spans, and what its attempt's ledger records of it."""
+    """A call encoded as spans, and its counts for the attempt's ledger."""
 
     attempt: str
     spans: tuple[span_pb2.SpanRecord, ...]

@@ -260,7 +260,7 @@ class DiskSpool:
         return segment
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Makes space by dropping what training does not need; returns whether it suffices."""
+        """Makes space by dropping calls that training does not need; returns whether it suffices."""
         while self.size_bytes + size_bytes > self._max_bytes:
             if not self._drop_oldest():
                 return False

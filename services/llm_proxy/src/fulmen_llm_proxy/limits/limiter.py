@@ -4,8 +4,8 @@ A call reserves tokens when it starts: its estimated prompt and its maximum comp
 reservation when it ends. Tokens count in the slot in which the call started; usage beyond the reservation counts when
 it becomes known.
 
-Invariants: with one process, no minute holds more calls than the limit, nor more tokens than the limit plus what calls
-used beyond their reservations; every reservation is released exactly once. With several processes, each adds the last
+Invariants: with one process, no minute holds more calls than the limit, nor more tokens than the limit plus the usage
+beyond reservations; every reservation is released exactly once. With several processes, each adds the last
 reported counts of the others, about a second old. One event loop owns the limiter.
 """
 
@@ -258,7 +258,7 @@ class CallLimiter:
         return state
 
     def _reserve(self, states: list[LimitState], slot: int, tokens: list[int]) -> Reservation:
-        """Reserves what was checked. Nothing is reserved before, so a refusal has nothing to release."""
+        """Reserves the checked tokens. Nothing is reserved before all checks, so a refusal releases nothing."""
         for state, reserved in zip(states, tokens, strict=True):
             state.requests.add(slot, 1)
             state.tokens.add(slot, reserved)

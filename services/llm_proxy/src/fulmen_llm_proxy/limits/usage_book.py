@@ -2,7 +2,7 @@
 
 Invariants: usage is reported exactly once, however often the store is unavailable. Memory is bounded by the number of
 distinct projects, attempts, models and backends, not by time; beyond that, usage is counted without its attempt, so
-that no tokens and no cost are lost. One event loop owns the book.
+no tokens and no cost are lost. One event loop owns the book.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class UsageSync:
         clock: StoreClock,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        """Sets what is synchronised.
+        """Initializes the role.
 
         Args:
             instance_id: unique id of this process, never reused.

@@ -1,1 +1,1 @@
-"""Which backend answers which call: routes, load balancing, circuit breakers, retries."""
+"""Selection of backends: routes, load balancing, circuit breakers, retries."""

@@ -55,7 +55,7 @@ class BackendState:
         return len(self._waiting) + self.held
 
     def set_engine_load(self, waiting: int, cache_use: float) -> None:
-        """Sets the load that the engine reports; UNKNOWN for what it does not report."""
+        """Sets the load that the engine reports; UNKNOWN for values that it does not report."""
         self.engine_waiting, self.engine_cache_usage = waiting, cache_use
         self.is_saturated = waiting >= _SATURATED_WAITING or cache_use >= _SATURATED_CACHE
 

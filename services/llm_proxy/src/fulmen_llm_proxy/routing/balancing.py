@@ -1,7 +1,7 @@
 """Chooses the replica of a variant for a call.
 
 Sticky balancing is rendezvous hashing with bounded loads: every replica gets a score from the call's key, and the best
-score wins among the replicas that have less than 1.25 times their share of the calls in flight. A key thus stays where
+score wins among the replicas that have less than 1.25 times their share of the calls in flight. A key stays where
 its prefix is cached, a replica that joins or leaves moves only its own keys, and no replica is much busier than the
 others.
 

@@ -1,4 +1,4 @@
-"""A circuit breaker: decides whether calls are sent to a backend.
+"""A circuit breaker, which decides whether calls are sent to a backend.
 
 ```
 CLOSED --three failures in a row, or half of the last sixteen calls, or three failed probes--> OPEN

@@ -71,8 +71,8 @@ class ResourceCache:
 class RoutingWatch:
     """Background role: keeps the routing table in sync with the store.
 
-    While the store is unavailable, the last table stays in use. After a reconnect the stream's snapshot covers what was
-    missed.
+    While the store is unavailable, the last table stays in use. After a reconnect the stream's snapshot includes missed
+    changes.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class RetryBudget:
     _seen_s: float = field(default=-1.0)
 
     def take(self, calls: int) -> bool:
-        """Takes one retry out of the budget if there is one left.
+        """Takes one retry from the budget if one is left.
 
         Args:
             calls: total number of calls sent to the backend.
@@ -136,7 +136,7 @@ class Recovery:
         return next(self._delays)
 
     def after(self, failed: Failed, *, elapsed_s: float) -> NextTry | None:
-        """Returns the next try; None if there is none.
+        """Returns the next try, or None.
 
         Args:
             elapsed_s: seconds since the first failure.

@@ -1,4 +1,4 @@
-"""The routing table: which backend answers which call.
+"""The routing table: routes, backends and the choice between them.
 
 Invariant: a `RoutingTable` is immutable. Every change is a new table; a running call keeps the choice that it made on
 the old one.
@@ -165,7 +165,7 @@ class RoutingTable:
         """Returns the route of a model.
 
         Raises:
-            RouteNotFound: if there is none; lists the models served.
+            RouteNotFound: if the model has no route; lists the models served.
         """
         route = self.routes.get(model)
         if route is None:

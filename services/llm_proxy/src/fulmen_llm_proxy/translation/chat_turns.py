@@ -29,7 +29,7 @@ class Conversation:
     """
 
     def __init__(self, unsupported: UnsupportedFields) -> None:
-        """Sets the collector of what Messages cannot express."""
+        """Sets the collector of fields that Messages cannot express."""
         self.system: list[JSON] = []
         self.turns: list[JSON] = []
         self.tool_names: dict[str, None] = {}

@@ -42,10 +42,10 @@ class Item(msgspec.Struct):
 
 
 class MessageWriter:
-    """Writes the messages of a request, and collects what chat completions cannot express."""
+    """Writes the messages of a request, and collects items that chat completions cannot express."""
 
     def __init__(self, unsupported: list[str]) -> None:
-        """Sets the list of what cannot be expressed, by position in the request."""
+        """Sets the list of unsupported items, by position in the request."""
         self.messages: list[JSON] = []
         self._unsupported = unsupported
         self._turn: JSON | None = None

@@ -1,7 +1,7 @@
 """Translates a Responses request to a chat completions request.
 
-Fields of neither API pass through, since engines have their own. What requires a server that stores responses or runs
-tools itself is rejected in one error.
+Fields of neither API pass through, since engines have their own. Fields that require a server with stored responses or
+its own tools are rejected in one error.
 """
 
 from __future__ import annotations

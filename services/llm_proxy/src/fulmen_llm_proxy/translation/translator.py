@@ -16,7 +16,7 @@ class Translator(Protocol):
     event of the backend and `end` after the last one.
 
     Attributes:
-        asked: what it needs of the backend's answer beyond the answer itself.
+        asked: optional parts that it needs of the backend's answer.
     """
 
     asked: Asked
@@ -55,7 +55,7 @@ class Translator(Protocol):
 
 
 class UnsupportedFields:
-    """Collects what cannot be translated, to report all of it at once."""
+    """Collects unsupported fields, to report all of them at once."""
 
     __slots__ = ("_api", "_found")
 
@@ -69,10 +69,10 @@ class UnsupportedFields:
         self._found.append(f"{place} ({why})")
 
     def check(self) -> None:
-        """Raises an error if anything was added.
+        """Checks that nothing was added.
 
         Raises:
-            ArgumentInvalid: if anything was added; names all of it.
+            ArgumentInvalid: if any was added; names all of them.
         """
         if self._found:
             raise ArgumentInvalid(

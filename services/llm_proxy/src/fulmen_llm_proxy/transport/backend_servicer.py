@@ -50,7 +50,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         instance_id: str,
         siblings: Siblings | None = None,
     ) -> None:
-        """Sets what is changed and read.
+        """Initializes the servicer.
 
         Args:
             changing: serialises changes.

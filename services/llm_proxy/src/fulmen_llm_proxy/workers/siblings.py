@@ -1,6 +1,6 @@
 """Connections to the other workers behind the same ports, each over its own Unix socket.
 
-A caller's connection reaches one worker at random; that worker asks the others for what concerns all of them.
+A caller's connection reaches one worker at random; that worker asks the others if a request concerns all of them.
 """
 
 from __future__ import annotations
