@@ -44,7 +44,7 @@ def test_the_template_is_valid(repository_root: Path) -> None:
 
 def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) -> None:
     text = (repository_root / "deploy" / "kubernetes" / "agent-job.yaml").read_text()
-    template = read_template(text, host_access=False, most=MOST)
+    template = read_template(text, host_access=False, max_limits=MOST)
     named = {"task_file": "/fulmen/input/task", "work_dir": "/fulmen/work"}
     placeholders = Placeholders(input=b"", task={"difficulty": "hard"}, named=named)
     job, secret = job_of(template, placeholders, order()), secret_of(order())
@@ -76,7 +76,7 @@ def test_every_container_is_limited_and_confined(host_access: bool) -> None:
         **({"automountServiceAccountToken": True} if host_access else {"automountServiceAccountToken": None}),
     }
     job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}
-    template = read_template(json.dumps(job), host_access=host_access, most=MOST)
+    template = read_template(json.dumps(job), host_access=host_access, max_limits=MOST)
     asked = Limits(memory_bytes=1 << 29)
     made = job_of(
         template,

@@ -208,7 +208,7 @@ async def test_pruning_keeps_what_a_version_is_put_together_from(publishing: Pub
     assert not list(whole.glob("delta*"))
     await versions.prune([4])
     assert whole.exists()
-    with pytest.raises(RunFailed, match="put together"):
+    with pytest.raises(RunFailed, match="cannot be rebuilt"):
         await versions.materialise(6)
 
 

@@ -100,7 +100,7 @@ CASES = {
     "a model call through the host's network": Case(script=ASK, network="host", rewards={("mine", None): 1.0}),
     "the image's own command and user": Case(image=TEST_IMAGE, rewards={("reward", None): float(USER_ID)}),
     "a status": Case(
-        script="import sys; sys.exit('gone wrong')", kind="AGENT_ERROR", says="status 1.\ngone wrong"
+        script="import sys; sys.exit('gone wrong')", kind="AGENT_ERROR", says="status 1\ngone wrong"
     ),
     "a signal": Case(
         script="import os; os.kill(os.getpid(), 11)", kind="AGENT_ERROR", says="signal 11"
