@@ -273,7 +273,7 @@ class RunnerStreams:
         return active
 
     def send_each(self, notices: Iterable[tuple[UUID, Notice]]) -> None:
-        """Sends notices to those sessions whose streams are here."""
+        """Sends notices to the sessions whose streams are open here."""
         for session_id, notice in notices:
             stream = self._streams.get(session_id)
             if stream is not None:

@@ -1,4 +1,4 @@
-"""The queue's counts, terms and durations in PostgreSQL."""
+"""Counts, terms and durations of the queue in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ __all__ = [
     "terms_of",
 ]
 
-# A project may have very many task types: the most frequent of the newest are shown.
+# A project may have very many task types; only the most frequent of the newest are returned.
 TASK_TYPES_CONSIDERED: Final = 1000
 TASK_TYPES_SHOWN: Final = 100
 
 
 class QueueStatsTable:
-    """Counts queues."""
+    """Counts the rollouts of projects and training runs."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def queued(self, project_id: int) -> QueueCount:
-        """Returns the number of waiting rollouts of a project, up to its limit and one more."""
+        """Returns the number of waiting rollouts of a project, at most one more than its quota."""
         row = await self._database.fetch_row("count_queued", project_id)
         if row is None:
             return QueueCount(max_queued=None, queued=0)
         return QueueCount(max_queued=row["max_queued"], queued=row["queued"])
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts the live rollouts of a project or a training run; reads each of them."""
+        """Counts the live rollouts of a project or training run; reads each row."""
         terms = await self._database.fetch_row("queue_terms", project_id)
         assert terms is not None
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
@@ -67,13 +67,13 @@ class QueueStatsTable:
 
 
 class DemandTable:
-    """Implements `DemandTable`."""
+    """Counts the work for fleet demand."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def work(self) -> list[WaitingWork]:
-        """Counts all live rollouts; reads each of them."""
+        """Counts all live rollouts; reads each row."""
         return [
             WaitingWork(
                 project=row["project"],
@@ -89,13 +89,13 @@ class DemandTable:
 
 
 class DurationTable:
-    """Implements `DurationTable`."""
+    """Reads and writes durations by task type."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, counts: Mapping[tuple[int, int], int]) -> None:
-        """Adds counts by (task type, bucket), in one commit."""
+        """Adds counts by (task type, bucket) in one commit."""
         rows = [(task_type, bucket, count) for (task_type, bucket), count in counts.items()]
         await self._database.fetch("add_durations", *columns(rows, 3))
 
@@ -108,7 +108,7 @@ class DurationTable:
 
 
 def terms_of(row: asyncpg.Record) -> QueueTerms:
-    """Reads the columns weight, max_running, max_queued and rules of a project."""
+    """Decodes the columns weight, max_running, max_queued and rules of a project."""
     return QueueTerms(
         weight=row["weight"],
         max_running=row["max_running"],
@@ -128,7 +128,7 @@ def _durations(row: asyncpg.Record) -> TaskTypeDurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityCount:
-    """The live rollouts of one priority; `oldest_age_s` is that of the oldest that may run now."""
+    """The live rollouts of one priority; `oldest_age_s` is the age of the oldest that may run now, seconds."""
 
     priority: int
     queued: int
@@ -139,7 +139,7 @@ class PriorityCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTypeDurations:
-    """What is known of the durations of one task type's successful attempts, seconds."""
+    """Durations of one task type's successful attempts, seconds."""
 
     task_type: str
     samples: int
@@ -149,12 +149,12 @@ class TaskTypeDurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How full a queue is, and by which terms it is served.
+    """Statistics and terms of a queue.
 
     Attributes:
-        priorities: Highest first.
-        task_types: Most frequent first.
-        runners: Live runner sessions.
+        priorities: Counts by priority, highest first.
+        task_types: Durations by task type, most frequent first.
+        runners: Number of live runner sessions.
     """
 
     priorities: Sequence[PriorityCount]
@@ -165,7 +165,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCount:
-    """A project's quota of waiting rollouts (None: unlimited) and their number (0 without a quota)."""
+    """A project's quota of waiting rollouts (None means unlimited) and their number (0 without a quota)."""
 
     max_queued: int | None
     queued: int
