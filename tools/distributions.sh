@@ -1,13 +1,13 @@
-# Sourced by the scripts beside it: what is installed, and how uv and the interpreter are found. Runs from the root.
+# Sourced by the other scripts: the distributions, and functions to find uv and the interpreter. Runs from the root.
 
-# Every distribution with the extras that the whole repository needs, in order of dependence.
+# All distributions with the extras that the repository needs, in order of dependence.
 distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" services/llm_proxy services/algorithm "cli[local]")
 torch_version=$(sed -n 's/^torch==//p' constraints.txt 2>/dev/null || true)
 torch_version=${torch_version:-2.13.0}
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
-# Prints the first interpreter that is new enough. PYTHON names another.
+# Prints the first interpreter that is new enough. PYTHON overrides it.
 find_python() {
   local candidate
   for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
@@ -16,10 +16,10 @@ find_python() {
   fail "Python 3.11 or newer was not found. Install it (Debian: apt-get install python3.11 python3.11-venv), or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-# Makes the virtual environment $1 and sets `uv`: the one on PATH, or one that is installed into the environment.
+# Creates the virtual environment $1 and sets `uv`: from PATH, otherwise installed into the environment.
 make_environment() {
   local folder=$1 python
-  # A company's package index and certificates are set up for pip and the system; uv has to be told of them.
+  # A company's package index and certificates are configured for pip and the system; uv needs them, too.
   [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
   [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$PIP_CERT}
   [ ! -e /etc/ssl/certs/ca-certificates.crt ] || export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
@@ -35,14 +35,13 @@ make_environment() {
   [ -x "$uv" ] || "$folder/bin/python" -m pip install --quiet "uv>=0.9,<1" || fail "pip could not install uv; see above"
 }
 
-# Prints where pip looks for wheels besides its index, by its environment or its configuration; nothing if nowhere.
-# $1 is an environment.
+# Prints pip's find-links from its environment or configuration; nothing if unset. $1 is an environment.
 find_links() {
   echo "${PIP_FIND_LINKS:-$("$1/bin/python" -m pip config get global.find-links 2>/dev/null || true)}"
 }
 
-# Installs torch into the environment $1: the wheel of pip's find-links where that is set, otherwise the build that fits
-# this machine's accelerator (the default index would bring several GB of CUDA to every machine).
+# Installs torch into the environment $1: a wheel from pip's find-links if set, otherwise the build for this machine's
+# accelerator (the default index would install several GB of CUDA on every machine).
 install_torch() {
   local links=() link
   for link in $(find_links "$1"); do links+=(--find-links "$link"); done
@@ -53,7 +52,7 @@ install_torch() {
   fi || fail "torch $torch_version could not be installed; see above"
 }
 
-# Installs every distribution, editable, and the development tools into the environment $1; the rest are uv's options.
+# Installs all distributions, editable, and the development tools into the environment $1; other arguments go to uv.
 install_distributions() {
   local folder=$1 arguments=() distribution
   shift

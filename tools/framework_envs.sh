@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes an environment for each agents' framework that Fulmen is tested with, or for those that are named:
-# .venv-frameworks/NAME, of the versions in tools/frameworks/NAME.txt. They want other versions than Fulmen does, and than
-# each other. Does nothing for those that are up to date; two that run at once do the work once.
-# With --lock the versions are resolved anew from tools/frameworks/NAME.in.
+# Creates an environment for each agent framework that Fulmen is tested with, or for the named ones:
+# .venv-frameworks/NAME, with the versions in tools/frameworks/NAME.txt. Their versions conflict with Fulmen's and with
+# each other's. Skips environments that are up to date; concurrent runs do the work once.
+# With --lock the versions are resolved again from tools/frameworks/NAME.in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 lists=tools/frameworks
 home=.venv-frameworks
 lock=/tmp/fulmen-framework-envs-$(id -u).lock
-# The uv of the main environment will do; one more of 60 MB in each is not needed.
+# Uses the main environment's uv, which saves 60 MB in each environment.
 PATH=$PWD/.venv/bin:$PATH
 
 resolve() {
@@ -21,7 +21,7 @@ resolve() {
   mv "$home/$name.txt" "$lists/$name.txt"
 }
 
-# Installs what is pinned, all of it and nothing else.
+# Installs exactly the pinned distributions.
 make_one() {
   local name=$1 folder=$home/$1 begun=$SECONDS wanted
   wanted=$(cat "$lists/$name.txt" tools/framework_envs.sh tools/distributions.sh | cksum)

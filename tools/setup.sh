@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that the repository needs, at the versions of constraints.txt. Does nothing when it is up
+# Creates .venv with everything that the repository needs, at the versions of constraints.txt. Does nothing if it is up
 # to date. Needs Python 3.11 or newer with pip and venv; takes under a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."

