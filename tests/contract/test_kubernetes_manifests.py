@@ -56,7 +56,9 @@ def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) ->
     # Its own limits stay, unless its publisher asks for others in the specification.
     assert agent["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
     asked = Limits(memory_bytes=1 << 29)
-    other = job_of(template, placeholders, order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), limits_asked=asked))
+    other = job_of(
+        template, placeholders, order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), requested_limits=asked)
+    )
     assert other["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
         "cpu": "1",
         "memory": "536870912",
@@ -81,7 +83,7 @@ def test_every_container_is_limited_and_confined(host_access: bool) -> None:
     made = job_of(
         template,
         Placeholders(input=b"", task={}, named={}),
-        order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), limits_asked=asked),
+        order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), requested_limits=asked),
     )
     assert schema_problems(made) == ""
     spec = made["spec"]["template"]["spec"]
