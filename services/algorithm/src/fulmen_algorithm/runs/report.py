@@ -1,4 +1,4 @@
-"""The report of a run: results by step, where the time went, and one answer before and after training."""
+"""The report of a run: results by step, time by activity, and one answer before and after training."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def curve(steps: Sequence[StepMetrics]) -> bytes:
     lines = {label: points for label, points in lines.items() if points}
     if not lines:
         return b""
-    # Imported here: it costs a second that a service without reports need not pay.
+    # Imported late: it takes a second.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
 """A training run as a value, and the only table of its state changes.
 
-Invariant: every change goes through `moved` or `rolled_back`, and a final state is left through `rolled_back` alone.
+Invariant: every change goes through `moved` or `rolled_back`, and only `rolled_back` leaves a final state.
 A rollback begins a new branch of the run; nothing of the run's past is lost by it.
 """
 
@@ -64,12 +64,12 @@ class PolicySpec:
 
 
 NO_POLICY = PolicySpec(name="")
-"""Of a run that trains no weights and serves none."""
+"""The policy of a run that neither trains nor serves one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One training run, as it is stored and shown.
+    """One training run, as stored and shown.
 
     Attributes:
         name: `trainingRuns/{id}`.
@@ -77,7 +77,7 @@ class TrainingRun:
         inputs: Pinned resource versions by use.
         provenance: Data needed to repeat the run; see `TrainingRun.provenance` in the protos. Empty before its first start.
         branch_points: Sequences of the checkpoints that it was rolled back to, in order. Each began a branch.
-        collapses: How many of them the anomaly watch asked for.
+        collapses: Number of rollbacks caused by a collapse.
         request_id: Of the request that created it; may be empty.
         request_digest: Distinguishes a repeated request from a different one with the same name.
     """
@@ -124,7 +124,7 @@ class TrainingRun:
         """Returns whether a checkpoint belongs to the run's present branch or its ancestors.
 
         Args:
-            branch: In which it was written.
+            branch: Branch in which it was written.
             sequence: Its sequence; of two, the later one's is greater, whatever the branch.
         """
         return all(sequence <= point for point in self.branch_points[branch:])
@@ -154,9 +154,9 @@ def rolled_back(run: TrainingRun, *, sequence: int, step: int, collapsed: bool =
 
     Args:
         run: Paused, succeeded or failed; or running, if its own watch asks for it.
-        sequence: Of the checkpoint.
-        step: Of the checkpoint.
-        collapsed: Whether the anomaly watch asks for it.
+        sequence: Sequence of the checkpoint.
+        step: Step of the checkpoint.
+        collapsed: Whether a collapse caused it.
 
     Raises:
         TrainingRunStateInvalid: if the run is in another state.

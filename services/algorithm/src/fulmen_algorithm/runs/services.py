@@ -1,4 +1,4 @@
-"""The parts of one run that its policy works with."""
+"""The parts of a run that its policy uses."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fulmen_algorithm.runs.run import TrainingRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunServices:
-    """The parts of one run that its policy works with.
+    """The parts of a run that its policy uses.
 
     Attributes:
         run: The run as it was created.

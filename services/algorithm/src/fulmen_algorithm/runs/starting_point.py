@@ -1,4 +1,4 @@
-"""The checkpoint from which a run resumes: its newest one, or the one that it was rolled back to.
+"""The checkpoint from which a run resumes: its newest, or the target of a rollback.
 
 Reading a checkpoint whole takes minutes where it is large. So it is done here, once for each start, and of the one
 checkpoint that is needed; more are read only where that one is damaged.
@@ -13,11 +13,11 @@ from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingPoint:
-    """A checkpoint whose files were checked.
+    """A verified checkpoint.
 
     Attributes:
         checkpoint: Checkpoint to resume from; None at the beginning.
-        damaged: Newer ones that were passed over.
+        damaged: Newer damaged ones, which were skipped.
         begins_branch: Whether the run was rolled back to the checkpoint and its new branch has not begun.
     """
 
@@ -30,7 +30,7 @@ def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -
     """Finds the checkpoint from which a run resumes; blocks while the checkpoint is read.
 
     Args:
-        checkpoints: Of the run.
+        checkpoints: The run's checkpoints.
         branch_points: Sequences of the checkpoints that the run was rolled back to.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Background role: gives runs their turns, side by side, and decides from how each ended what becomes of it."""
+"""Background role: executes runs concurrently and sets the next state of each."""
 
 import asyncio
 import uuid
@@ -20,10 +20,10 @@ CANCEL_WAIT_S = 15.0
 
 
 class Executor(Protocol):
-    """Carries one run out."""
+    """Executes one run."""
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Resumes a run and carries it to its end.
+        """Runs or resumes a run to its end.
 
         Raises:
             Interrupted: if it was asked to stop; its checkpoint is written.
@@ -32,7 +32,7 @@ class Executor(Protocol):
         """
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
-        """Cancels the run's remaining rollouts; an outage of the store is waited out only briefly."""
+        """Cancels the run's remaining rollouts; waits only briefly while the store is unavailable."""
 
 
 class RunWorker:

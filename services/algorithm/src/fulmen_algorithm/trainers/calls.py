@@ -1,8 +1,8 @@
 """Messages between the service and the ranks of a trainer over a Unix socket: calls, answers, and their encoding.
 
 A frame is its length in eight bytes and a msgpack message. Arguments and results are JSON in it, checked against the
-types of `Trainer`'s own methods; rows, which are most of the bytes, are msgpack. Nothing is unpickled, and nobody here
-needs torch.
+types of `Trainer`'s methods; rows, which are most of the bytes, are msgpack. Nothing is unpickled, and torch is not
+needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ OPEN = "open"
 ERRORS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, OSError)
 }
-"""Errors of a call by their name on the wire; after any other error a rank is ended."""
+"""Errors of a call by their name on the wire; any other error ends the rank."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first word of a rank."""
+    """The first message of a rank."""
 
     rank: int
     pid: int
@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         method: Name of a method of `Trainer`, or `open`.
-        arguments: All but the rows, as JSON.
+        arguments: Arguments other than rows, as JSON.
         rows: Rows, if the method takes any.
     """
 
@@ -49,11 +49,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's answer.
+    """The answer of one rank.
 
     Attributes:
-        result: As JSON; empty with an error, and from other ranks than the first.
-        error: A key of `ERRORS`, another name if the rank ends over it, or empty.
+        result: Result as JSON; empty after an error, and from ranks other than the first.
+        error: A key of `ERRORS`, another name if the error ends the rank, or empty.
         text: Text of the error, if it is one of `ERRORS`; others stay in the rank's log.
     """
 
@@ -98,7 +98,7 @@ def frame_length(head: bytes) -> int:
     """Reads the length of a message.
 
     Raises:
-        ValueError: if it is longer than any message is.
+        ValueError: if it exceeds the maximum length.
     """
     length = int.from_bytes(head, "big")
     if length > LONGEST_FRAME_BYTES:
@@ -117,7 +117,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def known_error(error: Exception) -> str:
-    """Returns the name under which an error travels; its own if a call is not to raise it."""
+    """Returns an error's name on the wire; its class name if callers must not see it."""
     return next((name for name, known in ERRORS.items() if isinstance(error, known)), type(error).__name__)
 
 
@@ -144,7 +144,7 @@ def _result(method: str) -> type[BaseModel]:
 
 
 def _model(name: str, hints: Mapping[str, Any]) -> type[BaseModel]:
-    # A loss may be infinite or not a number, and is to arrive as that.
+    # A loss may be infinite or NaN and must arrive unchanged.
     config = ConfigDict(ser_json_inf_nan="constants", arbitrary_types_allowed=True)
     fields: dict[str, Any] = {key: (hint, ...) for key, hint in hints.items()}
     return create_model(name, __config__=config, **fields)

@@ -23,10 +23,10 @@ Result = TypeVar("Result")
 
 
 class TorchThread:
-    """The one thread that runs all torch work of the service, in order, so that the event loop is never blocked."""
+    """The one thread for all torch work of the service, done in order without blocking the event loop."""
 
     def __init__(self, *, torch_threads: int) -> None:
-        """Starts no thread yet; `torch_threads` is what torch itself may use inside an operation."""
+        """Starts no thread yet; `torch_threads` is the number of threads within one operation of torch."""
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="torch", initializer=torch.set_num_threads, initargs=(torch_threads,)
         )
@@ -34,11 +34,11 @@ class TorchThread:
     async def run(
         self, work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
-        """Runs a function in the thread; a cancelled caller leaves it running to its end."""
+        """Runs a function in the thread; it completes even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Runs a function in the thread, and does not wait for it."""
+        """Runs a function in the thread without waiting for it."""
         self._executor.submit(work)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class TorchThread:
 
 
 class InProcessTrainer:
-    """See `domain.trainer.Trainer`."""
+    """See `policy.trainer.Trainer`."""
 
     def __init__(self, trainer: LocalTrainer, thread: TorchThread) -> None:
         self._trainer = trainer
@@ -90,7 +90,7 @@ class InProcessTrainer:
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
         """Writes the present weights for engines."""
         written = await self._thread.run(self._trainer.write_weights, folder, order)
-        assert written is not None  # a group of one leads itself
+        assert written is not None  # rank 0 of a group of one
         return written
 
     async def write_state(self, folder: Path) -> None:
@@ -102,13 +102,13 @@ class InProcessTrainer:
         await self._thread.run(self._trainer.read_state, folder)
 
     async def close(self) -> None:
-        """Releases the memory after the current call and before the next trainer opens; waits for neither."""
+        """Schedules the release of memory after the current call, before the next trainer opens, without waiting."""
         del self._trainer
         self._thread.soon(_free)
 
 
 def _free() -> None:
-    # Modules are cycles of few objects and much memory, which the collector would not come to for long.
+    # Modules are cycles of few objects but much memory, so the collector would be slow to reach them.
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

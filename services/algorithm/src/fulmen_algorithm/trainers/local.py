@@ -46,7 +46,7 @@ class LocalTrainer:
             RunFailed: if the folder holds no model with tokenizer.
         """
         transformers_logging.disable_progress_bar()
-        # The same on every rank until the weights are there, then one sequence of random numbers for each.
+        # The same on every rank until the weights are loaded, then one random sequence per rank.
         randomness = OwnRandomness(setup.seed)
         # A sharded model is moved to its device one layer at a time.
         device = "cpu" if isinstance(setup.compute.parallel, Fsdp2) else str(ranks.device)
@@ -105,7 +105,7 @@ class LocalTrainer:
         return logprobs_of(self._reference, rows, settings=settings, trained_only=True)
 
     def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
-        """Writes the present weights for engines; rank 0 writes, and is the one that gets an answer."""
+        """Writes the present weights for engines; only rank 0 writes and gets a result."""
         self._state.reducer.synchronize()
         return self._state.policy.publish(folder, order)
 
@@ -122,7 +122,7 @@ class LocalTrainer:
 
 
 def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> GradientReducer:
-    # Codecs, their kernels and gRPC take time to import, which runs without them need not spend.
+    # Imported late: codecs, their kernels and gRPC take time to import.
     from fulmen_exchange.links.opening import open_link
     from fulmen_exchange.reducer import CodecReducer
 
@@ -145,7 +145,7 @@ def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: C
 
 @contextmanager
 def _roles_have_adapters() -> Iterator[None]:
-    """Ends the run over rows of a role that has none, whatever trains."""
+    """Turns an unknown role into the end of the run."""
     try:
         yield
     except UnknownRole as error:
@@ -180,5 +180,5 @@ def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: 
 
 @cache
 def _joined(place: torch.device, deadline_s: float) -> Ranks:
-    # A rank meets the others once, however often a trainer is opened on it.
+    # A rank joins the group once, however often a trainer is opened on it.
     return join_group(place, deadline_s=deadline_s)

@@ -1,7 +1,7 @@
-"""One rank of a trainer: `torchrun` starts several, each executes the service's calls, and all do the same.
+"""One rank of a trainer: `torchrun` starts several, and each executes the same calls of the service.
 
-Invariant: a rank never outlives the service, whatever becomes of the launcher between them: its socket ends with the
-service, and so does the process, in the middle of whatever it does.
+Invariant: a rank never outlives the service, even if the launcher between them dies: its socket closes with the
+service, and the process then exits immediately.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Answers calls until the service wants no more."""
+    """Answers calls until the service closes the connection."""
     options = arguments()
     service = socket.socket(socket.AF_UNIX)
     service.connect(options.socket)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Worker:
-    """The trainer of this rank, once it is open."""
+    """Executes calls on this rank's trainer."""
 
     def __init__(self, options: argparse.Namespace, rank: int) -> None:
         self._options = options
@@ -76,19 +76,19 @@ class Worker:
                 self._trainer = self._open(**given)
                 return Answer()
             method = getattr(self._trainer, call.method)
-            # A step may be left without a row: a call that takes rows gets them then, too.
+            # The rows of a step may be empty; methods that take rows get them even then.
             result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
-            # Every rank has the result, and the service reads one.
+            # All ranks have the result; the service needs one.
             return Answer(result=encode_result(call.method, result) if self._rank == 0 else b"")
         except Exception as error:  # noqa: BLE001  (whatever it is, the service is public_message, and the process ends over it)
             name = known_error(error)
             if not isinstance(error, RunFailed):
-                # The service learns the message, not the traceback.
+                # The service gets the message only, so log the traceback here.
                 traceback.print_exc()
             return Answer(error=name, text=public_message(error))
 
     def _open(self, setup: object) -> object:
-        # Seconds of imports: the service knows by now that this rank is there.
+        # Imports take seconds; the service already has this rank's hello.
         from fulmen_algorithm.trainers.local import open_on_rank
 
         return open_on_rank(
@@ -101,11 +101,11 @@ class Worker:
 
 def _listen(service: socket.socket, calls: "SimpleQueue[bytes]") -> None:
     stream = service.makefile("rb")
-    # A service that dies before it has read our last answer breaks the socket instead of ending it.
+    # If the service dies before reading the last answer, the socket is reset instead of closed.
     with suppress(OSError):
         while (message := read_frame(stream)) is not None:
             calls.put(message)
-    # Not `sys.exit`: the main thread may be in an exchange that never ends without the others.
+    # Not `sys.exit`: the main thread may be blocked in an exchange with ranks that are gone.
     os._exit(0)
 
 

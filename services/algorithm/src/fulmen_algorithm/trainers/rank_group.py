@@ -1,7 +1,7 @@
 """A trainer in a group of processes, started with `torchrun` on this machine.
 
-Every call goes to every rank, which does it together with the others; rank 0's result is the call's. A rank that ends,
-fails unexpectedly or is silent past the deadline takes the whole group with it, and the call raises `TrainerLost`.
+Every call is executed by all ranks together; the result is rank 0's. If a rank ends,
+fails unexpectedly or misses the deadline, the whole group is ended and the call raises `TrainerLost`.
 Invariant: ranks never outlive this process (each watches its socket), and never see the service's settings.
 """
 
@@ -45,7 +45,7 @@ HIDDEN_PREFIX = "FULMEN_"
 START_DEADLINE_S = 300.0
 STOP_GRACE_S = 10.0
 ERROR_GRACE_S = 30.0
-"""How long the other ranks may take to an answer when one has refused a call."""
+"""Time for the other ranks to answer after one has refused a call, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class GroupOptions:
     Attributes:
         device: `cpu` or `cuda`, without an index, since each rank has its own GPU.
         torch_threads: Threads of one torch operation in one rank.
-        call_deadline_s: How long one call may take.
+        call_deadline_s: Timeout of one call, in seconds.
     """
 
     device: str = "cpu"
@@ -64,11 +64,11 @@ class GroupOptions:
 
 
 class _RankEnded(Exception):
-    """A rank is no more, or of no more use."""
+    """A rank has ended or is unusable."""
 
 
 class _RankRefused(Exception):
-    """A rank answers a call with an error that the caller is to see."""
+    """A rank answered with an error that is passed on to the caller."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -105,7 +105,7 @@ class _Link:
 
 
 class RankGroupTrainer:
-    """See `domain.trainer.Trainer`."""
+    """See `policy.trainer.Trainer`."""
 
     def __init__(self, child: Child, links: Sequence[_Link], options: GroupOptions) -> None:
         """Use `open`."""
@@ -121,7 +121,7 @@ class RankGroupTrainer:
 
         Raises:
             RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
-            TrainerLost: if they do not start.
+            TrainerLost: if the ranks do not start.
         """
         child, links = await _start(setup.compute.parallel.ranks, options)
         trainer = cls(child, links, options)
@@ -141,7 +141,7 @@ class RankGroupTrainer:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids, in order of rank."""
+        """Process ids by rank."""
         return tuple(link.hello.pid for link in self._links)
 
     async def train(
@@ -182,7 +182,7 @@ class RankGroupTrainer:
         await self._call("read_state", folder=folder.resolve())
 
     async def close(self) -> None:
-        """Ends the ranks; harmless if they have ended."""
+        """Ends the ranks; idempotent."""
         self._lost = self._lost or "The trainer is closed."
         await _end(self._child, self._links)
 
@@ -190,7 +190,7 @@ class RankGroupTrainer:
         if self._lost:
             raise TrainerLost(self._lost)
         call = await asyncio.to_thread(encode_call, method, rows, arguments)
-        # Wait until all have answered: cancelling a call would leave ranks in the middle of it.
+        # A cancelled call leaves ranks in the middle of it, so the group cannot be used again.
         self._lost = "A call to the trainer was given up."
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
@@ -207,8 +207,8 @@ class RankGroupTrainer:
         """Asks every rank and returns the answer of the first.
 
         Raises:
-            _RankEnded: if one of them ends; the others may wait for it forever.
-            ValueError, OSError, ...: what one answers; all are ready for the next call then.
+            _RankEnded: if one of them ends; the others may then block forever.
+            ValueError, OSError, ...: the error of a rank; all are then ready for the next call.
         """
         tasks = [asyncio.create_task(link.ask(call), name=f"rank-{link.hello.rank}") for link in self._links]
         try:
@@ -241,10 +241,10 @@ def _ended(tasks: Sequence["asyncio.Task[Answer]"]) -> list[BaseException]:
 
 
 async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]:
-    """Starts `torchrun` and waits until every rank has said hello.
+    """Starts `torchrun` and waits for the hello of every rank.
 
     Raises:
-        TrainerLost: if they end before, or do not get there in time.
+        TrainerLost: if the ranks end before that, or time out.
     """
     links: list[_Link] = []
     complete = asyncio.Event()
@@ -257,7 +257,7 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
 
     server: asyncio.Server | None = None
     child: Child | None = None
-    # Only this user can open the folder, and so the socket; it is removed as soon as all are connected.
+    # Only this user can open the folder and thus the socket; it is removed once all are connected.
     folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
     try:
         server = await asyncio.start_unix_server(welcome, folder / "service")
@@ -324,7 +324,7 @@ def _environment(options: GroupOptions) -> dict[str, str]:
     # Modules in the service's working directory must not shadow others.
     inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
     if sys.platform == "linux":
-        # Ranks of one machine need no other network.
+        # Ranks on one machine need only the loopback interface.
         inherited |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return inherited
 

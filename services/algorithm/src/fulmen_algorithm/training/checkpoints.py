@@ -1,8 +1,8 @@
-"""Checkpoints: a directory is either complete and checked by its manifest, or it is not a checkpoint.
+"""Checkpoints: directories that are complete and match their manifest.
 
-Everything is written into a directory of another name, flushed to disk, and renamed; the manifest holds the SHA-256 of
-every file. A checkpoint is never overwritten: each save takes the next sequence number, so that a run that was rolled
-back may save the same step again. Invariant: killed at any moment, the newest complete checkpoint is still there.
+Files are written into a directory of another name, flushed to disk, and renamed; the manifest holds the SHA-256 of
+every file. A checkpoint is never overwritten: each save takes the next sequence number, and a run that was rolled back
+may save the same step again. Invariant: a kill at any moment leaves the newest complete checkpoint intact.
 """
 
 import json
@@ -55,7 +55,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A directory that was passed over when looking for the newest checkpoint."""
+    """A damaged directory skipped in the search for the newest checkpoint."""
 
     path: Path
     reason: str
@@ -63,7 +63,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Result of looking for the newest valid checkpoint.
+    """Result of the search for the newest valid checkpoint.
 
     Attributes:
         checkpoint: The newest valid one; None if no valid one exists.
@@ -79,8 +79,8 @@ class CheckpointStore:
     """The checkpoints of one training run; one process writes at a time.
 
     Attributes:
-        directory: Made on the first save.
-        keep: Number of newest checkpoints that stay, >= 1.
+        directory: Directory of the checkpoints, created on the first save.
+        keep: Number of newest checkpoints to keep, >= 1.
     """
 
     directory: Path
@@ -95,7 +95,7 @@ class CheckpointStore:
         """Creates the folder for the next checkpoint; `complete` turns it into one.
 
         Raises:
-            OSError: if it cannot be made.
+            OSError: if it cannot be created.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for entry in self.directory.glob(f"{_TEMPORARY}*"):
@@ -110,11 +110,11 @@ class CheckpointStore:
         Args:
             folder: Holds the model and the training state; empty for an algorithm that trains no weights.
             progress: JSON-serialisable blob of the caller.
-            keep_also: Sequences of older ones that stay.
+            keep_also: Sequences of older checkpoints to keep.
 
         Raises:
-            TypeError: if `progress` is not JSON-serialisable (no checkpoint is made then).
-            OSError: if the disk is full; the checkpoints before are untouched.
+            TypeError: if `progress` is not JSON-serialisable; no checkpoint is then created.
+            OSError: if the disk is full; earlier checkpoints are untouched.
         """
         blob = json.dumps(progress, sort_keys=True)
         (folder / PROGRESS).write_text(blob)
@@ -142,12 +142,12 @@ class CheckpointStore:
         """Reads one checkpoint.
 
         Raises:
-            CheckpointDamaged: if it is gone, or a file does not match the manifest.
+            CheckpointDamaged: if it is missing, or a file does not match the manifest.
         """
         return read_checkpoint(self.directory / f"checkpoint-{sequence:08d}")
 
     def listed(self) -> list[Checkpoint]:
-        """Lists the checkpoints, oldest first; no large file is read, so one may be damaged unseen.
+        """Lists the checkpoints, oldest first, without verifying large files.
 
         Those with a missing file or without readable progress are left out; `newest` reports them.
         """
@@ -170,7 +170,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Checks every file of a checkpoint against its manifest.
 
     Raises:
-        CheckpointDamaged: if the manifest is missing or unreadable, or a file is missing, strange or changed.
+        CheckpointDamaged: if the manifest is missing or unreadable, or a file is missing, unexpected or changed.
     """
     expected = _manifest(path)
     for name, digest in expected.items():
@@ -180,10 +180,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _manifest(path: Path) -> dict[str, str]:
-    """Reads the checksum of each file that is there.
+    """Reads the checksum of each file.
 
     Raises:
-        CheckpointDamaged: if it cannot be read, or other files are there.
+        CheckpointDamaged: if it cannot be read, or the files differ from those listed.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -208,7 +208,7 @@ def _described(path: Path, files: Iterable[str]) -> Checkpoint:
 
 
 def _seal(directory: Path) -> int:
-    """Flushes all files, writes the manifest last, flushes it and the directories; gives the size in bytes."""
+    """Flushes all files, then the manifest and the directories; returns the size in bytes."""
     files = sorted(f for f in directory.rglob("*") if f.is_file())
     for file in files:
         sync(file)

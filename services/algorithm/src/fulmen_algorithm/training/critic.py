@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
-"""The critic of PPO: it estimates the remaining return at every token, from which come the advantages of a batch.
+"""The critic of PPO: estimates the remaining return at every token, to compute the advantages of a batch.
 
-It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), whole on every rank, with an
-optimiser of its own. The head begins at 0, so that the first advantages are the returns themselves. Invariant: a step
+It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), complete on every rank, with
+a separate optimiser. The head starts at 0, so the first advantages are the returns themselves. Invariant: a step
 whose loss or gradient norm is not finite, or whose gradient explodes, changes nothing, and every rank holds the same
 weights.
 
@@ -89,14 +89,14 @@ class Critic:
     def load(
         cls, model_dir: Path | str, plan: CriticPlan, *, ranks: Ranks, pad_token_id: int, bf16: bool = False
     ) -> "Critic":
-        """Copies the trunk of a policy; all that the folder does not hold, which is the head, begins at 0.
+        """Copies the trunk of a policy; the head, which the folder lacks, starts at 0.
 
         Raises:
             OSError: if the folder holds no model.
             ValueError: if the library has no token classifier of this architecture.
         """
         verbosity = logging.get_verbosity()
-        # That the head is not in the folder is as it should be.
+        # Silence the warning that the head is not in the folder.
         logging.set_verbosity_error()
         try:
             model, found = AutoModelForTokenClassification.from_pretrained(
@@ -164,7 +164,7 @@ class Critic:
         norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
         measured = self._ranks.gather((loss, norm))
         loss = sum(one for one, _ in measured)
-        # From the same numbers on every rank, so that none steps where another does not.
+        # The numbers are the same on every rank, so all take or skip the step alike.
         exploded = self._norms.explodes(measured[0][1], explosion_factor)
         finite = math.isfinite(loss) and all(math.isfinite(one) for _, one in measured)
         skipped = not (tokens and finite) or exploded
@@ -191,7 +191,7 @@ class Critic:
         """Restores a state returned by `state`, bit for bit.
 
         Raises:
-            RuntimeError: if it is of another architecture.
+            RuntimeError: if it has another architecture.
         """
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -246,7 +246,7 @@ def _laid_out(micro: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _explained(rows: Sequence[Row], critic_targets: CriticTargets, indices: Sequence[int]) -> float:
-    """Computes the explained variance of the targets before the step; 0 if they have none."""
+    """Computes the explained variance of the targets before the step; 0 if they have no variance."""
     pairs = [
         (critic_targets.values[i][t], critic_targets.targets[i][t])
         for row, i in zip(rows, indices, strict=True)

@@ -1,7 +1,7 @@
 """How far the engine's log-probabilities are from the trainer's, for the same tokens under the same weights.
 
-Invariant: only rows count whose every sampled token is of the version that is trained now, and only before the first
-optimiser step on them; so the difference is the two programs' and no training's.
+Invariant: only rows sampled entirely by the version being trained count, and only before the first optimiser step on
+them; so the difference is due to the two programs and not to training.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fulmen_algorithm.training.rows import Row
 
 ROWS = 8
-"""How many rows are computed for the comparison alone, where training needs no pass over all of them."""
+"""Number of rows computed only for the comparison, where training needs no pass over all of them."""
 LARGEST_EXPONENT = 80.0
 
 

@@ -12,10 +12,10 @@ from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """The schedule of a run: the learning rate is a function of two counts, so that no other state is kept.
+    """The schedule of a run: the learning rate is a pure function of two counts.
 
     The warm-up counts the steps taken, because it waits for the optimiser's moments. The decay follows the progress of
-    the run, so that it ends with the run whatever was skipped.
+    the run and ends with it, regardless of skipped steps.
 
     Attributes:
         settings: Peak, shape and warm-up.
@@ -52,15 +52,15 @@ class LearningRate:
 
 REMEMBERED = 64
 MIN_NORMS = 20
-"""With fewer norms nothing is called exploding: the first steps of a run differ by more than anything later."""
+"""Minimum number of norms to detect explosions: the first steps of a run vary more than all later ones."""
 
 
 class NormWatch:
     """The gradient norms of the last optimiser steps.
 
-    Norms of skipped steps count too: what lasts longer than half of what is remembered is no explosion any more, and a
-    run never skips for ever. Norms of 0 do not: nothing was to be learnt there (all rewards were equal, say), which does
-    not make large what comes after it.
+    Norms of skipped steps count too: after half of the window, large norms are normal, so a run never skips forever.
+    Norms of 0 do not count: there was nothing to learn (for example, all rewards were equal), and the norms after them
+    must not seem large.
     """
 
     def __init__(self, norms: Iterable[float] = ()) -> None:
@@ -75,7 +75,7 @@ class NormWatch:
     def explodes(self, norm: float, factor: float | None) -> bool:
         """Records a norm; returns whether it is more than `factor` times the median. `factor` None: never."""
         if not isfinite(norm) or not norm:
-            return False  # a norm that is not finite is skipped by the caller
+            return False  # the caller skips non-finite norms
         exploding = factor is not None and len(self._norms) >= MIN_NORMS and norm > factor * median(self._norms)
         self._norms.append(norm)
         return exploding

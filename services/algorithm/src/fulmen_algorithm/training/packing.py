@@ -1,8 +1,8 @@
 # ruff: noqa: N815 (tensor names end with their shape)
-"""Micro-batches: every token of every row is in exactly one of them, and none is larger than the budget.
+"""Micro-batches: every row is in exactly one, and none exceeds the token budget.
 
-Legend: B lines, T positions of a line. A line of a padded micro-batch is one row; in a packed one rows follow each
-other in a line for as long as they fit, and positions restart at 0 (attention never crosses a restart). A line is as
+Legend: B lines, T positions of a line. A line of a padded micro-batch is one row; in a packed one several rows
+share a line as long as they fit, and positions restart at 0 (attention never crosses a restart). A line is as
 long as the micro-batch's longest row, so attention costs no more than with padding, and less is padded.
 """
 
@@ -65,7 +65,7 @@ class Layout:
         return self.width * len(self.lines)
 
     def renumbered(self, indices: Sequence[int]) -> "Layout":
-        """Returns the same layout, made for some of the rows, with their indices among all rows."""
+        """Returns a layout of a subset of rows with their indices among all rows."""
         return Layout(width=self.width, lines=tuple(tuple(indices[i] for i in line) for line in self.lines))
 
 
@@ -73,10 +73,10 @@ def plan(rows: Sequence[Row], *, token_budget: int, mode: PackingMode = PackingM
     """Distributes rows over micro-batches of at most `token_budget` positions each.
 
     Rows are taken in order of length, the longest first. Padded, each is a line; packed, it goes into the line in which
-    it leaves the least room (best fit, decreasing). The result depends on nothing but the arguments.
+    it leaves the least room (best fit, decreasing). The result depends only on the arguments.
 
     Raises:
-        ValueError: if a row alone is longer than the budget.
+        ValueError: if a single row is longer than the budget.
     """
     for index, row in enumerate(rows):
         if len(row.token_ids) > token_budget:
@@ -117,7 +117,7 @@ def micro_batch(rows: Sequence[Row], layout: Layout, *, pad_token_id: int, mode:
     indices = [[[i] * n for i, n in zip(line, ns, strict=True)] for line, ns in zip(layout.lines, lengths, strict=True)]
     return MicroBatch(
         input_ids_BT=column("token_ids", pad_token_id, torch.int64),
-        # A padding position is at 0 as well, so that it sees nothing but itself.
+        # Padding has position 0 as well, so it attends only to itself.
         position_ids_BT=filled([[range(n) for n in line] for line in lengths], 0, torch.int64),
         attention_mask_BT=attention,
         loss_mask_BT=column("loss_mask", False, torch.bool),

@@ -1,6 +1,6 @@
-"""Ranks: processes that train one policy together. A single process is a group of one, on the same code path.
+"""Ranks: processes that train one policy together. A single process is a group of one, with the same code.
 
-Every rank is given the same rows and works on a part of the micro-batches. Invariant: weights of tokens are normalised
+Every rank gets the same rows and computes a part of the micro-batches. Invariant: weights of tokens are normalised
 over all rows beforehand, so losses and gradients of ranks are *summed*, never averaged, and the result is what one
 rank alone would get, but for rounding. Whatever is decided (to skip a step, say) is decided from gathered numbers, on
 every rank alike.
@@ -25,11 +25,11 @@ from fulmen_algorithm.training.settings import PackingMode
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 
 BUCKET_BYTES = 64 * 2**20
-"""Gradients are summed in pieces of this size, so that no second copy of all of them is needed."""
+"""Gradients are summed in pieces of this size, to avoid a second copy of all of them."""
 
 
 def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
-    """Meets the other ranks that `torchrun` has started; no exchange among them may take longer than `deadline_s`."""
+    """Joins the group of ranks started by `torchrun`; `deadline_s` is the timeout of one collective."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -47,7 +47,7 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
         Each rank's micro-batches.
 
     Raises:
-        ValueError: if a row alone is longer than the budget.
+        ValueError: if a single row is longer than the budget.
     """
     layouts = plan(rows, token_budget=token_budget, mode=mode)
     if ranks.world_size > 1 and len(layouts) % ranks.world_size:
@@ -64,18 +64,18 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
 
 
 class GradientReducer(Protocol):
-    """Sums the gradients of ranks that hold the same weights: the one place where another exchange plugs in.
+    """Sums the gradients of ranks that hold the same weights; the extension point for gradient exchanges.
 
     All ranks call the same methods in the same order.
     """
 
     @property
     def clips_sums(self) -> bool:
-        """Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled."""
+        """Whether the caller clips the sum; False if each rank's part is clipped."""
 
     @property
     def steps_locally(self) -> bool:
-        """Whether each rank takes local optimiser steps, and so has its own moments."""
+        """Whether each rank takes local optimiser steps with its own moments."""
 
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
@@ -88,7 +88,7 @@ class GradientReducer(Protocol):
         """Called after all ranks have tried an optimiser step, whether taken or skipped."""
 
     def synchronize(self) -> None:
-        """Gives all ranks the same weights, before they are read."""
+        """Makes the weights of all ranks equal before they are read."""
 
     def drain(self) -> ExchangeReport:
         """Returns metrics and events since the last call."""
@@ -116,10 +116,10 @@ class AllReduce:
                 gradient.copy_(part.view_as(gradient))
 
     def on_step(self) -> None:
-        """See `GradientReducer`: nothing is due."""
+        """See `GradientReducer`: does nothing."""
 
     def synchronize(self) -> None:
-        """See `GradientReducer`: weights are always the same."""
+        """See `GradientReducer`: weights are always equal."""
 
     def drain(self) -> ExchangeReport:
         """See `GradientReducer`: no metrics."""
@@ -167,7 +167,7 @@ def wants_bf16(compute: ComputeSettings, device: torch.device) -> bool:
 
 
 def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings: Fsdp2, *, bf16: bool) -> None:
-    """Spreads a module over the ranks, in place: each of `layers` is a unit, all else is one more.
+    """Shards a module over the ranks in place: each of `layers` is a unit, and the rest is another one.
 
     Weights stay float32; with `bf16` they are gathered and computed with in bf16, and gradients summed in float32.
     """
@@ -180,7 +180,7 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            # Sums and nothing else: Gloo has no sum with a factor.
+            # Gloo supports only plain sums, without a factor.
             part.set_force_sum_reduction_for_comms(True)
 
 
@@ -192,7 +192,7 @@ def spread_again(module: nn.Module) -> None:
 
 
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[object]:
-    """Computes in bf16 where that is right, if asked to."""
+    """Returns a context of mixed precision in bf16, if enabled."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: N806 (tensor names end with their shape)
-"""The policy: a causal language model, its tokenizer, and the log-probabilities that training needs of it.
+"""The policy: a causal language model, its tokenizer, and its log-probabilities for training.
 
 Invariant: weights are float32, logits are normalised in float32, and log-probabilities are those of the distribution at
-the sampling temperature, whatever the precision of the passes and however many ranks share the weights.
+the sampling temperature, for any precision of the passes and any number of ranks.
 
 Legend: B lines, T positions, V vocabulary.
 """
@@ -82,7 +82,7 @@ class PolicyModel:
             self._sharded = True
 
     def save(self, model_dir: Path | str) -> None:
-        """Writes what training changes: a model folder, or a folder of adapters; complete when this returns.
+        """Writes the trained weights, a model folder or a folder of adapters; complete when this returns.
 
         All ranks call it, and rank 0 writes.
         """
@@ -96,9 +96,9 @@ class PolicyModel:
         self.tokenizer.save_pretrained(model_dir)
 
     def publish(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
-        """Writes the present weights for engines: whole, as what changed, or their adapters.
+        """Writes the present weights for engines: complete, as a delta, or as adapters.
 
-        All ranks call it; rank 0 writes, and is the one that gets an answer.
+        All ranks call it; only rank 0 writes and gets a result.
         """
         weights = _whole_weights(self.model) if self.sharded else None
         if not self.ranks.leads:
@@ -114,7 +114,7 @@ class PolicyModel:
         return self._writer.write(tensors, self.save_tensors, folder, order)
 
     def save_tensors(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Writes a model folder with these tensors in the place of the model's own."""
+        """Writes a model folder with these tensors instead of the model's own."""
         if self.adapters is None:
             self.model.save_pretrained(folder, safe_serialization=True, state_dict=dict(tensors))
         else:
@@ -131,7 +131,7 @@ class PolicyModel:
         """Returns the adapter that a row trains; empty if the weights themselves train.
 
         Raises:
-            UnknownRole: if adapters are by role, and the row's role has none.
+            UnknownRole: if adapters are by role and the row's role has no adapter.
         """
         return "" if self.adapters is None else self.adapters.of_role(row.role)
 
@@ -142,7 +142,7 @@ class PolicyModel:
 
     @property
     def device(self) -> torch.device:
-        """Device that computes."""
+        """Device of the computation."""
         return self.ranks.device
 
     @property
@@ -151,7 +151,7 @@ class PolicyModel:
         return self._sharded
 
     def packing(self, wanted: PackingMode) -> PackingMode:
-        """Returns how rows share micro-batches: as wanted, unless rows of one line would see each other."""
+        """Returns the packing mode: as wanted, unless the model would mix rows of a line."""
         return wanted if self._packs else PackingMode.PADDED
 
     @property
@@ -172,7 +172,7 @@ class PolicyModel:
         Args:
             batch: Padded or packed micro-batch.
             temperature: Sampling temperature, > 0; logits are divided by it.
-            trained_only: Whether only the tokens that train are asked for; the others' are 0.0, and cost no logits.
+            trained_only: Whether to compute only the trained tokens; others are 0.0 and need no logits.
 
         Returns:
             float32 [B, T]; position t holds log p(token t | tokens before t); the first of a row is meaningless, and
@@ -192,20 +192,20 @@ class PolicyModel:
                 temperature,
             )
         if self.sharded and not torch.is_grad_enabled():
-            # The root keeps its weights gathered for a backward pass, which does not come.
+            # The root keeps its weights gathered for a backward pass, but there is no backward pass here.
             spread_again(self._scorer)
         return logprobs_BT
 
 
 def _adapters(model: PreTrainedModel, settings: LoraSettings) -> "Adapters":
-    # The library of adapters takes half a second to import, on every rank.
+    # Imported late: peft takes half a second to import, on every rank.
     from fulmen_algorithm.weights.lora import Adapters
 
     return Adapters(model, settings)
 
 
 def _whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Collects weights that are spread over ranks, on the CPU of rank 0; those that are tied once, as files hold them."""
+    """Gathers sharded weights on the CPU of rank 0; tied weights once, as in files."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
@@ -214,7 +214,7 @@ def _whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Builds the optimiser over all parameters; of AdamW's, matrices decay, vectors (norms, biases) do not."""
+    """Builds the optimiser over all parameters; with AdamW, matrices decay and vectors (norms, biases) do not."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
     rule = settings.rule
     if isinstance(rule, Sgd):

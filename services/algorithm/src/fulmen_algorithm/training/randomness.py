@@ -1,6 +1,6 @@
 """Random numbers of a trainer: torch has one generator per device and process, and several runs train in one process.
 
-Only torch draws numbers here (initial adapters and dropout); shuffling has generators of its own.
+Only torch draws numbers here (initial adapters and dropout); shuffling has separate generators.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ import torch
 
 
 class OwnRandomness:
-    """The generators as one trainer left them.
+    """The state of one trainer's generators.
 
-    Invariant: a trainer's random numbers are a function of its seed and of its earlier draws, whatever else draws in between.
+    Invariant: a trainer's random numbers depend only on its seed and its earlier draws.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,6 +1,6 @@
-"""A row is one token sequence that trains: whatever it holds was checked once, here, when it was made.
+"""A row is one token sequence for training, validated once on construction.
 
-Invariant: all per-token fields have the length of `token_ids`, and the first token never trains, because no position
+Invariant: all per-token fields have the length of `token_ids`, and the first token never trains, since no position
 predicts it.
 """
 
@@ -13,7 +13,7 @@ NO_VERSION = -1
 
 
 class UnknownRole(Exception):
-    """A row is of a role that has no adapter."""
+    """A row's role has no adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,15 @@ class Row:
     one advantage.
 
     Attributes:
-        rollout_id: The rollout that the sequence comes from; aggregation weights count rollouts by it.
+        rollout_id: The rollout of the sequence; aggregation weights count rollouts by it.
         token_ids: T token ids, prompt and completion together.
         loss_mask: T flags; true where the token was sampled by the policy and trains.
         old_logprobs: T natural log-probabilities under the sampling policy; 0.0 where the mask is false.
         advantages: T numbers; 0.0 where the mask is false.
         policy_versions: T versions of the policy that sampled each token; `NO_VERSION` where the mask is false.
-        group: The prompt's group that the rollout belongs to; aggregation by prompt counts groups by it. Empty stands for
-            a group of this rollout alone.
-        role: Name of the agent whose sequence it is; empty without roles.
+        group: The rollout's group; aggregation by prompt counts groups by it. Empty for a group of this rollout
+            alone.
+        role: Name of the sequence's agent; empty without roles.
         rewards: T rewards, for a critic that computes the advantages; 0.0 where the mask is false. Empty without one.
         steps: T numbers that order the tokens of a rollout over its rows: the agent step in which each was sampled.
             Empty if rows follow each other.

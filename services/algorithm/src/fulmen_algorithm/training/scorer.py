@@ -1,11 +1,10 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
-"""Log-probabilities of given tokens as a module: the unit of sharding, and where memory is saved.
+"""Log-probabilities of given tokens as a module: the unit of sharding, with bounded memory.
 
-Logits are the largest tensor of training: V numbers for each position. They are computed for the positions that are
-asked for and no others, some positions at a time, and computed again in the backward pass, so that those of one piece
-are the most that is ever held. Invariant: logits are divided by the temperature and normalised in float32.
+Logits are the largest tensor of training: V numbers for each position. They are computed only for the requested
+positions, in pieces, and recomputed in the backward pass, so that only one piece is held at a time. Invariant: logits are divided by the temperature and normalised in float32.
 
-Legend: B lines, T positions, N positions that are asked for, V vocabulary, D width.
+Legend: B lines, T positions, N requested positions, V vocabulary, D width.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 LOGITS_AT_ONCE = 2**25
-"""Logits that are held together, 128 MiB in float32."""
+"""Maximum number of logits in one piece, 128 MiB in float32."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
@@ -29,7 +28,7 @@ class ModelTraits:
 
     Attributes:
         plain_head: Whether logits are the output embedding applied to the decoder's last state, and nothing more.
-        packs: Whether rows that follow each other in a line do not see each other.
+        packs: Whether rows of a line do not attend to each other.
     """
 
     plain_head: bool
@@ -77,7 +76,7 @@ def _in_pieces(states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperatur
     pieces = []
     for states, targets in zip(states_ND.split(size), targets_N.split(size), strict=True):
         if torch.is_grad_enabled():
-            # Its logits are thrown away and computed again when their gradient is due.
+            # Logits are discarded and recomputed in the backward pass.
             pieces.append(checkpoint(_score, states, targets, head, temperature, use_reentrant=False))
         else:
             pieces.append(_score(states, targets, head, temperature))
@@ -106,7 +105,7 @@ def parts_of(model: PreTrainedModel) -> tuple[Callable[..., Any], nn.Module]:
     """Returns a model's decoder and its head, adapters included.
 
     Raises:
-        AttributeError: if it has none under the usual names.
+        AttributeError: if it has no decoder or head under the usual names.
     """
     # A wrapper of adapters delegates to the inner model, whose layers it has replaced.
     inner: Any = getattr(model, "get_base_model", lambda: model)()
@@ -140,20 +139,20 @@ def _has_plain_head(model: PreTrainedModel, line: Tensor, positions: Tensor, log
         states = decoder(input_ids=line, position_ids=positions, use_cache=False).last_hidden_state
         return torch.allclose(head(states), logits, rtol=_RELATIVE, atol=_ABSOLUTE)
     except (AttributeError, TypeError, RuntimeError):
-        # Another shape of model; its own forward pass serves.
+        # Another model structure; use its own forward pass.
         return False
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the blocks that a model repeats; the units of checkpointing and of sharding."""
+    """Returns a model's repeated blocks; the units of checkpointing and sharding."""
     return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Enables gradient checkpointing: each layer is recomputed in the backward pass.
 
-    The library does so in training mode alone, in which layers drop out too; so the layers themselves are put into it
-    and nothing inside them, and what they would drop of their own is 0.
+    The library does so only in training mode, which also enables dropout; so only the layers themselves are put into
+    training mode, not their submodules, and their own dropout is set to 0.
     """
     # The newer of the library's two names, if available.
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

@@ -1,8 +1,8 @@
-"""The training state in a folder: model, optimiser, counters, random generators. The schedule is in the counters.
+"""The training state in a folder: model, optimiser, counters (including the schedule), random generators.
 
-Weights and moments are whole and named in it, so one process can go on from what any number of ranks wrote, and the
-other way round. All ranks call these functions, and rank 0 writes. Invariant: with as many ranks as before, training
-goes on bit for bit.
+Weights and moments are stored complete and by name, so any number of ranks can resume from the state of any other
+number. All ranks call these functions, and rank 0 writes. Invariant: with the same number of ranks, training resumes
+bit for bit.
 """
 
 from collections.abc import Mapping
@@ -33,14 +33,14 @@ def write_state(state: TrainingState, folder: Path) -> None:
     Raises:
         OSError: if the disk is full.
     """
-    # Whatever the ranks exchange comes first: after an error of rank 0's disk none must wait for it.
+    # Collectives first: after a disk error on rank 0 no rank may wait for it.
     saved = _training_dict(state)
     state.policy.save(folder / MODEL)
     kept = state.reducer.state()
     if state.reducer.steps_locally:
         kept["moments"] = _get_moments(state, everywhere=True)
     if kept:
-        # Each rank its own: what ranks keep back of their gradients may be twice as much as the weights.
+        # One file per rank: residuals may be twice as large as the weights.
         torch.save(kept, folder / EXCHANGE.format(rank=f"{state.policy.ranks.rank:05d}"))
     if state.policy.ranks.leads:
         torch.save(saved, folder / TRAINING)
@@ -49,7 +49,7 @@ def write_state(state: TrainingState, folder: Path) -> None:
 
 
 def read_state(folder: Path, state: TrainingState) -> None:
-    """Restores what `write_state` wrote into `state`, in place, and into the process-wide random generators.
+    """Restores the state written by `write_state`, in place, and the process-wide random generators.
 
     Raises:
         OtherArchitecture: if the model or the optimiser has another architecture.
@@ -104,14 +104,14 @@ def _training_dict(state: TrainingState) -> dict[str, Any]:
 
 
 def _get_moments(state: TrainingState, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
-    """Collects the optimiser's moments by the name of their weight, whole and on the CPU of rank 0, or of every rank.
+    """Gathers the optimiser's moments by weight name, complete, on the CPU of rank 0 or of every rank.
 
     The library's own function would take a step where it has no moments yet.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in state.policy.model.named_parameters():
         for key, value in state.optimizer.state.get(parameter, {}).items():
-            # Of all ranks, one weight after another, so that no GPU holds all of them.
+            # Gathered one weight at a time, so that no GPU holds all of them.
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if everywhere or state.policy.ranks.leads:
                 found.setdefault(name, {})[key] = whole.cpu()
@@ -127,6 +127,6 @@ def _set_moments(state: TrainingState, moments: Mapping[str, Mapping[str, Tensor
                     value.to(parameter.device), parameter.device_mesh, parameter.placements
                 )
             else:
-                # A count of steps stays on the CPU, where the optimiser keeps it.
+                # The optimiser keeps its step count on the CPU.
                 placed = value.to(parameter.device) if value.shape == parameter.shape else value
             state.optimizer.state[parameter][key] = placed.clone()

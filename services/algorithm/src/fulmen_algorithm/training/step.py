@@ -1,5 +1,5 @@
 # ruff: noqa: N806 (tensor names end with their shape)
-"""One optimiser step, and one batch of them: forward, backward, clip, step, or nothing at all.
+"""One optimiser step, or a batch of steps: forward, backward, clip, and step or skip.
 
 All ranks of a group call these functions with the same rows and get the same results. Invariant: a step whose loss or
 gradient norm is not finite changes no weight and no moment; it is counted.
@@ -78,8 +78,8 @@ def train_step(
         rows: R rows; the loss is normalised over all of them, whatever the micro-batches.
         settings: Loss, temperature, clipping, budget.
         current_version: Policy version being trained; staleness is counted against it.
-        proximal_logprobs: R sequences of per-token log-probabilities at the start of the batch; None takes those of
-            this very forward pass (right for the first step of a batch).
+        proximal_logprobs: R sequences of per-token log-probabilities at the start of the batch; None for those of
+            this forward pass (correct for the first step of a batch).
         reference: Frozen policy of the KL penalty.
 
     Raises:
@@ -142,9 +142,9 @@ def train_batch(
 ) -> list[StepResult]:
     """Takes `epochs * minibatches` steps on a batch of rows.
 
-    Rows of one rollout stay in one minibatch; minibatches are drawn anew each epoch by `seed`. Rows without advantage
-    are left in: they count in the normaliser only if the caller keeps them. With a critic the advantages are made here,
-    out of the rows' rewards, and the critic learns from the same minibatches.
+    Rows of one rollout stay in one minibatch; minibatches are redrawn each epoch by `seed`. Rows without advantage
+    are left in: they count in the normaliser only if the caller keeps them. With a critic the advantages are computed here
+    from the rows' rewards, and the critic is trained on the same minibatches.
 
     Args:
         state: Changed in place.
@@ -292,7 +292,7 @@ def _optimise(
     measured = policy.ranks.gather((loss, norm, sums))
     loss = sum(one for one, _, _ in measured)
     trained = any(row.trained_tokens for row in rows)
-    # From the same numbers on every rank, so that none steps where another does not.
+    # The numbers are the same on every rank, so all take or skip the step alike.
     exploded = state.norms.explodes(measured[0][1], settings.explosion_factor)
     finite = math.isfinite(loss) and all(math.isfinite(one) for _, one, _ in measured)
     skipped = not (trained and finite) or exploded
@@ -323,7 +323,7 @@ def _optimise(
 
 
 def _accompany(policy: PolicyModel, empty: MicroBatch, beside: PolicyModel | None) -> Tensor:
-    """Does the passes of an empty micro-batch, in the order of the others': weights and gradients are exchanged in them.
+    """Runs the passes of an empty micro-batch, so that every rank enters the same collectives.
 
     Returns:
         A loss of 0, whose gradient is 0.
@@ -354,7 +354,7 @@ def _weights(batch: MicroBatch, weights: Sequence[float]) -> Tensor:
 
 
 def _spread(batch: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
-    """Lays per-token values of the rows out like the micro-batch."""
+    """Arranges per-token values of the rows like the micro-batch."""
     spread_BT = torch.zeros(batch.input_ids_BT.shape, dtype=torch.float32)
     for index in batch.row_index_BT.unique().tolist():
         if index >= 0:

@@ -4,9 +4,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Strict(BaseModel):
-    """Settings: unknown keys are errors, numbers are finite and not read from text, and nothing changes afterwards.
+    """Settings: unknown keys are errors, numbers are finite and not read from text, and instances are immutable.
 
-    JSON has no infinity, so one that was let in could not be read back with the run.
+    JSON has no infinity, so an infinite number could not be read back with the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
