@@ -65,8 +65,8 @@ class _Search:
     def __init__(self, ctx: RunContext, settings: ApoSettings) -> None:
         self._ctx = ctx
         self._settings = settings
-        # Of the round that is under way. They become part of the state when it ends, so that a round that is done
-        # repeated from the checkpoint begins in the same state.
+        # Of the current round. They become part of the state when it ends, so that a repeated round starts from the
+        # same state.
         self._made: dict[str, Candidate] = {}
         self._rollouts = 0
         self._over = ""

@@ -50,7 +50,7 @@ class Batch:
 
     Attributes:
         rows: Rows with advantages.
-        consumed: Every group that was dealt with, in the order of the source.
+        consumed: All groups consumed, in source order.
         metrics: Metrics of its collection.
     """
 
@@ -129,17 +129,17 @@ class BatchBuilder:
 
     @property
     def seen(self) -> int:
-        """Groups that were dealt with in the step that is collected now."""
+        """Groups consumed in the present step."""
         return len(self._consumed)
 
     @property
     def kept(self) -> int:
-        """Those of them that will be trained on."""
+        """Groups of the present step that will be trained on."""
         return self._tally.kept
 
     @property
     def settled(self) -> int:
-        """Groups of the step that is collected now for which it needs no other; see `groups_settled`."""
+        """Groups of the present step that need no refill; see `groups_settled`."""
         seen = self._tally.counted
         return groups_settled(
             kept=self.kept, seen=seen, groups_per_step=self._limits.groups, max_groups=self._limits.max_groups
@@ -153,7 +153,7 @@ class BatchBuilder:
 
         Raises:
             Interrupted: if the run was asked to stop; nothing is consumed then.
-            RunFailed: if agents do nothing but fail, or the infrastructure fails them all.
+            RunFailed: if all agents fail, or the infrastructure fails all rollouts.
         """
         started = time.monotonic()
         tally = self._tally = _Tally()
@@ -192,7 +192,7 @@ class BatchBuilder:
         """Returns whether the refill limit is reached; groups lost to infrastructure failures do not count.
 
         Raises:
-            RunFailed: if it is reached, and all that the agents did was to fail.
+            RunFailed: if it is reached and all agents failed.
         """
         if tally.counted < self._limits.max_groups:
             return False
@@ -208,7 +208,7 @@ class BatchBuilder:
         """Counts a group that was dealt with.
 
         Raises:
-            RunFailed: if the infrastructure has failed so many in a row that it will not come back by itself.
+            RunFailed: if too many groups in a row were lost to infrastructure failures.
         """
         tally.kept += kept
         if not _infrastructure_failed(group):

@@ -27,7 +27,7 @@ class Estimate:
 
 
 def pass_at_k(*, samples: int, passed: int, k: int) -> float:
-    """Estimates without bias how likely it is that at least one of k samples passes.
+    """Computes an unbiased estimate of the probability that at least one of k samples passes.
 
     Source: Chen et al. 2021 (arXiv:2107.03374) eq. 1: 1 - C(n - c, k) / C(n, k).
 

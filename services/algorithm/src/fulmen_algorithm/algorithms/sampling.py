@@ -1,4 +1,4 @@
-"""What algorithms have in common whose policy makes the rollouts: how it is sampled, and which task comes next.
+"""Shared by algorithms that sample rollouts from their policy: sampling settings and the order of tasks.
 
 The task of a group is a function of the group's index and the seed alone, so that nothing need be kept, and a run that
 was stopped anywhere asks for exactly what is missing.
@@ -110,7 +110,7 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
 
     Args:
         ctx: The run.
-        count: How many groups.
+        count: Number of groups.
         size: Rollouts of each.
         seed: Of the order of the tasks.
 

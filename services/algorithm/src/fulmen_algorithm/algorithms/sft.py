@@ -120,7 +120,7 @@ class Sft:
                 await ctx.recorder.end_step({**result.as_metrics(), **metrics})
             else:
                 await ctx.recorder.end_quiet_step()
-        # A stop between the last step and its publication is made good here.
+        # Publishes if a stop came between the last step and its publication.
         await ctx.policy.publish()
 
     async def _successes(self, ctx: RunContext) -> list[Row]:
@@ -194,7 +194,7 @@ class Sft:
         return rows
 
     def _batch(self, step: int, count: int) -> list[int]:
-        """Chooses the demonstrations of a step: a function of the seed and the step, so that nothing need be kept."""
+        """Chooses the demonstrations of a step: a pure function of the seed and the step."""
         size = self._settings.batch_size
         positions = range(step * size, (step + 1) * size)
         epochs = range(positions[0] // count, positions[-1] // count + 1)

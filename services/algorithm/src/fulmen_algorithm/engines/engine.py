@@ -19,19 +19,19 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How engines are started.
+    """Start options of engines.
 
     Attributes:
         host: Address that the engine binds to.
         advertise_host: Host under which the proxy reaches it.
         port: Port; 0 takes a free one at each start.
-        token: Bearer token that the engine asks for; empty for none, which needs a loopback host.
+        token: Bearer token required by the engine; empty for none, which requires a loopback host.
         torch_threads: Threads of one torch operation.
         device: `cpu` or `cuda`.
         max_batch_size: Requests that are generated together by the embedded engine.
         log_folder: Folder for the output of engines in other programs.
         vllm_command: The vLLM program.
-        vllm_start_deadline_s: How long a vLLM may take to start.
+        vllm_start_deadline_s: Timeout of a vLLM's start, in seconds.
         otlp_endpoint: Where vLLM sends its traces by OTLP/gRPC, without TLS; empty for nowhere.
         external_keys: Key of each external engine that runs may name, by its address; empty for none.
     """
@@ -75,16 +75,16 @@ class EngineAddress:
 
 
 class SwapGate(Protocol):
-    """The proxy's part of a swap; every call waits out an outage of the proxy."""
+    """The proxy's part of a swap; every call waits while the proxy is unavailable."""
 
     async def hold(self, ttl_s: float) -> None:
         """Holds new calls in the proxy, for at most `ttl_s`."""
 
     async def idle(self, limit_s: float) -> bool:
-        """Waits until the proxy has no call at the engine; false if there still is one after so long."""
+        """Waits until the proxy has no call at the engine; False on timeout."""
 
     async def promote(self) -> None:
-        """Attributes tokens to the new version from now on."""
+        """Starts attributing tokens to the new version."""
 
     async def release(self) -> None:
         """Releases held calls to the engine."""
@@ -99,13 +99,13 @@ class Engine(Protocol):
 
     @property
     def address(self) -> EngineAddress:
-        """Where the proxy finds it."""
+        """Address for the proxy."""
 
     async def ended(self) -> int:
         """Waits for its end; returns its exit status."""
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since it started."""
+        """Returns the number of tokens sampled since it started."""
 
     async def healthy(self) -> bool:
         """Returns whether it answers; never raises."""

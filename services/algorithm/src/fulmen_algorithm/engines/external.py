@@ -1,7 +1,7 @@
 """A vLLM server run by someone else: it gets weights, and is never started or stopped.
 
 It must be in development mode (`VLLM_SERVER_DEV_MODE=1`), and see the folder of models at the same path as this
-service. Only addresses that the operator names are used, so that no run can have this service call others.
+service. Only addresses configured by the operator are used, so that runs cannot make this service call others.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 
 class ExternalVllm:
-    """One vLLM elsewhere."""
+    """One external vLLM."""
 
     def __init__(self, api: VllmApi, engine: ExternalEngine) -> None:
         """Use `attach`."""
@@ -51,19 +51,19 @@ class ExternalVllm:
 
     @property
     def pid(self) -> int:
-        """It is no process of ours."""
+        """See `Engine`: not a process of this service."""
         return 0
 
     @property
     def address(self) -> EngineAddress:
-        """Where the proxy finds it."""
+        """Address for the proxy."""
         engine = self._engine
         return EngineAddress(
             base_url=engine.base_url, kind=EngineKind.VLLM, key_name=engine.key_name, model=engine.model
         )
 
     async def ended(self) -> int:
-        """Waits without end: only health checks detect its failure."""
+        """Waits indefinitely: only health checks detect its failure."""
         return await asyncio.get_running_loop().create_future()
 
     async def sampled_tokens(self) -> int:
@@ -92,7 +92,7 @@ class ExternalVllm:
         return await self._swap(policy, gate, self._engine.swap)
 
     async def stop(self) -> None:
-        """Leaves it as it is."""
+        """Does nothing: the server keeps running."""
 
     async def _swap(self, policy: PublishedPolicy, gate: SwapGate, mode: SwapMode) -> SwapStats:
         weights = await read_whole(policy, adapters=False)
@@ -116,11 +116,11 @@ class _AttachGate:
         """Does nothing."""
 
     async def idle(self, limit_s: float) -> bool:
-        """Is idle."""
+        """Always idle."""
         return True
 
     async def promote(self) -> None:
-        """Attributes tokens to the new version from now on."""
+        """Starts attributing tokens to the new version."""
         await self._promote()
 
     async def release(self) -> None:

@@ -1,8 +1,8 @@
-"""Background role: one engine for each served policy, up to the limit of engines.
+"""Background role: one engine per served policy, up to the limit of engines.
 
-Invariant: an engine whose run is active is never given up. The engine of an ended run keeps serving until its place is
-needed; then the one that was not used for the longest time goes. What is served is kept on disk, and comes back without
-a run when the service is started again.
+Invariant: an engine whose run is active is never retired. The engine of an ended run keeps serving until its slot is
+needed; the least recently used one is then retired. The served versions are stored on disk and restored when the
+service restarts, without their runs.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """The place of one engine.
+    """The slot of one engine.
 
     Attributes:
-        number: From 0; decides the port, where ports are not free ones.
-        run: The active run that uses it; empty if none does.
+        number: From 0; determines the port, unless ports are chosen freely.
+        run: The active run that uses it; empty if none.
     """
 
     number: int
@@ -57,8 +57,8 @@ class EnginePool:
             start: Starts an engine of the kind that a run asks for.
             admin: Makes the proxy's administration for the backend of a policy.
             file: Storage of the served versions.
-            max_engines: Places.
-            outage_limit_s: How long the proxy is waited for.
+            max_engines: Number of slots.
+            outage_limit_s: Maximum wait for the proxy, in seconds.
         """
         self._options = options
         self._start = start
@@ -84,10 +84,10 @@ class EnginePool:
                 watching.create_task(supervisor.run(), name="engine")
 
     async def place(self, policy: str, run: str) -> EngineSupervisor:
-        """Returns the engine of a policy, in a new place if it has none; it belongs to the run from now on.
+        """Returns the engine of a policy, in a new slot if necessary, and assigns it to the run.
 
         Raises:
-            RunFailed: if all places are taken by engines of active runs.
+            RunFailed: if active runs use all slots.
         """
         async with self._placing:
             if policy not in self._places:
@@ -99,7 +99,7 @@ class EnginePool:
             return place.supervisor
 
     def release(self, policy: str, run: str) -> None:
-        """Marks a run as ended; its engine stays until it is needed elsewhere."""
+        """Marks a run as ended; its engine keeps serving until its slot is needed."""
         place = self._places.get(policy)
         if place is not None and place.run == run:
             place.run = ""
@@ -154,7 +154,7 @@ class EnginePool:
 
 
 class RunServing:
-    """Serves the policy of one run; see `domain.ports.Serving`."""
+    """Serves the policy of one run; see `runs.ports.Serving`."""
 
     def __init__(self, pool: EnginePool, run: str, engine: EngineSettings, notify: Notify) -> None:
         self._pool = pool
@@ -188,7 +188,7 @@ class RunServing:
         return metrics
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens the policy's engines have sampled so far."""
+        """Returns the number of tokens sampled by the policy's engines."""
         return 0 if self._supervisor is None else await self._supervisor.sampled_tokens()
 
     def release(self) -> None:

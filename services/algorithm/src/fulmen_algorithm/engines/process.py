@@ -32,11 +32,11 @@ SWAP_DEADLINE_S = 300.0
 HEALTH_DEADLINE_S = 10.0
 STOP_GRACE_S = 10.0
 FULL_WANTED = (409, 422)
-"""Answers to a delta that all weights are the remedy of: it belongs to others, or cannot be read."""
+"""Statuses after which complete weights are sent: the delta has another base or cannot be read."""
 
 
 class EngineRefused(EngineFailed):
-    """The engine answered, and would not."""
+    """The engine refused a request."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class EngineProcess:
         """Starts an engine and waits until it listens.
 
         Raises:
-            EngineFailed: if it ends before that, or does not get there in time.
+            EngineFailed: if it exits before that, or times out.
         """
         command = [sys.executable, "-m", "fulmen_algorithm.engines.embedded", *await engine_flags(options, policy)]
         try:
@@ -96,7 +96,7 @@ class EngineProcess:
 
     @property
     def address(self) -> EngineAddress:
-        """Where the proxy finds it."""
+        """Address for the proxy."""
         return EngineAddress(
             base_url=f"http://{self._options.advertise_host}:{self._port}/v1",
             key_name=ENGINE_KEY_NAME if self._options.token else "",
@@ -107,7 +107,7 @@ class EngineProcess:
         return await self._child.wait()
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since it started.
+        """Returns the number of tokens sampled since it started.
 
         Raises:
             EngineFailed: if it does not answer.
@@ -139,7 +139,7 @@ class EngineProcess:
         )
 
     async def _load(self, policy: PublishedPolicy) -> Mapping[str, Any]:
-        """Has the engine load a version; all of its weights if it has not those that a delta changes."""
+        """Makes the engine load a version; complete weights if it lacks the base of a delta."""
         body: dict[str, object] = {"kind": policy.kind.value, "version": policy.version, "sha256": policy.sha256}
         if policy.kind is WeightsKind.LORA:
             body["adapters"] = {name: str(folder.resolve()) for name, folder in policy.adapters.items()}
@@ -177,10 +177,10 @@ class EngineProcess:
 
 
 async def engine_flags(options: EngineOptions, policy: PublishedPolicy) -> list[str]:
-    """Returns the command line of an engine that begins with a version.
+    """Returns the command line of an engine that starts with a version.
 
     Raises:
-        EngineFailed: if its weights are gone.
+        EngineFailed: if its weights are missing.
     """
     model = policy.base_model if policy.kind is WeightsKind.LORA else None
     flags: dict[str, object] = {

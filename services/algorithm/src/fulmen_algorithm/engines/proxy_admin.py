@@ -1,4 +1,4 @@
-"""The LLM proxy's administration: where the engine is, and which version it serves."""
+"""The LLM proxy's administration: the engine's address and the version that it serves."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ _ENGINES = {EngineKind.FULMEN: backend_pb2.ENGINE_FULMEN, EngineKind.VLLM: backe
 
 
 def backend_id(prefix: str, policy: str) -> str:
-    """Names the backend of a policy's engine: different for different policies, and never too long."""
+    """Returns the backend id of a policy's engine: unique by policy and of limited length."""
     name = f"{prefix}-{policy}"
     if len(name) <= MAX_BACKEND_ID:
         return name
@@ -106,7 +106,7 @@ class ProxyAdmin:
         await self._backends.ReleaseBackend(request, timeout=CALL_DEADLINE_S)
 
     async def in_flight_count(self) -> int:
-        """Returns how many calls this proxy has at the engine; those of other replicas are not seen."""
+        """Returns the number of calls that this proxy replica has at the engine."""
         request = backend_service_pb2.GetBackendHealthRequest()
         answer = await self._backends.GetBackendHealth(request, timeout=CALL_DEADLINE_S)
         return sum(health.in_flight_count for health in answer.backends if health.name == self._backend)
@@ -116,7 +116,7 @@ ASK_AGAIN_S = 0.05
 
 
 class ProxyGate:
-    """The gate of one swap; see `clients.engine.SwapGate`."""
+    """The gate of one swap; see `engines.engine.SwapGate`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ProxyGate:
         await self._patience.call(lambda: self._proxy.hold(ttl_s))
 
     async def idle(self, limit_s: float) -> bool:
-        """Waits until the proxy has no call at the engine; false if there still is one after so long."""
+        """Waits until the proxy has no call at the engine; False on timeout."""
         try:
             async with asyncio.timeout(limit_s):
                 while await self._patience.call(self._proxy.in_flight_count):  # noqa: ASYNC110 - no event to wait for
@@ -147,7 +147,7 @@ class ProxyGate:
         return True
 
     async def promote(self) -> None:
-        """Attributes tokens to the new version from now on."""
+        """Starts attributing tokens to the new version."""
         if self._promote is not None:
             await self._promote()
             return

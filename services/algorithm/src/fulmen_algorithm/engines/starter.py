@@ -15,7 +15,7 @@ StartEmbedded = Callable[[EngineOptions, PublishedPolicy], Awaitable[Engine]]
 
 
 def unavailable(options: EngineOptions, engine: EngineSettings) -> str:
-    """Returns why no run can have such an engine here, with the remedy; empty if one can."""
+    """Returns the reason why an engine is unavailable, with the remedy; empty if it is available."""
     if isinstance(engine, VllmEngine) and shutil.which(options.vllm_command) is None:
         return (
             f"there is no program {options.vllm_command!r}: install vLLM, or name it by the service's setting "
@@ -27,7 +27,7 @@ def unavailable(options: EngineOptions, engine: EngineSettings) -> str:
 
 
 class EngineStarter:
-    """Starts the engine that a run asks for; see `clients.engine.StartEngine`."""
+    """Starts the engine requested by a run; see `engines.engine.StartEngine`."""
 
     def __init__(self, embedded: StartEmbedded = EngineProcess.start) -> None:
         """`embedded` starts the embedded engine: as a child process, or in this process."""

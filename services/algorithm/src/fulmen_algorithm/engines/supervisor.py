@@ -48,8 +48,8 @@ class EngineSupervisor:
     """Serves one policy.
 
     Attributes:
-        last_used: When it was last seen to sample tokens or to take weights, by `time.monotonic`.
-        retired: Whether it was ended for good: it must not serve again.
+        last_used: Time of the last sampled tokens or loaded weights, by `time.monotonic`.
+        retired: Whether it was retired; it must not serve again.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EngineSupervisor:
             await self.serve(served, _log_only)
 
     def leave(self) -> None:
-        """Marks the run as ended: it gets no more notices about the engine."""
+        """Marks the run as ended; it gets no more notices about the engine."""
         if self._served is not None:
             self._served = replace(self._served, notify=_log_only)
         self.last_used = time.monotonic()
@@ -160,7 +160,7 @@ class EngineSupervisor:
         return metrics
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens were sampled so far, by this engine and those before it."""
+        """Returns the number of tokens sampled by this engine and its predecessors."""
         engine = self._engine
         if engine is not None:
             try:
@@ -197,7 +197,7 @@ class EngineSupervisor:
             await self._stop_engine()
 
     async def retire(self) -> None:
-        """Ends the engine for good and takes its policy from the proxy; an outage of the proxy is not waited out."""
+        """Retires the engine and removes its policy from the proxy; does not wait while the proxy is unavailable."""
         async with self._changing:
             names = () if self._served is None else self._served.policy.model_names
             self.retired, self._served = True, None
@@ -222,7 +222,7 @@ class EngineSupervisor:
             served.notify("warning", text)
 
     async def _begin_again(self) -> None:
-        """Completes what a failure has interrupted: starts the engine and registers it at the proxy."""
+        """Recovers from a failure: starts the engine and registers it at the proxy."""
         if self._engine is None:
             await self._replace(None)
             return
@@ -231,7 +231,7 @@ class EngineSupervisor:
                 await self._tell_proxy()
 
     async def _watch(self) -> None:
-        """Waits until the present engine is dead or deaf, and replaces it."""
+        """Waits until the present engine has exited or stops answering, then replaces it."""
         engine = self._engine
         failed = 0
         while engine is not None and engine is self._engine:
@@ -242,7 +242,7 @@ class EngineSupervisor:
                 break
             except TimeoutError:
                 failed = 0 if await engine.healthy() else failed + 1
-                await self.sampled_tokens()  # so that it is known whether it is used
+                await self.sampled_tokens()  # updates last_used
                 if failed >= FAILED_CHECKS:
                     _log.warning("engine_deaf", pid=engine.pid)
                     break
@@ -288,7 +288,7 @@ class EngineSupervisor:
         _log.info("engine_started", pid=self._engine.pid if self._engine else 0, version=policy.version)
 
     async def _hold_calls(self) -> None:
-        """Holds calls in the proxy until the engine is registered again; an outage of the proxy is not waited out.
+        """Holds calls in the proxy until the engine is registered again; does not wait while the proxy is unavailable.
 
         A large engine takes minutes to start, and every call that fails meanwhile costs a rollout an attempt.
         """
@@ -345,5 +345,5 @@ class EngineSupervisor:
 
 
 def _log_only(severity: str, message: str) -> None:
-    """Hears of an engine whose run is over."""
+    """Logs the notices of an engine whose run has ended."""
     _log.warning("engine_notice", severity=severity, text=message)

@@ -1,7 +1,7 @@
 """vLLM as a child process.
 
 Invariant: no process of it outlives this service, however this one or vLLM ends: all are in one group under a guardian
-(`clients.guardian`), which ends with this process. vLLM never sees this service's settings, which hold the signing key.
+(`engines.guardian`), which ends with this process. vLLM never sees this service's settings, which hold the signing key.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class VllmProcess:
 
     @property
     def address(self) -> EngineAddress:
-        """Where the proxy finds it."""
+        """Address for the proxy."""
         return EngineAddress(
             base_url=f"http://{self._options.advertise_host}:{self._port}/v1",
             kind=EngineKind.VLLM,
@@ -105,7 +105,7 @@ class VllmProcess:
         return await self._child.wait()
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since it started.
+        """Returns the number of tokens sampled since it started.
 
         Raises:
             EngineFailed: if it does not answer.
@@ -195,7 +195,7 @@ def _command(
         "middleware": "fulmen_vllm.FulmenMiddleware",
         "worker-extension-cls": "fulmen_vllm.FulmenWorker",
         "generation-config": "vllm",
-        # A line for each call, in a log that only a start makes room in.
+        # Access logs have one line per call, and the log is rotated only at a start.
         "disable-uvicorn-access-log": True,
         "enable-auto-tool-choice": True if engine.tool_call_parser else None,
         "tool-call-parser": engine.tool_call_parser or None,
@@ -265,7 +265,7 @@ def _free_port(host: str) -> int:
 
 
 def _open_log(folder: Path, policy: str) -> Path:
-    """Returns the log's path, with room in it."""
+    """Rotates the log if it is large, and returns its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"vllm-{policy}.log"

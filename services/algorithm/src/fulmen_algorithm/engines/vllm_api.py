@@ -35,12 +35,12 @@ TOKENS_METRIC = "vllm:generation_tokens_total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights that were read and found whole.
+    """Verified weights.
 
     Attributes:
         folder: A complete model folder; None if only adapters are replaced.
         adapters: Folder by the model name under which it is served.
-        size_bytes: Of what vLLM has to read.
+        size_bytes: Bytes that vLLM has to read.
     """
 
     folder: Path | None
@@ -56,7 +56,7 @@ class VllmApi:
 
         Args:
             root: The server's address without `/v1`.
-            key: Empty if it asks for none.
+            key: API key; empty for none.
             reload_method: Method with which its workers reload; Fulmen's own is `fulmen_reload` (`vllm_plugin`).
         """
         self._root = root
@@ -127,12 +127,12 @@ class VllmApi:
         Calls resume after a failure too: an external server must not stay paused.
 
         Raises:
-            EngineFailed: if it refuses or does not answer: what it has then is not known, and it must start anew, or be
+            EngineFailed: if it refuses or does not answer: its weights are then unknown, and it must be restarted or be
                 given weights again.
         """
         began = time.monotonic()
         if mode is SwapMode.DRAIN:
-            # It ends by itself, should this process die.
+            # The hold expires by itself if this process dies.
             await gate.hold(min(drain_limit_s + HOLD_MARGIN_S, LONGEST_HOLD_S))
         try:
             if mode is SwapMode.DRAIN:

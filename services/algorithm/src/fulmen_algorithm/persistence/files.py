@@ -1,4 +1,4 @@
-"""Durable files: a whole file is replaced atomically, a line is appended whole or removed at the next start."""
+"""Durable files: files are replaced atomically; lines are appended completely or removed at the next start."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from fulmen_algorithm.training.files import sync
 Parsed = TypeVar("Parsed")
 BLOCK = 65536
 LINE_AND_THE_ONE_BEFORE = 2
-"""Ends of lines that are seen before the last whole line is known to be whole."""
+"""Line ends to find from the end of a file before its last complete line is known."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -40,7 +40,7 @@ def append_json_lines(path: Path, records: list[Mapping[str, object]]) -> int:
 
 
 def _append(path: Path, content: bytes) -> int:
-    """Appends all of it or nothing, and makes it durable; returns the size of the file afterwards, in bytes."""
+    """Durably appends all of the content or nothing; returns the new size of the file, in bytes."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -49,17 +49,17 @@ def _append(path: Path, content: bytes) -> int:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
-            # On a full disk a part may be written; the next append would continue that line.
+            # A full disk may leave a partial line, which the next append would continue.
             file.truncate(before)
             raise
         return before + len(content)
 
 
 def truncate(path: Path, size_bytes: int) -> None:
-    """Cuts a file to a size, creating it if needed.
+    """Truncates a file to a size, creating it if needed.
 
     Raises:
-        ValueError: if the file is shorter, which means that acknowledged data were lost.
+        ValueError: if the file is shorter: acknowledged data were lost.
     """
     with path.open("ab") as file:
         actual = file.tell()
@@ -88,12 +88,12 @@ def last_line(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path, parse: Callable[[bytes], Parsed], *, repair: bool = True) -> list[Parsed]:
-    """Reads all whole lines; removes a last line that a crash cut off.
+    """Reads all complete lines; removes a truncated last line.
 
-    `repair` false leaves the file unchanged, for readers beside a writer.
+    `repair` False leaves the file unchanged, for readers concurrent with a writer.
 
     Raises:
-        ValueError: if a whole line does not parse.
+        ValueError: if a complete line does not parse.
     """
     if not path.exists():
         return []

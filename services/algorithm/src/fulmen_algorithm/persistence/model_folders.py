@@ -1,6 +1,6 @@
-"""Folders of published models: each appears whole, is never changed, and is removed when no version needs it.
+"""Folders of published models: each appears atomically, is immutable, and is removed when no version needs it.
 
-A complete folder is put together again from another one and deltas without torch, and checked before it appears.
+A complete folder is rebuilt from another one and deltas without torch, and verified before it appears.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ModelFolders:
         self._folder = folder
 
     async def save(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Calls `write` with a new folder, which is then named by step, checksum and kind."""
+        """Calls `write` with a new folder, then renames it to its step, checksum and kind."""
         aside = self._folder / ".writing"
         await asyncio.to_thread(self._make_room, aside)
         written = await write(aside)
@@ -42,10 +42,10 @@ class ModelFolders:
         )
 
     async def rebuild(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Rebuilds a complete folder from one and the deltas that follow it.
+        """Rebuilds a complete folder from a base folder and deltas.
 
         Raises:
-            RunFailed: if a file is gone, damaged, or does not match.
+            RunFailed: if a file is missing, damaged, or does not match.
         """
         path = self._folder / f"{step:06d}-{chain[-1].sha256[:12]}"
         if path.exists():
@@ -53,12 +53,12 @@ class ModelFolders:
         try:
             return await asyncio.to_thread(self._rebuild, chain, path)
         except (DeltaError, TensorFileDamaged, OSError) as error:
-            # The system's own text has the path in it.
+            # The error's full text contains the path.
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunFailed(f"The weights of step {step} cannot be rebuilt: {reason}") from error
 
     async def prune(self, keep: Sequence[Path]) -> None:
-        """Removes all folders but these, in a thread: of a large model that takes seconds."""
+        """Removes all other folders, in a thread, since large models take seconds."""
         await asyncio.to_thread(self._prune, keep)
 
     def _make_room(self, aside: Path) -> None:

@@ -1,6 +1,6 @@
 """The folder of one run: `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `notes.json`, folders.
 
-Invariant: `run.json` is always whole, and `consumed.jsonl` holds at least what the newest checkpoint counts.
+Invariant: `run.json` is always complete, and `consumed.jsonl` holds at least the newest checkpoint's records.
 """
 
 import json
@@ -57,14 +57,14 @@ class RunFiles:
 
     @property
     def initial(self) -> Path:
-        """Folder of the model that the run's own script builds."""
+        """Folder of the model built by the run's script."""
         return self.folder / "initial"
 
     def keep_reference(self, first_weights: Path) -> Path:
         """Copies the first weights to `reference`, once, because their source may be gone when the run resumes.
 
         Raises:
-            RunFailed: if the run is past its first weights, and the copy is lost.
+            RunFailed: if the run has trained beyond its first weights and the copy is lost.
         """
         path, aside = self.folder / "reference", self.folder / ".reference"
         if path.exists():
@@ -106,7 +106,7 @@ class RunFiles:
         return None if line is None else _EVENT.validate_json(line)
 
     def read_between(self, after: int, upto: int) -> Iterator[Event]:
-        """Reads the lines after one of `events.jsonl`, up to another: events are numbered as their lines are."""
+        """Reads the lines of `events.jsonl` after one sequence up to another; line numbers are sequences."""
         with (self.folder / "events.jsonl").open("rb") as file:
             for line in islice(file, after, upto):
                 yield _EVENT.validate_json(line)
@@ -124,10 +124,10 @@ class RunFiles:
         truncate(self._consumed, size_bytes)
 
     def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
-        """Moves the end of `consumed.jsonl` to `taken_back-<branch>.jsonl`; asked again after a crash, it goes on."""
+        """Moves the end of `consumed.jsonl` to `taken_back-<branch>.jsonl`; a repeated call completes the move."""
         aside = self.folder / f"taken_back-{branch:04d}.jsonl"
         if not aside.exists():
-            read_lines(self._consumed, json.loads)  # which removes a line that a crash cut off
+            read_lines(self._consumed, json.loads)  # removes a truncated last line
             content = self._consumed.read_bytes() if self._consumed.exists() else b""
             replace_file(aside, content[size_bytes:])
         truncate(self._consumed, size_bytes)
@@ -138,11 +138,11 @@ class RunFiles:
         append_json_lines(self._versions, [record])
 
     def versions(self, *, repair: bool = True) -> list[dict[str, object]]:
-        """Reads `versions.jsonl`: every version that the run ever published; see `read_lines` for `repair`."""
+        """Reads `versions.jsonl`: all versions published by the run; see `read_lines` for `repair`."""
         return read_lines(self._versions, json.loads, repair=repair)
 
     def save_note(self, name: str, note: Mapping[str, object]) -> None:
-        """Keeps a note for the report in `notes.json`."""
+        """Stores a note for the report in `notes.json`."""
         notes = {**self.notes(), name: dict(note)}
         replace_file(self.folder / "notes.json", json.dumps(notes, indent=1).encode())
 
@@ -152,7 +152,7 @@ class RunFiles:
         return json.loads(path.read_bytes()) if path.exists() else {}
 
     async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Keeps weights in a folder of `models`; see `ModelFolders.save`."""
+        """Stores weights in a folder of `models`; see `ModelFolders.save`."""
         return await ModelFolders(self.models).save(write, step)
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
@@ -160,7 +160,7 @@ class RunFiles:
         return await ModelFolders(self.models).rebuild(chain, step)
 
     async def prune_models(self, keep: Sequence[Path]) -> None:
-        """Removes all model folders but these."""
+        """Removes all other model folders."""
         await ModelFolders(self.models).prune(keep)
 
 

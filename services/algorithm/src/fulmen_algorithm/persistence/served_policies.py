@@ -15,19 +15,19 @@ _SERVED = TypeAdapter(list[ServedPolicy])
 
 
 class ServedPolicies:
-    """See `domain.served.ServedFile`."""
+    """See `policy.served.ServedFile`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def save(self, served: Sequence[ServedPolicy]) -> None:
         """Replaces the file."""
-        # The function that rebuilds a folder belongs to the process that published the version.
+        # The rebuild function is valid only in the process that published the version.
         plain = [replace(each, policy=replace(each.policy, rebuild=None)) for each in served]
         replace_file(self._path, json.dumps(_SERVED.dump_python(plain, mode="json"), indent=1).encode())
 
     def load(self) -> list[ServedPolicy]:
-        """Reads the file; versions whose folder is gone, or that are not complete in themselves, are left out."""
+        """Reads the file; versions that are not complete, or whose folder is missing, are left out."""
         if not self._path.exists():
             return []
         return [each for each in _SERVED.validate_json(self._path.read_bytes()) if _whole(each)]

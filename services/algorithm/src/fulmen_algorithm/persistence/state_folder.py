@@ -1,4 +1,4 @@
-"""The service's state folder: one process works on it at a time, and every run has a folder in it."""
+"""The service's state folder: locked by one process at a time, with one folder per run."""
 
 import fcntl
 from pathlib import Path
@@ -11,7 +11,7 @@ from fulmen_service_kit.errors import StartupError
 
 
 class StateFolder:
-    """Holds the folder's lock while it is entered; the kernel gives it back when the process dies."""
+    """Holds the folder's lock as a context manager; the kernel releases it when the process dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
@@ -21,7 +21,7 @@ class StateFolder:
         """Creates the folder and acquires its lock.
 
         Raises:
-            StartupError: if the folder cannot be made, or another process holds the lock.
+            StartupError: if the folder cannot be created, or another process holds the lock.
         """
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class StateFolder:
         return RunFiles(self._path / "runs" / run_id)
 
     def runs(self) -> list[tuple[TrainingRun, RunFiles]]:
-        """Returns the runs that are kept here; a folder whose run was never saved is passed over."""
+        """Returns the stored runs; a folder whose run was never saved is skipped."""
         folder = self._path / "runs"
         found = []
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -1,1 +1,1 @@
-"""Where the metrics of runs go besides their event log: TensorBoard, Weights & Biases, MLflow, Prometheus."""
+"""Metric sinks of runs, besides the event log: TensorBoard, Weights & Biases, MLflow, Prometheus."""

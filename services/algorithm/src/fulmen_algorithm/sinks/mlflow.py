@@ -1,4 +1,4 @@
-"""MLflow; where it writes comes from its own variables (`MLFLOW_TRACKING_URI`, ...)."""
+"""MLflow, configured by its own variables (`MLFLOW_TRACKING_URI`, ...)."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from fulmen_algorithm.runs.run import RunState, TrainingRun
 TAG = "fulmen.training_run"
 LONGEST_VALUE = 500
 BATCH = 1000
-"""Metrics in one request, at most."""
+"""Maximum number of metrics in one request."""
 
 
 class MlflowSink:
     """One MLflow run for each training run, found again by a tag; experiments are named after policies."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Raises what MLflow raises: a server that cannot be reached."""
+        """Raises MLflow's errors, for example if the server is unreachable."""
         self._client = MlflowClient()
         name = f"{run.project.removeprefix('projects/')}/{run.policy.name or run.algorithm}"
         experiment = self._client.get_experiment_by_name(name)

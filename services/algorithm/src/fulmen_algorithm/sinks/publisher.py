@@ -1,9 +1,8 @@
-"""Background role: carries the metrics of every run from its event log to the metric sinks.
+"""Background role: copies the metrics of every run from its event log to the metric sinks.
 
-The event log is the truth; a sink that is away or broken never holds training up. How far a run's metrics were carried
-is stored in its folder, so that a restarted service resumes there: metrics of the last moments before a crash may be
-written twice, none are left out. A sink that never answers is given up: it keeps neither the other sinks and runs from
-theirs, nor the service from ending.
+The event log is authoritative; an unavailable or broken sink never delays training. The position of each run is stored
+in its folder, and a restarted service resumes there: metrics from just before a crash may be written twice, but none
+are lost. A sink that never answers is abandoned: it blocks neither other sinks and runs nor the end of the service.
 """
 
 import asyncio
@@ -27,14 +26,14 @@ _log = structlog.get_logger()
 
 INTERVAL_S = 2.0
 CALL_DEADLINE_S = 300.0
-"""Longer than the libraries themselves try again to reach a server."""
+"""Longer than the libraries' own retries."""
 POSITION_FILE = "metrics.json"
 Result = TypeVar("Result")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Carried:
-    """One run's sinks, and the last event that they have."""
+    """One run's sinks and the last event written to them."""
 
     folder: Path
     sequence: int
@@ -43,12 +42,12 @@ class _Carried:
 
 
 class MetricPublisher:
-    """Carries metrics every other second."""
+    """Publishes metrics every two seconds."""
 
     def __init__(
         self, runs: RunRegistry, sinks: Mapping[str, OpenSink], *, folder: Path, deadline_s: float = CALL_DEADLINE_S
     ) -> None:
-        """`folder` holds a folder for each run id; `deadline_s` is how long one call of a sink may take."""
+        """`folder` holds a folder for each run id; `deadline_s` is the timeout of one call of a sink, in seconds."""
         self._runs = runs
         self._openers = sinks
         self._folder = folder
@@ -83,7 +82,7 @@ class MetricPublisher:
 
     async def _write(self, entry: Entry, carried: _Carried) -> None:
         last = entry.events.last_sequence
-        # In a thread: of a run that has ended the events are on disk.
+        # In a thread: the events of an ended run are read from disk.
         steps = await asyncio.to_thread(entry.events.steps_between, carried.sequence, last)
         if steps:
             await self._open(entry, carried)
@@ -113,7 +112,7 @@ class MetricPublisher:
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await _in_own_thread(work, name=f"sink-{name}")
-        except Exception:  # noqa: BLE001  (its library may raise anything, and must not end a training)
+        except Exception:  # noqa: BLE001  (its library may raise anything, which must not end a run)
             self._gave_up(entry, name)
             return None
 
@@ -128,7 +127,7 @@ def _position(path: Path) -> int:
 
 
 async def _in_own_thread(work: Callable[[], Result], *, name: str) -> Result:
-    """Calls a function in a thread that holds no place in the shared pool, and that the process does not wait for."""
+    """Calls a function in a daemon thread outside of the shared pool."""
     answer: Future[Result] = Future()
     answer.set_running_or_notify_cancel()  # cannot be cancelled from now on
 

@@ -13,7 +13,7 @@ class MetricSink(Protocol):
     """Receives the metrics of one run; its methods block and are called in a thread."""
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Writes metrics, in order; those of a step that was done again replace nothing, they come after."""
+        """Writes metrics in order; those of a repeated step are appended."""
 
     def close(self, run: TrainingRun) -> None:
         """Flushes buffers; `run` has its final state, or its present one when the service stops."""
@@ -35,7 +35,7 @@ NAMES = tuple(_SINKS)
 
 
 def load_sink(name: str) -> OpenSink:
-    """Imports a sink by name; other libraries are not loaded.
+    """Imports a sink by name, without the libraries of others.
 
     Raises:
         ImportError: if its library is not installed.

@@ -1,4 +1,4 @@
-"""Event files that `tensorboard --logdir` shows, in the folder `tensorboard` of each run."""
+"""Event files for `tensorboard --logdir`, in the folder `tensorboard` of each run."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class TensorBoardSink:
     """Writes scalars named as in the run's metrics."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Opens a new file beside those of earlier processes."""
+        """Opens a new file next to those of earlier processes."""
         self._writer = EventFileWriter(str(folder / FOLDER))
         self._last: int | None = None
 

@@ -1,4 +1,4 @@
-"""Weights & Biases; its key and address come from its own variables (`WANDB_API_KEY`, `WANDB_MODE`, ...)."""
+"""Weights & Biases, configured by its own variables (`WANDB_API_KEY`, `WANDB_MODE`, ...)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ class WandbSink:
     """One W&B run for each training run, with its id; a restarted service continues the same one."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Raises what `wandb.init` raises: no key, no network."""
+        """Raises the errors of `wandb.init`, for example without a key or a network."""
         self._run = wandb.init(
             project=run.project.removeprefix("projects/"),
             id=run.run_id,
@@ -27,7 +27,7 @@ class WandbSink:
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
         )
-        # Its own counter only grows: a step that is done again after a crash needs an axis of ours.
+        # W&B's own counter only grows, so steps repeated after a crash need a separate axis.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -2,7 +2,8 @@
 """Log-probabilities of given tokens as a module: the unit of sharding, with bounded memory.
 
 Logits are the largest tensor of training: V numbers for each position. They are computed only for the requested
-positions, in pieces, and recomputed in the backward pass, so that only one piece is held at a time. Invariant: logits are divided by the temperature and normalised in float32.
+positions, in pieces, and recomputed in the backward pass, so that only one piece is held at a time.
+Invariant: logits are divided by the temperature and normalised in float32.
 
 Legend: B lines, T positions, N requested positions, V vocabulary, D width.
 """

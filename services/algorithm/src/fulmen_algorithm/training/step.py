@@ -143,8 +143,8 @@ def train_batch(
     """Takes `epochs * minibatches` steps on a batch of rows.
 
     Rows of one rollout stay in one minibatch; minibatches are redrawn each epoch by `seed`. Rows without advantage
-    are left in: they count in the normaliser only if the caller keeps them. With a critic the advantages are computed here
-    from the rows' rewards, and the critic is trained on the same minibatches.
+    are left in: they count in the normaliser only if the caller keeps them. With a critic the advantages are computed
+    here from the rows' rewards, and the critic is trained on the same minibatches.
 
     Args:
         state: Changed in place.

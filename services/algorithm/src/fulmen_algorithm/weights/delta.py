@@ -1,4 +1,4 @@
-"""Lossless differences of two sets of weights: positions and new values of the elements whose bits changed.
+"""Lossless deltas between two sets of weights: positions and new values of the elements whose bits changed.
 
 Between two policy versions few elements of 16 bits change: a step of a small learning rate is less than half of the
 distance to the next number. Those that do mostly move to a neighbour. So, for each tensor that changed:
@@ -50,7 +50,7 @@ DEFLATE_WORTH = 0.9
 
 
 class DeltaError(Exception):
-    """A delta cannot be made or applied; nothing was changed."""
+    """A delta cannot be created or applied; nothing was changed."""
 
 
 class TensorsDiffer(DeltaError):
@@ -58,16 +58,16 @@ class TensorsDiffer(DeltaError):
 
 
 class WrongBase(DeltaError):
-    """The delta belongs to other weights than those that it is applied to."""
+    """The delta has another base than the given weights."""
 
 
 class DeltaDamaged(DeltaError):
-    """The file is cut off or altered, or of a format that is not known."""
+    """The file is truncated, altered, or of an unknown format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """How one changed tensor is written.
+    """Encoding of one changed tensor.
 
     Attributes:
         dtype: Of the tensor.
@@ -75,7 +75,7 @@ class Encoded:
         changed: Elements whose bits changed.
         positions: `gaps` or `bitmap`; empty if dense.
         values: `steps`, `words` or `dense`.
-        deflated: Which of the two are deflated, with the size that they inflate to.
+        deflated: Inflated size of each deflated stream.
         sha256: Of the tensor afterwards.
     """
 
@@ -93,8 +93,8 @@ class DeltaHeader:
     """Header of a delta.
 
     Attributes:
-        base_sha256: Of the weights that it applies to.
-        sha256: Of the weights that it gives.
+        base_sha256: Of the base weights.
+        sha256: Of the resulting weights.
         changed: Elements whose bits changed.
         elements: Of all.
         tensors: The tensors that changed.
@@ -130,7 +130,7 @@ class DeltaSize:
 
 
 def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
-    """Writes what leads from `base` to `new`.
+    """Writes the delta from `base` to `new`.
 
     Raises:
         TensorsDiffer: if names, types or shapes differ.
@@ -177,7 +177,7 @@ def read_header(path: Path) -> DeltaHeader:
     """Reads the header of a delta.
 
     Raises:
-        DeltaDamaged: if it is cut off, altered, or of another format.
+        DeltaDamaged: if it is truncated, altered, or of another format.
         OSError: if it cannot be read.
     """
     return _opened(path)[0]
@@ -187,8 +187,8 @@ def apply(base: Weights, path: Path) -> Weights:
     """Applies a delta; unchanged tensors are shared with `base`.
 
     Raises:
-        WrongBase: if the delta belongs to other weights.
-        DeltaDamaged: if the file is cut off or altered.
+        WrongBase: if the delta has another base.
+        DeltaDamaged: if the file is truncated or altered.
         OSError: if it cannot be read.
     """
     header, parts = _opened(path)
@@ -205,7 +205,7 @@ def apply(base: Weights, path: Path) -> Weights:
 
 
 class _Overlaid(Mapping[str, RawTensor]):
-    """Tensors, some of which take the place of others."""
+    """Tensors, some of which override others."""
 
     def __init__(self, changed: Mapping[str, RawTensor], others: Mapping[str, RawTensor]) -> None:
         self._changed = changed
@@ -318,7 +318,7 @@ def _opened(path: Path) -> tuple[DeltaHeader, dict[str, RawTensor]]:
 
 
 def _deflated(stream: Bytes) -> Bytes | None:
-    """Deflates a stream; None if that is not worth it."""
+    """Deflates a stream; None if that saves too little."""
     small = zlib.compress(stream.data, DEFLATE_LEVEL)
     return np.frombuffer(small, dtype=np.uint8) if len(small) < DEFLATE_WORTH * stream.size else None
 

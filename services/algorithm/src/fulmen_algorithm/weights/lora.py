@@ -1,10 +1,10 @@
-"""Low-rank adapters (arXiv:2106.09685) through peft: beside a model's own weights, which stay as they are.
+"""Low-rank adapters (arXiv:2106.09685) through peft, next to a model's frozen weights.
 
-There is one adapter, or one for each role. Invariant: whichever adapter is in use, all of them train: the optimiser and
-the exchange of gradients see the same parameters at every step. What is dropped out, is dropped out in passes with a
-gradient alone.
+There is one adapter, or one for each role. Invariant: whichever adapter is active, all are trainable: the optimiser and
+the exchange of gradients see the same parameters at every step. Dropout applies only in passes with a
+gradient.
 
-Files are those of peft, so that engines of others load them: `adapter_config.json`, `adapter_model.safetensors`.
+Files are peft's, so other engines can load them: `adapter_config.json`, `adapter_model.safetensors`.
 """
 
 import warnings
@@ -29,7 +29,7 @@ _MARKS = (".lora_A.", ".lora_B.")
 
 
 class TargetsUnknown(Exception):
-    """The model has no linear layers of the names that are to get adapters; the text is for a person."""
+    """The model has no linear layers of the names that are to get adapters; the text is shown to users."""
 
 
 class Adapters:
@@ -68,7 +68,7 @@ class Adapters:
         """Returns the adapter that the rows of a role train.
 
         Raises:
-            UnknownRole: if adapters are by role, and this role has none.
+            UnknownRole: if adapters are by role and this role has no adapter.
         """
         if not self._settings.roles:
             return self.names[0]
@@ -99,8 +99,8 @@ class Adapters:
         """Writes a folder with a folder for each adapter, in float32.
 
         Args:
-            folder: Is made.
-            tensors: Weights by their names in the model, where those of the model are spread over ranks.
+            folder: Created.
+            tensors: Weights by their names in the model, if the model is sharded.
         """
         whole = dict(self.parameters()) if tensors is None else tensors
         digests: dict[str, str] = {}
@@ -127,8 +127,8 @@ class Adapters:
         """Reads what `write` wrote, by the names in the model.
 
         Raises:
-            TensorFileDamaged: if a file is not there or damaged.
-            KeyError: if it is of other adapters.
+            TensorFileDamaged: if a file is missing or damaged.
+            KeyError: if the folder is of other adapters.
         """
         found: dict[str, Tensor] = {}
         for adapter in self.names:
@@ -138,11 +138,11 @@ class Adapters:
         return found
 
     def merged(self, adapter: str, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Returns the model's own weights with an adapter added, under the names that they have without adapters.
+        """Returns the model's weights with an adapter merged, by their names without adapters.
 
         Args:
             adapter: Its name.
-            tensors: Weights by their names in the model, where those of the model are spread over ranks.
+            tensors: Weights by their names in the model, if the model is sharded.
         """
         whole = published_tensors(self._model) if tensors is None else tensors
         scales = {name: p.scaling[adapter] for name, p in self._model.named_modules() if isinstance(p, LoraLayer)}

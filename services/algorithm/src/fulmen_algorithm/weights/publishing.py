@@ -7,14 +7,14 @@ from fulmen_algorithm.training.settings import WeightsKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsOrder:
-    """How weights are to be written.
+    """How to write weights.
 
     Attributes:
-        dtype: In which they are written: `float32` or `bfloat16`.
-        base_sha256: Of the weights that a delta may be made against; empty: all of them are written.
+        dtype: Type of the written weights: `float32` or `bfloat16`.
+        base_sha256: Of the base for a delta; empty for complete weights.
         dense_above: A delta of more than this share of the complete weights' bytes is not kept.
         keep: Whether the next order may name these weights as its base; costs a copy of them in memory.
-        merged: Adapters are added to the weights that they belong to, and a complete model folder is written.
+        merged: Whether to merge the adapters and write a complete model folder.
     """
 
     dtype: str = "float32"
@@ -29,7 +29,7 @@ class WrittenWeights:
     """Result of writing weights.
 
     Attributes:
-        kind: `full` also where a delta was requested, but its base is unavailable or it would be too large.
+        kind: `full` even if a delta was requested, but its base is unavailable or it would be too large.
         sha256: Of the weights in the dtype of the order; the same for a delta and for all of them.
         size_bytes: Of the tensors' files.
         full_bytes: Size of the complete weights.

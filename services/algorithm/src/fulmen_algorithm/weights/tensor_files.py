@@ -1,7 +1,7 @@
 """Tensors as bytes: safetensors files read and written without torch, and one checksum for the weights of a version.
 
-Invariant: nothing here interprets a number. A tensor is the words in which it is stored, so that a NaN's payload and the
-sign of a zero are kept; two weights are the same if and only if their checksums are.
+Invariant: numbers are never interpreted. A tensor is its stored words, which keep a NaN's payload and the sign of a
+zero; weights are equal if and only if their checksums are.
 
 Format of the files: https://github.com/huggingface/safetensors#format
 """
@@ -73,7 +73,7 @@ class RawTensor:
 
 @dataclass(slots=True, kw_only=True)
 class Weights:
-    """Tensors by name; checksums are computed once, when they are asked for.
+    """Tensors by name; checksums are computed lazily, once.
 
     Attributes:
         tensors: The tensors; never changed in place.
@@ -95,7 +95,7 @@ class Weights:
         return self.digests[name]
 
     def sha256(self) -> str:
-        """Returns the checksum of all tensors, in the order of their names."""
+        """Returns the checksum of all tensors, in name order."""
         return combined_digest({name: self.digest_of(name) for name in self.tensors})
 
 
@@ -111,7 +111,7 @@ def empty_words(dtype: str, count: int) -> Words:
 
 
 def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
-    """Returns the unsigned integer that is as wide as an element.
+    """Returns the unsigned integer type of an element's width.
 
     Raises:
         TensorFileDamaged: if the type is unknown.
@@ -122,7 +122,7 @@ def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
 
 
 def content_of(words: Words) -> memoryview:
-    """Returns the bytes of elements, without a copy where they lie together."""
+    """Returns the bytes of elements, without a copy if contiguous."""
     return np.ascontiguousarray(words).view(np.uint8).data
 
 
@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: Mapping[str, RawTensor], metadata: Mappin
         OSError: if the disk is full.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    # Wide elements first: the offset of each is then a multiple of its width.
+    # Wide elements first, so that each offset is a multiple of the element's width.
     names = sorted(tensors, key=lambda name: (-tensors[name].words.itemsize, name))
     offset = 0
     for name in names:
@@ -159,13 +159,13 @@ def write_tensors(path: Path, tensors: Mapping[str, RawTensor], metadata: Mappin
 
 
 def read_tensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """Maps a safetensors file into memory; its pages are read when they are used.
+    """Maps a safetensors file into memory; pages are read on use.
 
     Returns:
         The tensors by name, and the metadata.
 
     Raises:
-        TensorFileDamaged: if the file is cut off or its header makes no sense.
+        TensorFileDamaged: if the file is truncated or its header is invalid.
         OSError: if it cannot be read.
     """
     size = path.stat().st_size

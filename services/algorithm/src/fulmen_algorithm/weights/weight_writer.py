@@ -1,7 +1,7 @@
-"""Writes the weights of a policy for engines: all of them, or what differs from those written before.
+"""Writes the weights of a policy for engines: complete, or as a delta against those written before.
 
-Invariant: checksum, delta and folder are of the same words: those of the dtype in which engines serve. Training goes on
-with its own weights, which are never rounded.
+Invariant: checksum, delta and folder are of the same words: those of the dtype in which engines serve. The
+trainer's own weights are never rounded.
 """
 
 import json
@@ -32,7 +32,7 @@ DTYPES = {
 _UPPER_HALF = np.uint32(16)
 
 Save = Callable[[Path, Mapping[str, Tensor]], None]
-"""Writes a complete model folder with the given tensors in the place of the model's own."""
+"""Writes a complete model folder with the given tensors instead of the model's own."""
 
 
 def published_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def raw_tensor(tensor: Tensor) -> RawTensor:
 
 
 def tensor_of(raw: RawTensor, dtype: torch.dtype) -> Tensor:
-    """Converts words to a tensor; from bfloat16 to float32 bit by bit, whatever the number is."""
+    """Converts words to a tensor; bfloat16 becomes float32 bit by bit, for any number."""
     if raw.dtype == "BF16" and dtype is torch.float32:
         words = raw.words.astype(np.uint32)
         words <<= _UPPER_HALF
@@ -62,7 +62,7 @@ def tensor_of(raw: RawTensor, dtype: torch.dtype) -> Tensor:
 
 
 class WeightWriter:
-    """Remembers the weights that it wrote last, so that a delta needs no file of them."""
+    """Keeps the last written weights in memory, so that a delta needs no file of them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Weights] = {}
@@ -71,9 +71,9 @@ class WeightWriter:
         """Writes a folder: a model that an engine can load, or a delta.
 
         Args:
-            tensors: As `published_tensors` gives them.
+            tensors: As returned by `published_tensors`.
             save: Writes a complete folder.
-            folder: Is made.
+            folder: Created.
             order: The request.
 
         Raises:
@@ -96,7 +96,7 @@ class WeightWriter:
 
 
 def _delta(base: Weights, new: Weights, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
-    """Writes a delta; None if it is not worth it."""
+    """Writes a delta; None if it saves too little."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         size = encode(base, new, folder / DELTA_FILE)

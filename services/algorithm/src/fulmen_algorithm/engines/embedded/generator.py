@@ -1,4 +1,4 @@
-"""The model and the one thread that may touch it.
+"""The model and the only thread that uses it.
 
 Requests are batched naturally: whatever waits when a batch ends forms the next one. Within a batch `generate` runs all
 rows together; a row that ends early is answered at once, while the batch continues for the others.
@@ -48,7 +48,7 @@ class GeneratorLimits:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One request on its way through the model thread.
+    """One request in the model thread.
 
     Attributes:
         prompt_ids: Prompt.
@@ -57,7 +57,7 @@ class Job:
         enqueued_at: Monotonic seconds.
         cancelled: Set by the event loop when the caller is gone; read at token boundaries.
         started: Set when the job enters a batch.
-        done: Resolved when the last token was handed on.
+        done: Resolved when the last token was delivered.
         adapter: Name of the adapter that answers; empty for the model's own weights.
     """
 
@@ -133,7 +133,7 @@ class Generator:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Refuses what waits, ends the running batch at the next token, stops the thread."""
+        """Refuses waiting requests, ends the running batch at the next token, and stops the thread."""
         self.batcher.cancel()
         # With return_exceptions, because the watcher of the batcher has raised its exception.
         await asyncio.gather(self.batcher, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""HTTP surface of the engine: OpenAI chat completions, and the swap of weights.
+"""HTTP API of the engine: OpenAI chat completions and weight swaps.
 
 Invariant: the event loop never computes; everything that takes longer than a millisecond runs in a thread.
 """
