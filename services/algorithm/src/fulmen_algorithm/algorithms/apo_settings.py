@@ -148,7 +148,7 @@ class SearchState:
         tokens: Paid for so far.
         rollouts: On training tasks so far.
         same_head: Rounds in which the head of the beam stayed the same.
-        over: Why the search is over; empty while it runs.
+        over: Why the search has ended; empty while it runs.
     """
 
     candidates: dict[str, Candidate]
@@ -167,6 +167,6 @@ class SearchState:
 
     @classmethod
     def of_memory(cls, memory: Mapping[str, Any]) -> "SearchState":
-        """Reads what `as_memory` returned, also after a way through JSON."""
+        """Reads the values of `as_memory`, even after a JSON round trip."""
         made = [Candidate(**{**c, "rewards": tuple(c["rewards"])}) for c in memory["candidates"]]
         return cls(**{**memory, "candidates": {c.id: c for c in made}, "journal": dict(memory["journal"])})

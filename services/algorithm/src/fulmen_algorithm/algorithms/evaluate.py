@@ -78,7 +78,7 @@ class Tally:
         passed: For each task, the number of passed rollouts and the number of rollouts, without lost ones.
         rewards: For each task with a rollout that was not lost, the mean reward.
         rollouts: Number of rollouts.
-        failures: How often each kind of failure came.
+        failures: Number of failures by kind.
     """
 
     passed: list[tuple[int, int]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Tally:
 
     @property
     def lost(self) -> int:
-        """Rollouts that were lost to the machines."""
+        """Number of rollouts lost to infrastructure failures."""
         return sum(count for kind, count in self.failures.items() if kind in INFRASTRUCTURE)
 
 

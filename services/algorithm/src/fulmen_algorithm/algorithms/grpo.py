@@ -55,7 +55,7 @@ class GrpoSettings(PolicyGradientSettings):
 
 
 class Grpo:
-    """Samples groups, trains on how each rollout did against its group, publishes, and again."""
+    """Samples groups, trains on each rollout relative to its group, publishes, and repeats."""
 
     def __init__(self, settings: GrpoSettings) -> None:
         self._settings = settings
@@ -127,8 +127,8 @@ class Grpo:
 
         Args:
             ctx: The run.
-            seen: Groups that were dealt with in the step that is being collected.
-            kept: Those of them for which the step needs no other.
+            seen: Groups consumed in the step being collected.
+            kept: Those of them that need no refill.
         """
         settings = self._settings
         allowed = groups_admitted(

@@ -25,7 +25,7 @@ _RULE = "Keep these placeholders exactly as they are, and add none: {names}. "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A rollout that went badly.
+    """A rollout with a low reward.
 
     Attributes:
         task: Input of the agent, JSON.

@@ -28,7 +28,7 @@ class AlgorithmsInvalid(Exception):
 
 
 def load_registry(files: Iterable[Path] = ()) -> Registry:
-    """Collects every algorithm; nothing is guessed, so a file that cannot be used is an error.
+    """Collects all algorithms; an unusable file is an error.
 
     Args:
         files: Python files with `ENTRIES`, such as those of `FULMEN_ALGORITHM_MODULES`.

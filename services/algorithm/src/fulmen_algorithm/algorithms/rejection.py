@@ -88,7 +88,7 @@ class RejectionSettings(SamplingSettings):
 
 
 class Rejection:
-    """Samples groups, imitates the best answers of the policy's own, publishes, and again."""
+    """Samples groups, imitates the policy's best answers, publishes, and repeats."""
 
     def __init__(self, settings: RejectionSettings) -> None:
         self._settings = settings
@@ -153,7 +153,7 @@ class Rejection:
         """Warns about a step without a usable rollout because of infrastructure failures.
 
         Raises:
-            RunFailed: if all that the agents of a step did was to fail, or the infrastructure failed so many steps.
+            RunFailed: if all agents of a step failed, or the infrastructure failed too many steps.
         """
         rollouts = [r for group in groups for r in group.rollouts]
         causes = Counter(r.failure or "no reward" for r in rollouts if not r.scored)

@@ -106,7 +106,7 @@ class Scorer:
 
     @property
     def min_rollouts(self) -> int:
-        """How many usable rollouts a group needs."""
+        """Minimum number of usable rollouts in a group."""
         return MIN_COMPARED if compares_groups(self._settings) else 1
 
     def total(self, rollout: FinishedRollout) -> float | None:
@@ -186,7 +186,7 @@ class Scorer:
             raise RunFailed(f"The rewards of group {rollouts[0].group} have no advantage: {error}") from error
 
     def numbers(self, rollouts: Sequence[ScoredRollout]) -> list[TokenNumbers]:
-        """Computes what every row of a batch gets, in the order of the rollouts and their sequences."""
+        """Computes the values of every row of a batch, in the order of the rollouts and their sequences."""
         parts = self._parts(rollouts)
         values = token_advantages([part.sample for part in parts], self._settings)
         by_role = self._settings.roles.baseline == "role"

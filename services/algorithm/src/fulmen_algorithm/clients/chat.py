@@ -41,7 +41,7 @@ class _Reply:
 
 
 class ChatClient:
-    """See `domain.chat.ChatModels`."""
+    """See `runs.ports.ChatModels`."""
 
     def __init__(
         self, proxy: FulmenChannel, *, endpoints: Mapping[str, str], outage_limit_s: float, notify: Notify
