@@ -251,7 +251,8 @@ async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
     runner: Client, store: StoreHandle, stubs: Stubs, database_url: str, way: str
 ) -> None:
     (name,) = await create(stubs, input=TASK)
-    async with runner.start("run", "--work-s", 3) as running:
+    # Longer than the next store takes to start on a busy machine.
+    async with runner.start("run", "--work-s", 8) as running:
         await running.expect("assigned")
         if way == "drained":
             drained = asyncio.create_task(store.parts.drain())
