@@ -146,20 +146,25 @@ class House:
     def callables(self) -> Measure:
         """Parameters of constructors that are callables."""
         aliases = {
-            node.targets[0].id
+            (module.name, node.targets[0].id)
             for module in self.product
             for node in module.nodes
             if isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
             and ast.unparse(node.value).startswith("Callable[")
         }
-        places = [
-            module.at(method, f"{owner.name}({argument.arg})")
-            for module in self.product
-            for owner, method in constructors(module)
-            for argument in parameters(method)
-            if argument.annotation is not None and names(argument.annotation) & (aliases | {"Callable"})
-        ]
+        places = []
+        for module in self.product:
+            known = {"Callable"} | {name for owner, name in aliases if owner == module.name}
+            for node in module.nodes:
+                if isinstance(node, ast.ImportFrom):
+                    known |= {alias.name for alias in node.names if (node.module, alias.name) in aliases}
+            places += [
+                module.at(method, f"{owner.name}({argument.arg})")
+                for owner, method in constructors(module)
+                for argument in parameters(method)
+                if argument.annotation is not None and names(argument.annotation) & known
+            ]
         return Measure("constructor parameters that are callables", len(places), places)
 
     def single_protocols(self) -> Measure:
