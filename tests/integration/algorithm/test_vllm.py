@@ -20,6 +20,7 @@ from fulmen_algorithm.engines.vllm import VllmProcess
 from fulmen_algorithm.policy.engine_settings import ExternalEngine, VllmEngine
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
+from tests.support.vllm import settled
 
 LIMIT_S = 30
 TOKEN = "the engines' key"
@@ -300,7 +301,8 @@ async def test_one_that_takes_too_long_is_ended(options: EngineOptions, policy: 
         if pid.exists():
             break
     assert "still loading" in str(failed.value)
-    assert not alive(int(pid.read_text()))
+    # The killed process is reaped by its guardian, a moment later.
+    await settled(lambda: not alive(int(pid.read_text())))
 
 
 async def test_one_that_is_not_there_is_named(options: EngineOptions, policy: PublishedPolicy) -> None:
