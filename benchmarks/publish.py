@@ -141,7 +141,7 @@ async def measure(kind: Kind, model: Path, folder: Path, arguments: argparse.Nam
     trainer = await InProcessTrainer.open(setup, thread=thread, device="cpu")
     files = RunFiles(folder)
     base = model if kind.lora else None
-    versions = Versions(storage=files, trainer=trainer, weights=kind.weights, lora=kind.lora, base_model=base)
+    versions = Versions(files=files, trainer=trainer, weights=kind.weights, lora=kind.lora, base_model=base)
     saved = await versions.write(0)
     first = versions.add(version=1, name="resources/policy.policy/versions/1", step=0, saved=saved)
     versions.served(1)

@@ -74,6 +74,17 @@ def repository_root() -> Path:
 
 
 @pytest.fixture
+def database_url() -> Iterator[str]:
+    """Yields the URL of a database with the store's schema."""
+    from tests.support.postgres import shared_server
+
+    server = shared_server()
+    url = server.fresh_database()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
 def short_tmp_path() -> Iterator[Path]:
     """Yields an empty folder whose path leaves room for the name of a Unix socket; removes it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir=SHORT_TEMP_ROOT))

@@ -63,7 +63,7 @@ def points(raw: Raw) -> list[dict[str, Any]]:
 
 
 def codec_s_of(seen: Raw) -> float:
-    """Returns the seconds of an exchange in which nothing is sent, and nobody waited for."""
+    """Returns the seconds of an exchange that sends nothing and waits for no rank."""
     figures = seen["figures"]
     on_line = figures["exchange_transfer_seconds"] + figures["exchange_wait_seconds"]
     return float(max(0.0, seen["exchange_s"]["median"] - on_line))

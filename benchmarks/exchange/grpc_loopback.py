@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from benchmarks.outcome import Claim, claim, save, show
-from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
 from fulmen_exchange.codecs.codec import Round, SegmentCodec
 from fulmen_exchange.layout import BUCKET_BYTES, Layout
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
@@ -36,9 +36,9 @@ from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import load_codecs, make_codec
 from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.rpc.server import build_server
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
-from fulmen_service_kit.tokens import TokenVerifier
 
 METHOD = """Each rank has so many MiB of encoded gradients, in buckets of 25 MiB of float32 as in training, and has them
 summed again and again, bucket after bucket; it is timed from when all ranks are ready until the slowest has all sums.
@@ -229,7 +229,6 @@ async def _serve(plan: Plan, meeting: Meeting) -> None:
     made = build_server(
         LoopbackSettings(port=0, dev_mode=True, log_level="warning"),
         verifier=TokenVerifier(""),
-        policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),
     )

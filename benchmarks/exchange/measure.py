@@ -13,7 +13,7 @@ from benchmarks.exchange.lines import Line
 from benchmarks.exchange.stand import Stand, say
 
 WARM_STEPS = 3
-"""Before a line is shaped: DDP lays its buckets anew after the first, its PowerSGD begins with the third."""
+"""Before a line is shaped: DDP rebuilds its buckets after the first, its PowerSGD begins with the third."""
 CHOICE_STEPS = 60
 """In which `auto` has to have chosen."""
 LINE_BYTES = {True: 200_000_000, False: 4_000_000}
@@ -114,7 +114,7 @@ class Turns:
         self.taken.clear()
 
     def choose(self, contender: Contender) -> dict[str, Any]:
-        """Has one that measures first do so; returns what that took."""
+        """Runs a contender until it has chosen a codec; returns the choice and its cost."""
         began, steps = time.monotonic(), 0
         while steps < CHOICE_STEPS and not any("compression pays" in text for text in self._events(contender)):
             self.take(contender, 1)

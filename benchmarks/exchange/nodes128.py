@@ -252,7 +252,7 @@ def stragglers(cluster: Cluster, exchange_s: float) -> dict[str, dict[float, Rou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that is told: the fit and its errors, predictions, rounds with stragglers."""
+    """The report: fit and errors, predictions, rounds with stragglers."""
 
     model: Model
     fitted: Sequence[Measured]
@@ -312,7 +312,7 @@ class Report:
 
 
 def _codecs_of_candidates(model: Model, points: Sequence[Measured]) -> dict[str, float]:
-    """Returns seconds per byte of the codecs of the ways; one that does the same loops stands for one not measured."""
+    """Returns seconds per byte of the codecs; an unmeasured codec uses the value of one with the same loops."""
     similar = {"dgc": ("dgc", "topk"), "qsgd": ("qsgd", "double_quantization"), "bf16": ("bf16", "fp16")}
     known = dict(model.codec_s_per_byte)
     for name in {each.step.codec for each in points}:

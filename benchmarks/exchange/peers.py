@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 ONE_BUCKET_MB = 4096
 POWERSGD_FROM = 2
-"""Step from which it compresses: it asks for two dense ones, after the first of which DDP lays its buckets anew."""
+"""Step from which it compresses: the first two are dense, and DDP rebuilds its buckets after the first."""
 
 
 def bf16_by_another_name(

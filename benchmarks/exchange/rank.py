@@ -1,4 +1,4 @@
-"""One rank: does what it is told on standard input, an order a line in JSON, and answers with a line each.
+"""One rank: reads commands from standard input, one JSON object per line, and answers each with a line.
 
     python -m benchmarks.exchange.rank '{"rank": 0, "world_size": 2, ...}'
 
@@ -140,7 +140,7 @@ def sent_bytes(interface: str) -> int:
 
 
 def own_output() -> IO[str]:
-    """Returns standard output, which from now on nobody else writes to: what is logged goes to standard error."""
+    """Returns standard output, and redirects everything else that is written to it to standard error."""
     found = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return found

@@ -13,12 +13,12 @@ import sys
 import torch
 
 from benchmarks.exchange.rank import own_output
-from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
 from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.rpc.server import build_server
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
-from fulmen_service_kit.tokens import TokenVerifier
 
 
 class ShardServerSettings(KeyHolderSettings):
@@ -37,7 +37,6 @@ async def serve() -> None:
     made = build_server(
         settings,
         verifier=TokenVerifier(settings.signing_keys()),
-        policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),
     )

@@ -20,7 +20,7 @@ from typing import IO, Any, Self
 import psutil
 
 from benchmarks.exchange.lines import INSIDE, Line, Lines, Place
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 ORDER_LIMIT_S = 600.0
 END_LIMIT_S = 30.0
@@ -83,7 +83,7 @@ class Stand:
         return sum(each.user + each.system for each in times)
 
     def _start(self) -> None:
-        # In private namespaces nobody else sees /run, and it goes with the last of its processes.
+        # In a private namespace /run is invisible to others and disappears with its last process.
         where = "/run" if os.environ.get(INSIDE) else None
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fulmen-exchange-", dir=where)))
         self._stack.enter_context(self._lines)
@@ -118,7 +118,7 @@ class Stand:
         words = [*self._lines.within(number), sys.executable, "-m", f"benchmarks.exchange.{module}", *arguments]
         self._logs.append(log)
         with log.open("wb") as sink:
-            # In a session of its own: Ctrl-C is for the one that ends all of them.
+            # In its own session, so that Ctrl-C reaches only the parent, which ends all of them.
             return subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,

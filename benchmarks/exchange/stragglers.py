@@ -30,7 +30,7 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """What came of a simulation.
+    """Results of a simulation.
 
     Attributes:
         round_s: Seconds of a round, in the mean.
@@ -56,7 +56,7 @@ def simulate(
     Args:
         world_size: Ranks.
         compute_s: Median seconds of computing a step.
-        exchange_s: Seconds of an exchange when nobody waits: half of them up, half back.
+        exchange_s: Seconds of an exchange without waiting, half of them up, half down.
         jitter: Of the computing.
         quorum: Share of the ranks for which a round waits.
         rounds: How many.

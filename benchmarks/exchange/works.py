@@ -36,7 +36,7 @@ class Work:
         module: Maps rows to their loss.
         parameters: That train.
         optimizer: SGD with momentum; without where the codec holds it.
-        share: By which the loss is multiplied, so that what is exchanged is the mean over all rows.
+        share: Factor of the loss, so that the exchange yields the mean over all rows.
         is_shared: Whether all ranks hold the same weights.
     """
 

@@ -11,7 +11,7 @@ import aiohttp
 from benchmarks.proxy import cases, fulmen
 from benchmarks.proxy.cases import THOUSAND, Case, summary
 from benchmarks.proxy.processes import Client, cpu_seconds, memory_mb
-from fulmen_service_kit.tokens import TokenSigner
+from fulmen_service_kit.security.tokens import TokenSigner
 
 SOAK_CALLS = 100_000
 _CALLS_PER_ATTEMPT = 50

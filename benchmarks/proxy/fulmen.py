@@ -26,7 +26,8 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 NAME = "Fulmen"
 POLICY = "policy"
@@ -133,7 +134,7 @@ async def replica(store: Store, signer: TokenSigner) -> AsyncIterator[Replica]:
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
         environment = {
-            "FULMEN_LLM_PROXY_SIGNING_KEY": store.signing_key,
+            "FULMEN_LLM_PROXY_ATTEMPT_KEY_SECRET": attempt_secrets(store.signing_key),
             "FULMEN_LLM_PROXY_TOKEN": token,
             "FULMEN_LLM_PROXY_STORE_TARGET": store.target,
             "FULMEN_LLM_PROXY_PORT": "0",

@@ -90,7 +90,7 @@ async def running(peer: Peer, backend: str) -> AsyncIterator[Target]:
     """Runs a peer over the backend.
 
     Raises:
-        RuntimeError, TimeoutError: if it does not serve; the end of its log is told.
+        RuntimeError, TimeoutError: if it does not serve; the message has the end of its log.
     """
     await asyncio.to_thread(installed, peer)
     with tempfile.TemporaryDirectory(prefix="fulmen-peer-") as folder:

@@ -27,7 +27,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     rollout_service_pb2_grpc,
 )
-from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.fake_store import SIGNING_KEY, FakeStore
 
 FORGET_EVERY_S = 1.0
 _ROLLOUTS_PER_REQUEST = 500
@@ -52,7 +52,7 @@ async def _made_up(count: int) -> list[str]:
 async def acknowledging() -> AsyncIterator[Store]:
     """Runs the store that acknowledges and forgets."""
     async with processes.module("stores") as (_, target):
-        yield Store(target=target, signing_key=secrets.token_urlsafe(32), attempts=_made_up)
+        yield Store(target=target, signing_key=SIGNING_KEY, attempts=_made_up)
 
 
 @asynccontextmanager

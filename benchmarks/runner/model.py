@@ -42,7 +42,7 @@ class Model:
         return web.json_response(ANSWER)
 
     async def most(self, _: web.Request) -> web.Response:
-        """Tells the most, and begins anew."""
+        """Returns the maximum, and resets it."""
         most, self._most = self._most, self._now
         return web.json_response({"most": most})
 

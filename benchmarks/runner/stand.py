@@ -21,7 +21,7 @@ from benchmarks.store.stand import postgres_pids, running_store
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 START_LIMIT_S = 60.0
 AGENTS = Path(__file__).with_name("agents.py")

@@ -36,7 +36,7 @@ from benchmarks.store.stand import Bench, postgres_pids, running_store
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 GROUP = 8
 BATCH_GROUPS = 16
@@ -59,7 +59,7 @@ class Work:
         self.stopped = asyncio.Event()
 
     async def create(self) -> None:
-        """Creates groups until it is told to stop."""
+        """Creates groups until it is stopped."""
         while not self.stopped.is_set():
             if len(self.created) * GROUP - self.ended_rollouts > self._ahead:
                 await asyncio.sleep(0.01)

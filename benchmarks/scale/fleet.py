@@ -80,7 +80,7 @@ class Fleet:
         self.seen = Seen()
 
     async def live(self, number: int) -> None:
-        """Is one runner until it is told to stop."""
+        """Runs one runner until it is stopped."""
         target = self._plan.targets[number % len(self._plan.targets)]
         async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
             try:

@@ -53,7 +53,7 @@ class Deployment:
     Attributes:
         runners: runner sessions.
         slots: attempts at once of each.
-        think_s: mean seconds of an attempt in which it waits for nobody; exponential.
+        think_s: mean seconds of an attempt without waiting; exponential.
         calls: model calls of an attempt.
         generation_s: mean seconds of a call's generation in a place of an engine's batch; exponential.
         places: requests that all engines generate at once.
@@ -61,7 +61,7 @@ class Deployment:
         postgres_cores: of PostgreSQL.
         proxies: processes of the proxy, one core each.
         cores: of a single machine that runs all of it, runners included; 0: every service has its own.
-        batch: rollouts of a training step; 0: nobody trains.
+        batch: rollouts of a training step; 0: no training.
         step_s: seconds of a training step.
         ahead_steps: steps by which rollouts may run ahead of training.
     """

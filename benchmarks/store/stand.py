@@ -19,7 +19,7 @@ import asyncpg
 from benchmarks import outcome
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 START_LIMIT_S = 60.0
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulmen.train_config import StageConfig, load_train_config
+from fulmen.train_toml.train import StageConfig, load_train_config
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -24,7 +24,7 @@ def write(
     """Copies an example and writes a training file of its own; returns the file.
 
     Args:
-        folder: Made anew.
+        folder: Created; an existing one is replaced.
         example: Name of the example.
         stages: In the place of its stages.
         weights: Folder of the first weights; empty: the example builds them.

@@ -28,16 +28,18 @@ import torch
 
 from benchmarks.train.stand import say
 from benchmarks.train.world import Agent, Engine, Queue, Resources, load_script
-from fulmen.train_config import StageConfig, TrainConfig, load_train_config
+from fulmen.train_toml.train import StageConfig, TrainConfig, load_train_config
 from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.persistence.state_folder import StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
-from fulmen_algorithm.runs.events import Event, EventLog
-from fulmen_algorithm.runs.execution import Connections, RunExecutor
-from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
+from fulmen_algorithm.runs.entry import EventLog
+from fulmen_algorithm.runs.events import Event
+from fulmen_algorithm.runs.execution import RunExecutor
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
@@ -87,13 +89,13 @@ class Process:
     """The inside of the algorithm service over an in-process world."""
 
     def __init__(self, config: TrainConfig, folder: Path, *, slots: int) -> None:
-        self._config = config
+        self.config = config
         self._state = StateFolder(folder)
         self._slots = slots
         self.engine = Engine()
         self.resources = Resources()
         self.queue = Queue(Agent.load(config.folder, self.engine, target=config.agent.python), slots=slots)
-        self._thread = TorchThread(torch_threads=1)
+        self.thread = TorchThread(torch_threads=1)
         self._registry = load_registry()
         data = {"train_tasks": config.data.train, "validation_tasks": config.data.validation}
         data["demonstrations"] = config.data.demonstrations
@@ -123,21 +125,12 @@ class Process:
             draft, rules=CreationRules(registry=self._registry), resources=self.resources, now=_now()
         )
         with self._state as state:
-            runs = RunRegistry(open_file=state.run_files, clock=_now, max_concurrent=1)
+            runs = RunRegistry(state, clock=_now, max_concurrent=1)
             runs.add(run)
             run = runs.move(run.name, RunState.RUNNING)
             executor = RunExecutor(
                 registry=self._registry,
-                runs=runs,
-                connections=Connections(
-                    queue=lambda run, settings, notify: self.queue,
-                    resources=lambda project, notify: self.resources,
-                    serving=lambda run, settings, notify: self.engine,
-                    chat=lambda notify: _NoChat(),
-                    open_trainer=self._open_trainer,
-                    build_model=self._build,
-                ),
-                open_folder=state.run_files,
+                connections=_Connections(self),
                 keep_checkpoints=1,
                 keep_models=1,
                 machine={},
@@ -146,7 +139,7 @@ class Process:
             async with self.queue if self._uses_agent(entry) else _Nothing():
                 following = asyncio.create_task(_follow(entry_of.events, report))
                 try:
-                    await executor.execute(run, entry_of.events, RunControl())
+                    await executor.execute(entry_of, RunControl())
                 finally:
                     following.cancel()
             return runs.entry(run.name).run, entry_of.events
@@ -154,18 +147,38 @@ class Process:
     def _uses_agent(self, entry: Any) -> bool:
         return "agent" in entry.needs
 
-    async def _open_trainer(self, setup: TrainerSetup) -> Trainer:
-        if setup.compute.parallel.kind != "none":
-            return await RankGroupTrainer.open(setup, GroupOptions())
-        return await InProcessTrainer.open(setup, thread=self._thread, device="cpu")
-
-    async def _build(self, bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
-        load_script(self._config.folder / target.partition(":")[0]).build(str(output_dir), seed=seed)
-
     async def close(self) -> None:
         """Ends what it holds."""
         await self.engine.close()
-        self._thread.close()
+        self.thread.close()
+
+
+class _Connections:
+    """Connects the runs of a process; see `runs.execution.Connections`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Queue:
+        return self._process.queue
+
+    def resources(self, project: str, notify: Notify) -> Resources:
+        return self._process.resources
+
+    def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Engine:
+        return self._process.engine
+
+    def chat(self, notify: Notify) -> _NoChat:
+        return _NoChat()
+
+    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
+        if setup.compute.parallel.kind != "none":
+            return await RankGroupTrainer.open(setup, GroupOptions())
+        return await InProcessTrainer.open(setup, thread=self._process.thread, device="cpu")
+
+    async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
+        script = load_script(self._process.config.folder / target.partition(":")[0])
+        script.build(str(files.initial), seed=seed)
 
 
 class _NoChat:

@@ -204,7 +204,7 @@ class Queue:
         return set()
 
     async def cancel_all(self) -> None:
-        """There is nobody to tell."""
+        """Does nothing: no runner is connected."""
 
     async def finished_of(self, training_run: str) -> list[FinishedGroup]:
         """Knows no other run."""

@@ -7,7 +7,7 @@ and a rendered conversation is a token prefix of the same conversation continued
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fulmen_algorithm.tiny_model import make_tokenizer, run_command_line, save_model
+from fulmen_algorithm.tiny_model import ModelSize, make_tokenizer, run_command_line, save_model
 
 CHARACTERS = "0123456789+-*/=(). ?"
 
@@ -19,7 +19,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build(output_dir: str, seed: int = 0, *, hidden: int = 96, layers: int = 2, heads: int = 4, mlp: int = 384) -> None:
     """Writes a model directory; the sizes are those of `save_model`."""
-    save_model(build_tokenizer(), output_dir, seed, hidden=hidden, layers=layers, heads=heads, mlp=mlp)
+    save_model(build_tokenizer(), output_dir, seed, ModelSize(hidden=hidden, layers=layers, heads=heads, mlp=mlp))
 
 
 if __name__ == "__main__":

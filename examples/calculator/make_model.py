@@ -14,7 +14,7 @@ import string
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fulmen_algorithm.tiny_model import ROLES, make_tokenizer, run_command_line, save_model
+from fulmen_algorithm.tiny_model import ROLES, ModelSize, make_tokenizer, run_command_line, save_model
 
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
 CHARACTERS = string.ascii_letters + "+-*/().,:=?! "
@@ -49,7 +49,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build(output_dir: str, seed: int = 0) -> None:
     """Writes a model directory; a chain of seven operations needs more than the usual 128 positions."""
-    save_model(build_tokenizer(), output_dir, seed, positions=256)
+    save_model(build_tokenizer(), output_dir, seed, ModelSize(positions=256))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 from fulmen.ids import ALL_PROJECTS
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Role, TokenVerifier
 from tests.support.distributions import ROOT, SERVICES, Distribution
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))
-SECRET = re.compile(r"FULMEN_\w*(?:KEY|TOKEN|PASSWORD)")
+SECRET = re.compile(r"FULMEN_\w*(?:KEY|SECRET|TOKEN|PASSWORD)")
 REFERENCE = re.compile(r"\$\{(\w+)(:?[-?][^}]*)?\}")
 COMPOSE_FILES = (ROOT / "deploy/docker-compose.yml", ROOT / "deploy/docker-compose.gpu.yml")
 EXAMPLE = re.compile(r"^(# )?(FULMEN_\w+)=(\S*)", re.M)
@@ -199,6 +200,7 @@ def test_every_secret_that_compose_asks_for_is_made(make_env: ModuleType) -> Non
 def test_the_tokens_of_a_deployment_are_accepted_by_its_services(make_env: ModuleType) -> None:
     made = make_env.environment(days=1)
     verifier = TokenVerifier(made["FULMEN_SIGNING_KEY"])
+    assert made["FULMEN_ATTEMPT_KEY_SECRET"] == attempt_secrets(made["FULMEN_SIGNING_KEY"])
 
     callers = {name: verifier.verify(token) for name, token in made.items() if name in make_env.TOKEN_ROLES}
 

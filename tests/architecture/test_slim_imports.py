@@ -51,7 +51,7 @@ def test_a_heavy_library_would_be_noticed() -> None:
 
 
 def test_the_sdk_brings_nothing_heavy_and_fits_its_budget() -> None:
-    loaded, resident_mb = probe("fulmen", "fulmen.client", "fulmen.local_stack")
+    loaded, resident_mb = probe("fulmen", "fulmen.client")
 
     assert not loaded & (HEAVY | SERVER_SIDE | COMMAND_LINE)
     assert resident_mb < SDK_BUDGET_MB

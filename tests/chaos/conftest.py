@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from fulmen.client import connect
-from tests.support.chaos import Arena
-from tests.support.models import build_model
+from tests.support.algorithm.models import build_model
+from tests.support.chaos.killed_training import Arena
 from tests.support.stack import running_stack, stack_targets
 
 TASKS = 64

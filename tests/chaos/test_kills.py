@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.support.chaos import Arena, Kill, train_and_kill
-from tests.support.kills import Victim
+from tests.support.chaos.killed_training import Arena, Kill, train_and_kill
+from tests.support.chaos.kills import Victim
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fulmen.store.v1 import attempt_pb2, failure_pb2, reward_pb2, rollout_pb2
-from tests.support.oracle import Books, problems_of
+from tests.support.chaos.oracle import Books, problems_of
 
 CALLS = 2
 LEAST = 0.1

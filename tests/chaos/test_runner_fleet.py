@@ -15,7 +15,7 @@ import pytest
 
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import attempt_pb2, failure_pb2, reward_pb2, rollout_pb2
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.postgres import shared_server
 from tests.support.processes import none_holds
 from tests.support.runner.fleet import Fleet, Watched, create_work, publish_kinds, stored_spans

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.support.chaos import Arena, Kill, train_and_kill
-from tests.support.kills import Victim
+from tests.support.chaos.killed_training import Arena, Kill, train_and_kill
+from tests.support.chaos.kills import Victim
 from tests.support.soak import SOAK, seed
 
 FIRST_SEED = seed(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     span_service_pb2,
 )
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.certificates import Authority
 from tests.support.clients import LANGUAGES, Client, built
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, running_proxy, target
-from tests.support.postgres import shared_server
 from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
 
 pytestmark = pytest.mark.timeout(420)  # the first test of a language builds its program
@@ -54,15 +53,6 @@ def marks_of(language: str) -> list[pytest.MarkDecorator]:
 def program(request: pytest.FixtureRequest) -> Client:
     """Returns the program of one language, which nobody told yet where anything is."""
     return Client(program=built(request.param))
-
-
-@pytest.fixture
-def database_url() -> Iterator[str]:
-    """Yields the URL of a database with the store's schema."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    yield dsn
-    server.drop(dsn)
 
 
 @pytest.fixture

@@ -13,11 +13,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.helm_chart import CHART, NAMESPACE, VALUES, Manifests, component_of, helm, problems, render
+from tests.support.deploy.helm_chart import CHART, NAMESPACE, VALUES, Manifests, component_of, helm, problems, render
 
 HOOK = "helm.sh/hook"
 SECRET_KEYS = frozenset(
-    {"signing-key", "service-token", "runner-token", "engine-token", "backend-keys", "reader-token"}
+    {
+        "signing-key",
+        "attempt-key-secret",
+        "service-token",
+        "runner-token",
+        "engine-token",
+        "backend-keys",
+        "reader-token",
+    }
 )
 
 
@@ -160,7 +168,7 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
             if reference is not None:
                 used.add((reference["name"], reference["key"]))
-            elif re.search(r"(TOKEN|SIGNING_KEY|_KEYS|DATABASE_URL|PASSWORD)", variable["name"]):
+            elif re.search(r"(TOKEN|SIGNING_KEY|KEY_SECRET|_KEYS|DATABASE_URL|PASSWORD)", variable["name"]):
                 assert variable["name"].endswith("_FILE"), variable
                 assert variable["value"].startswith("/etc/fulmen/"), variable
     assert used <= {("fulmen", key) for key in SECRET_KEYS} | {
@@ -192,8 +200,8 @@ def test_a_pod_sees_only_the_secrets_that_it_needs() -> None:
     assert seen == {
         "store": {"signing-key", "url"},
         "migration": {"signing-key", "url"},
-        "llm-proxy": {"signing-key", "service-token", "backend-keys"},
-        "algorithm": {"signing-key", "service-token", "engine-token"},
+        "llm-proxy": {"attempt-key-secret", "service-token", "backend-keys"},
+        "algorithm": {"service-token", "engine-token"},
         # Agents run beside it: what makes tokens is not there.
         "runner": {"runner-token"},
         "test": set(),

@@ -6,13 +6,12 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.helm_chart import CHART, ROOT, helm, problems, render
+from tests.support.deploy.helm_chart import CHART, ROOT, helm, problems, render
 
 DOCUMENT = ROOT / "docs" / "kubernetes.md"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -71,16 +70,6 @@ def listed(service: str) -> list[str]:
     return names
 
 
-def test_links_lead_to_headings_that_exist() -> None:
-    for target, heading in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", DOCUMENT.read_text(encoding="utf-8")):
-        file = DOCUMENT.parent / target if target else DOCUMENT
-        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-        assert heading in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, (
-            target,
-            heading,
-        )
-
-
 def test_the_install_of_the_document_is_whole() -> None:
     """The Secrets that it makes have every key that a default release wants, and KEDA's."""
     text = DOCUMENT.read_text(encoding="utf-8")
@@ -100,7 +89,3 @@ def test_the_install_of_the_document_is_whole() -> None:
         }
     assert made == wanted
     assert helm("lint", {}).returncode == 0
-
-
-def test_the_folder_of_manifests_holds_the_template_alone() -> None:
-    assert [path.name for path in Path(ROOT / "deploy" / "kubernetes").iterdir()] == ["agent-job.yaml"]

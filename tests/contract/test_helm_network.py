@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helm_chart import VALUES, Manifests, component_of, render
+from tests.support.deploy.helm_chart import VALUES, Manifests, component_of, render
 
 PORTS = [
     53,

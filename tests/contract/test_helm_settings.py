@@ -16,7 +16,7 @@ from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_runner.settings import RunnerSettings
 from fulmen_service_kit.settings import ServiceSettings, is_loopback
 from fulmen_store.settings import StoreSettings
-from tests.support.helm_chart import NAMESPACE, VALUES, Manifests, component_of, render
+from tests.support.deploy.helm_chart import NAMESPACE, VALUES, Manifests, component_of, render
 from tools.helm_settings import CHART, CLASSES, with_names
 
 SERVICES: dict[str, type[ServiceSettings]] = {str(each.model_config["env_prefix"]): each for each in CLASSES.values()}
@@ -25,7 +25,8 @@ COMPONENTS = {"store": "FULMEN_STORE_", "llm-proxy": "FULMEN_LLM_PROXY_", "runne
 FILES = {
     "/etc/fulmen/database/url": "postgresql://fulmen:pass@database.example.com:5432/fulmen",
     "/etc/fulmen/secrets/signing-key": "k" * 64,
-    "/etc/fulmen/secrets/backend-keys": '{"engine": "an engine\'s token"}',
+    "/etc/fulmen/secrets/attempt-key-secret": "a" * 43,
+    "/etc/fulmen/secrets/backend-keys": '{"engine": {"key": "an engine\'s token", "hosts": ["*"]}}',
 }
 OTHER_FILE = "a token"
 # What the cluster would put there.
@@ -106,7 +107,7 @@ def test_values_arrive_as_they_were_written(monkeypatch: pytest.MonkeyPatch, tmp
     assert isinstance(proxy, LlmProxySettings)
     # As Helm reads YAML, it would come out as 1.073741824e+09.
     assert (proxy.cache_bytes, proxy.workers, proxy.drain_grace_s) == (1073741824, 2, 60)
-    assert proxy.backend_keys["engine"].get_secret_value() == "an engine's token"
+    assert proxy.backend_keys["engine"].key.get_secret_value() == "an engine's token"
     store = accepted(variables_of(release, "store"), "FULMEN_STORE_", monkeypatch, tmp_path)
     assert isinstance(store, StoreSettings)
     assert (store.lease_ttl_s, store.blob_url, store.auto_migrate) == (20, "s3://spans/fulmen", False)

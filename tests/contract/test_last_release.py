@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
@@ -172,7 +173,8 @@ async def test_spans_of_an_old_runner_are_read_by_an_old_trainer(trainer: OldCli
 
 async def test_resources_of_an_old_trainer(trainer: OldClient, runner: OldClient) -> None:
     watch = runner.watch("ResourceService.WatchResources", id_prefix="policy.")
-    for content in (b"1", b"2"):
+    contents = [json.dumps({"path": f"/models/{number}"}).encode() for number in (1, 2)]
+    for content in contents:
         resource = {"name": "resources/policy.p", "kind": "policy", "content": content, "metadata": {"step": "1"}}
         await trainer.call("ResourceService.PublishResources", resources=[resource], request_id=content.decode())
     name = "resources/policy.p/aliases/stable"
@@ -183,7 +185,7 @@ async def test_resources_of_an_old_trainer(trainer: OldClient, runner: OldClient
         await trainer.call("ResourceService.SetAlias", name=name, version=2, etag=moved.etag)
     assert _reason(refused.value) == "ETAG_MISMATCH"
     found = await runner.call("ResourceService.GetResources", names=[name, "resources/policy.p"])
-    assert [(one.version, one.content) for one in found.resources] == [(1, b"1"), (2, b"2")]
+    assert [(one.version, one.content) for one in found.resources] == [(1, contents[0]), (2, contents[1])]
     versions = await trainer.call("ResourceService.ListResourceVersions", parent="resources/policy.p")
     assert [one.version for one in versions.resources] == [2, 1]
     seen: set[tuple[str, int]] = set()

@@ -21,16 +21,15 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client, connect
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.local.stack import LocalStack
 from fulmen_cli.main import app
+from tests.support.algorithm.training import create_run, publish_training_inputs
+from tests.support.deploy.prometheus import program, running_prometheus
+from tests.support.deploy.promql import names_in, without_variables
 from tests.support.distributions import ROOT
-from tests.support.prometheus import program, running_prometheus
-from tests.support.promql import names_in, without_variables
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import BUILD, POLICY, publish_training_inputs
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
@@ -324,15 +323,7 @@ def ports_of(stack: LocalStack) -> dict[str, list[int]]:
 async def train(client: Client) -> None:
     """Begins a run that goes on until the stack stops."""
     inputs = await publish_training_inputs(client, ROOT)
-    run = training_run_pb2.TrainingRun(
-        name="trainingRuns/watched",
-        algorithm="grpo",
-        settings_json=json.dumps(GRPO),
-        policy=training_run_pb2.PolicySpec(name=POLICY, build=BUILD),
-        inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-    )
-    request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run)
-    await client.training_runs.CreateTrainingRun(request)
+    await create_run(client, "watched", inputs, GRPO)
 
 
 async def pages(stack: LocalStack) -> list[str]:

@@ -36,7 +36,6 @@ def world_folder() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def world(world_folder: Path) -> AsyncIterator[World]:
-    """Yields a running stack."""
     state_dir = world_folder / "s"
     async with (
         running_stack(state_dir, slots=SLOTS, environment={"FULMEN_ALGORITHM_MODULES": str(MODULES)}) as stack,

@@ -10,19 +10,18 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.store.v1 import rollout_pb2, span_pb2, span_service_pb2
-from fulmen.train_config import AgentConfig
-from tests.support.end_to_end import MainJob, World
-from tests.support.runs import create_rollouts, ended_rollout, publish_agent
+from fulmen.train_toml.train import AgentConfig
+from tests.support.algorithm.runs import create_rollouts, ended_rollout, publish_agent
+from tests.support.end_to_end import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 AGENTS = Path(__file__).parent / "agents"
 
 
-async def test_a_command_in_node_does_a_rollout_with_the_served_model(
-    world: World, main_job: MainJob, repository_root: Path
-) -> None:
-    """The main job has left its policy served, under the name that the agent asks for."""
+@pytest.mark.long(short=True)
+async def test_a_command_in_node_does_a_rollout_with_the_served_model(world, main_job, repository_root):
+    """The main job has left its policy served under the name that the agent calls."""
     agent = AgentConfig(command=("node", "agent.mjs"), grader_command=("node", "grader.mjs"))
     version = await publish_agent(world.client, repository_root / "examples/node_echo", "node-echo", agent)
     task = {"input": {"question": "12+34="}, "answer": "46"}
@@ -37,7 +36,7 @@ async def test_a_command_in_node_does_a_rollout_with_the_served_model(
     assert captured.attempt == attempt.name
 
 
-async def test_an_opentelemetry_exporter_lands_its_spans_in_the_attempt_of_its_key(world: World) -> None:
+async def test_an_opentelemetry_exporter_lands_its_spans_in_the_attempt_of_its_key(world):
     version = await publish_agent(
         world.client, AGENTS / "otel", "otel", AgentConfig(command=(sys.executable, "agent.py"))
     )

@@ -18,9 +18,9 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import connect
 from fulmen.errors import ArgumentInvalid, MessageTooLarge, ResourceNotFound, SettingsInvalid, TokenInvalid
 from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
+from tests.support.algorithm.runs import list_rollouts
 from tests.support.cli.commands import run_module
 from tests.support.end_to_end import World
-from tests.support.runs import list_rollouts
 from tests.support.stack import stack_targets
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
@@ -72,7 +72,7 @@ async def versions(world: World, resource: str) -> list[str]:
     return [each.name for each in answer.resources]
 
 
-async def test_every_malformed_line_of_every_file_is_reported_at_once(world: World, example: Path) -> None:
+async def test_every_malformed_line_of_every_file_is_reported_at_once(world, example):
     spoil(example / "tasks/train.jsonl", {3: "{not json", 7: '["a list"]'})
     spoil(example / "tasks/demonstrations.jsonl", {2: '{"messages": []}'})
 
@@ -86,7 +86,7 @@ async def test_every_malformed_line_of_every_file_is_reported_at_once(world: Wor
     assert "Traceback" not in done.stdout + done.stderr
 
 
-async def test_unknown_keys_of_a_train_file_are_reported_at_once(world: World, example: Path) -> None:
+async def test_unknown_keys_of_a_train_file_are_reported_at_once(world, example):
     file = example / "train.toml"
     file.write_text('nmae = "x"\n' + file.read_text(encoding="utf-8").replace("grader =", "gradr ="), encoding="utf-8")
 
@@ -99,7 +99,7 @@ async def test_unknown_keys_of_a_train_file_are_reported_at_once(world: World, e
     assert "Traceback" not in done.stdout + done.stderr
 
 
-async def test_unknown_settings_of_every_stage_are_reported_at_once(world: World, example: Path) -> None:
+async def test_unknown_settings_of_every_stage_are_reported_at_once(world, example):
     async with nothing_is_created(world):
         done = await world.fulmen(
             "train",
@@ -118,7 +118,7 @@ async def test_unknown_settings_of_every_stage_are_reported_at_once(world: World
     assert "Traceback" not in done.stdout + done.stderr
 
 
-async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_run_does(world: World) -> None:
+async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_run_does(world):
     run = training_run_pb2.TrainingRun(
         algorithm="sft",
         policy=training_run_pb2.PolicySpec(name=NAME, path="/nowhere"),
@@ -136,7 +136,7 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_ru
     )
 
 
-async def test_a_wrong_key_opens_no_door(world: World, example: Path) -> None:
+async def test_a_wrong_key_is_refused_everywhere(world, example):
     targets = stack_targets(world.stack)
     async with nothing_is_created(world):
         done = await world.fulmen("train", example / "train.toml", "--token", "not.a.token")
@@ -163,7 +163,7 @@ async def test_a_wrong_key_opens_no_door(world: World, example: Path) -> None:
         assert body["error"]["message"]
 
 
-async def test_what_is_too_large_is_refused_with_the_limit_named(world: World) -> None:
+async def test_what_is_too_large_is_refused_with_the_limit_named(world):
     async with nothing_is_created(world):
         whole = rollout_pb2.Rollout(input=b" " * TOO_LARGE_FOR_A_MESSAGE)
         with pytest.raises(MessageTooLarge):
@@ -189,9 +189,7 @@ async def test_what_is_too_large_is_refused_with_the_limit_named(world: World) -
         ("fulmen_llm_proxy", "llm_proxy", "llm_proxy"),
     ],
 )
-async def test_a_service_with_a_taken_port_or_an_unknown_setting_says_so_and_ends(
-    world: World, module: str, kind: str, port: str
-) -> None:
+async def test_a_service_with_a_taken_port_or_an_unknown_setting_says_so_and_ends(world, module, kind, port):
     """The second instance is configured as the running one is, so it would do harm if it went on."""
     process = world.stack.process(port)
     prefix = f"FULMEN_{kind.upper()}_"
@@ -208,7 +206,9 @@ async def test_a_service_with_a_taken_port_or_an_unknown_setting_says_so_and_end
     unknown = await run_module(module, "serve", environment={**environment, f"{prefix}NO_SUCH": "1"})
     assert unknown.status == USAGE
     assert f"{prefix}NO_SUCH: no such setting" in unknown.stderr
+    files = [Path(value) for name, value in environment.items() if name.endswith(("TOKEN_FILE", "KEYS_FILE"))]
     secrets = [value for name, value in environment.items() if name.endswith(("TOKEN", "DATABASE_URL"))]
+    secrets += [file.read_text().strip() for file in files]
     assert secrets
     assert not any(secret in unknown.stdout + unknown.stderr for secret in secrets)
     assert "Traceback" not in unknown.stdout + unknown.stderr

@@ -1,4 +1,4 @@
-"""The main job in a short form: what `fulmen train` promises a newcomer, on a real stack."""
+"""The main job in a short form: `fulmen train` on the arithmetic example, over a real stack."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from fulmen.store.v1 import rollout_pb2
-from tests.support.end_to_end import MainJob, World
-from tests.support.oracle import collect_books, problems_of
+from tests.support.chaos.oracle import collect_books, problems_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900), pytest.mark.long(short=True)]
 
 LAST_LINE = re.compile(r"validation accuracy (\d\.\d\d) -> (\d\.\d\d)")
 PNG = b"\x89PNG"
@@ -23,7 +22,7 @@ VALIDATION_TASKS = 8
 LEAST_SHARE_MERGED = 0.75
 
 
-async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: World, main_job: MainJob) -> None:
+async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world, main_job):
     done, reports = main_job.done, main_job.reports
 
     line = LAST_LINE.fullmatch(done.last_line)
@@ -37,9 +36,7 @@ async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: W
     assert problems_of(books, calls_per_rollout=ARITHMETIC_CALLS, min_reward=0.0) == []
 
 
-async def test_what_was_trained_is_tried_and_its_stages_compared(
-    world: World, main_job: MainJob, repository_root: Path
-) -> None:
+async def test_what_was_trained_is_tried_and_its_stages_compared(world, main_job, repository_root):
     stages = re.findall(r"^(?:sft|grpo): run (\S+)$", main_job.done.stdout, flags=re.MULTILINE)
 
     checked = await world.fulmen("agent", "check", repository_root / "examples/arithmetic/train.toml", "-o", "json")
@@ -57,10 +54,7 @@ async def test_what_was_trained_is_tried_and_its_stages_compared(
     assert runs["curves"][1]["reward_mean"]
 
 
-@pytest.mark.long(short=True)
-async def test_a_multi_turn_agent_trains_and_its_calls_merge(
-    world: World, repository_root: Path, tmp_path: Path
-) -> None:
+async def test_a_multi_turn_agent_trains_and_its_calls_merge(world, repository_root, tmp_path):
     folder = shutil.copytree(repository_root / "examples/calculator", tmp_path / "calculator")
     keep_lines(folder / "tasks/validation.jsonl", VALIDATION_TASKS)
 

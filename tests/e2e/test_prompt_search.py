@@ -1,4 +1,4 @@
-"""Algorithms that are no RL, over the whole stack: a prompt gets better, and an algorithm of one file trains."""
+"""Algorithms other than RL over the whole stack: a prompt search, and an algorithm in one file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aiohttp import web
 
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.store.v1 import resource_service_pb2
+from tests.support.algorithm.runs import list_rollouts
+from tests.support.algorithm.training import AGENT, BUILDER
 from tests.support.cli.commands import Done
 from tests.support.end_to_end import World
-from tests.support.runs import list_rollouts
-from tests.support.training import AGENT, BUILDER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
@@ -127,7 +127,6 @@ class Scripted:
         return KINDS if KINDS not in template else ALONE
 
     async def complete(self, request: web.Request) -> web.Response:
-        """Serves a chat completion."""
         asked = await request.json()
         text = self.answer(asked["model"], asked["messages"])
         message = {"role": "assistant", "content": text}
@@ -160,8 +159,8 @@ async def scripted(world: World) -> AsyncIterator[Scripted]:
 
 
 async def test_a_prompt_gets_better_and_is_measured_on_tasks_that_the_search_has_not_seen(
-    world: World, scripted: Scripted, tmp_path: Path, repository_root: Path
-) -> None:
+    world, scripted, tmp_path, repository_root
+):
     folder = shutil.copytree(repository_root / "examples/prompt_tuning", tmp_path / "agent")
     done = await world.fulmen("train", folder / "train.toml", "-o", "json", "--report-dir", tmp_path / "report")
     search, evaluation = _runs_of(done)
@@ -183,7 +182,7 @@ async def test_a_prompt_gets_better_and_is_measured_on_tasks_that_the_search_has
     assert f"+{ALONE}" in report
 
 
-async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(world: World, tmp_path: Path) -> None:
+async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(world, tmp_path):
     root = Path(__file__).parents[2]
     (tmp_path / "agent.py").write_bytes(AGENT)
     (tmp_path / "tiny_model.py").write_bytes(BUILDER)
@@ -211,9 +210,7 @@ async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(worl
 
 
 @pytest.mark.long(short=True)
-async def test_reinforcement_learning_goes_on_with_the_prompt_that_a_search_found(
-    world: World, scripted: Scripted, tmp_path: Path
-) -> None:
+async def test_reinforcement_learning_uses_the_prompt_that_a_search_found(world, scripted, tmp_path):
     root = Path(__file__).parents[2]
     demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
     files = {

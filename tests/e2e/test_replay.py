@@ -1,4 +1,4 @@
-"""Rollouts made under one reward are scored under another and trained on, and no training rollout is made for it."""
+"""Stored rollouts are rescored under another reward and trained on, without new training rollouts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
 from fulmen_algorithm.training.step import logprobs_of
+from tests.support.algorithm.runs import list_rollouts
+from tests.support.algorithm.training import AGENT, BUILDER
 from tests.support.cli.commands import Done
 from tests.support.end_to_end import World
-from tests.support.runs import list_rollouts
-from tests.support.training import AGENT, BUILDER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
@@ -91,9 +91,7 @@ def folder(tmp_path: Path, repository_root: Path) -> Path:
 
 
 @pytest.mark.long(short=True)
-async def test_a_policy_learns_another_reward_from_stored_rollouts_alone(
-    world: World, folder: Path, tmp_path: Path
-) -> None:
+async def test_a_policy_learns_another_reward_from_stored_rollouts_alone(world, folder, tmp_path):
     first = _run_of(await world.fulmen("train", folder / "first.toml", "-o", "json"))
     before = await list_rollouts(world.client)
     rescored = await world.fulmen(

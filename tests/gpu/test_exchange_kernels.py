@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from fulmen_exchange.kernels import reference
 from fulmen_exchange.kernels.selection import Kernels, KernelSelector, Mode
-from tests.support.exchange.kernel_inputs import (
-    SIZES,
-    assert_same,
-    corrected,
-    numbers,
-    quantised,
-    rounded,
-    rounded_multiples,
-    selected,
-    stepped,
-)
+from tests.support.exchange.kernel_inputs import SIZES, assert_same, numbers, results, rounded_multiples
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,40 +24,13 @@ def on_gpu(request: pytest.FixtureRequest) -> Kernels:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("threshold", [0.0, 1e-42, 1e-3, 1.0, float("inf")])
-def test_selecting_with_feedback_gives_the_bits_of_a_cpu(on_gpu: Kernels, size: int, threshold: float) -> None:
-    gradient, state = numbers(size, 1), numbers(size, 2)
-    found = selected(on_gpu, gradient.cuda(), state.cuda(), threshold)
-    assert_same(found, selected(reference, gradient, state, threshold))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("threshold", [0.0, 1.0, float("inf")])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_selecting_with_momentum_gives_the_bits_of_a_cpu(
-    on_gpu: Kernels, size: int, threshold: float, nesterov: bool
-) -> None:
-    gradient, state = numbers(size, 1), numbers(size, 2)
-    found = corrected(on_gpu, gradient.cuda(), state.cuda(), threshold, nesterov=nesterov)
-    assert_same(found, corrected(reference, gradient, state, threshold, nesterov=nesterov))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_with_momentum_have_the_bits_of_a_cpu(on_gpu: Kernels, size: int, nesterov: bool) -> None:
-    gradient, state = numbers(size, 1), numbers(size, 2)
-    found = stepped(on_gpu, gradient.cuda(), state.cuda(), nesterov=nesterov)
-    assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("range_", [(-149, 120), (-8, 2), (-149, -120)], ids=["all", "usual", "subnormal"])
-def test_quantising_gives_the_bits_of_a_cpu(on_gpu: Kernels, size: int, bits: int, range_: tuple[int, int]) -> None:
-    values, state = numbers(size, 1, lowest=range_[0], highest=range_[1]), numbers(size, 2)
-    found = quantised(on_gpu, values.cuda(), state.cuda(), bits=bits)
-    assert_same(found, quantised(reference, values, state, bits=bits))
-    assert_same(rounded(on_gpu, values.cuda(), bits=bits), rounded(reference, values, bits=bits))
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_gpu_gives_the_bits_of_a_cpu(on_gpu: Kernels, size: int, range_: tuple[int, int], nesterov: bool) -> None:
+    gradient, state = numbers(size, 1, lowest=range_[0], highest=range_[1]), numbers(size, 2)
+    for bits, threshold in zip(range(2, 9), (0.0, -0.0, 1e-42, 1e-3, 1.0, 1e30, float("inf")), strict=True):
+        how: dict[str, Any] = {"threshold": threshold, "nesterov": nesterov, "bits": bits}
+        assert_same(results(on_gpu, gradient.cuda(), state.cuda(), **how), results(reference, gradient, state, **how))
 
 
 def test_a_multiple_of_the_scale_is_itself(on_gpu: Kernels) -> None:

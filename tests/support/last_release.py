@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import jwt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.store.running import LIMIT_S
 
 __all__ = ["LAST_RELEASE", "OldClient", "descriptors", "last_pool", "old_token"]
@@ -51,10 +50,8 @@ def descriptors(package: str) -> Iterator[Descriptor | EnumDescriptor | MethodDe
 
 
 def old_token(signing_key: str, role: str) -> str:
-    """Signs a token as the last release did: without an id, and bound to the default project."""
-    now = int(time.time())
-    claims = {"role": role, "sub": "old", "prj": "projects/default", "iss": "fulmen", "iat": now, "exp": now + 600}
-    return jwt.encode(claims, signing_key, algorithm="HS256")
+    """Issues a token to a service of the last release, which sends it as it is."""
+    return TokenSigner(signing_key).issue(Role(role), subject="old", ttl_s=600, project="projects/default")
 
 
 class OldClient:

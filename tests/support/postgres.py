@@ -25,7 +25,7 @@ import asyncpg
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_store.database.database import connect
 from fulmen_store.database.migrations import migrate
-from fulmen_store.retention.maintenance import Maintenance
+from fulmen_store.retention.retention import Maintenance
 from fulmen_store.retention.table import UpkeepTable
 from tests.support import docker
 

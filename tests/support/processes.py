@@ -6,9 +6,17 @@ import asyncio
 import os
 from pathlib import Path
 
-__all__ = ["holders_of", "none_holds"]
+__all__ = ["alive", "holders_of", "none_holds"]
 
 _GONE_DEADLINE_S = 20.0
+
+
+def alive(pid: int) -> bool:
+    """Returns whether a process has not ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
 
 
 def holders_of(text: str) -> list[str]:

@@ -9,7 +9,7 @@ its seeds, and a mean difference of at most one is within noise. Learning rates 
 reported. Bytes are those that a rank sends in a step: payloads, vectors that are sent as they are, and what rounds ask.
 
 Run `python -m benchmarks.exchange.convergence [--short] [--only TASK ...] [--tune] [--processes N] [--output FOLDER]
-[--doc FILE]`. Finished cells are kept in .fulmen/bench-convergence, and a run that was cut off goes on with the next one;
+[--doc FILE]`. Finished cells are kept in .fulmen/bench-convergence, and an interrupted run continues with the next one;
 --anew trains all again. Writes exchange_convergence.json and .png after every task; in the document, all between the two
 lines that name this benchmark is replaced. --tune first trains what learning rates were chosen by.
 """
@@ -102,7 +102,7 @@ def write(folder: Path, *, short: bool, document: Path | None) -> list[outcome.C
 
 
 def main() -> None:
-    """Trains what is missing and writes what came of it."""
+    """Trains the missing cells and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="a few steps of one seed"

@@ -16,7 +16,8 @@ from time import perf_counter
 
 from benchmarks.exchange.convergence.cases import Cell, Learned, switches
 from benchmarks.train import learning
-from fulmen_algorithm.runs.events import Event, EventLog
+from fulmen_algorithm.runs.entry import EventLog
+from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 
 EXAMPLE = "arithmetic"
@@ -85,4 +86,4 @@ async def _told(log: EventLog) -> list[Event]:
 
 
 def _unsaid(record: object) -> None:
-    """Says nothing: a cell is told when it is finished."""
+    """Does nothing: cells are reported once finished."""

@@ -122,7 +122,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What came of a cell.
+    """Results of a cell.
 
     Attributes:
         final: Loss on held-out text, nats per byte; or mean reward of the last steps, 0 to 1.

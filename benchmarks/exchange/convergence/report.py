@@ -11,14 +11,14 @@ from benchmarks import outcome
 from benchmarks.exchange.convergence.cases import Case, Cell, Learned, Task
 from benchmarks.exchange.convergence.verdicts import NOISE, Verdict, spread_of, verdict_of
 
-LEAST_RATIO = 50.0
+MIN_RATIO = 50.0
 """Bytes of float32 for each byte that DGC sends, at least, for what is claimed of it."""
 UNITS = {Task.TEXT: "nats", Task.ARITHMETIC: "of the reward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A case and what became of it.
+    """A case and its results.
 
     Attributes:
         case: It.
@@ -85,8 +85,8 @@ def claims_of(lines: Sequence[Line]) -> list[outcome.Claim]:
             found.append(outcome.claim(name, line.verdict.spreads, "spreads", goal=NOISE, better="lower"))
         if case.exchange["codec"] == "dgc":
             name = f"{case.task}: {case.name}, fewer bytes than {case.dense}"
-            found.append(outcome.claim(f"{name}, whole run", line.ratio, "x", goal=LEAST_RATIO, better="higher"))
-            found.append(outcome.claim(f"{name}, second half", line.late_ratio, "x", goal=LEAST_RATIO, better="higher"))
+            found.append(outcome.claim(f"{name}, whole run", line.ratio, "x", goal=MIN_RATIO, better="higher"))
+            found.append(outcome.claim(f"{name}, second half", line.late_ratio, "x", goal=MIN_RATIO, better="higher"))
     return found
 
 

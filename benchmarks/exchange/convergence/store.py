@@ -1,4 +1,4 @@
-"""Cells that are finished, a file each, so that a benchmark that was cut off goes on where it was."""
+"""Finished cells, one file each, so that an interrupted benchmark can continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = ROOT / ".fulmen" / "bench-convergence"
 
 
 def read(cell: Cell, folder: Path = FOLDER) -> Learned | None:
-    """Returns what came of a cell; None if it was not trained yet."""
+    """Returns the results of a cell; None if it is not trained yet."""
     file = folder / cell.file
     if not file.exists():
         return None
@@ -27,7 +27,7 @@ def read(cell: Cell, folder: Path = FOLDER) -> Learned | None:
 
 
 def write(cell: Cell, learned: Learned, folder: Path = FOLDER) -> None:
-    """Keeps what came of a cell; the file is whole or not there."""
+    """Stores the results of a cell atomically."""
     file = folder / cell.file
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")

@@ -1,1 +1,1 @@
-"""The command line `fulmen`: starts the local stack, trains agents, and looks into every service."""
+"""The command line `fulmen`: starts the local stack, trains agents, and inspects every service."""

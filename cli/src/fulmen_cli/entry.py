@@ -1,4 +1,4 @@
-"""Where the program `fulmen` begins: agents that call `fulmen emit` do not wait until all other commands are imported."""
+"""The entry point of the program `fulmen`. `fulmen emit`, which agents call, starts without importing the other commands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def main() -> None:
 
         from fulmen_cli.agent import emit
 
-        app = typer.Typer(pretty_exceptions_enable=False)
-        # Without a callback typer would take the only group for the program itself.
-        app.callback()(lambda: None)
-        emit.register(app)
-        app(prog_name="fulmen")
+        small = typer.Typer(pretty_exceptions_enable=False)
+        # Without a callback typer treats a single group as the program itself.
+        small.callback()(lambda: None)
+        emit.register(small)
+        small(prog_name="fulmen")
         return
     # SIGTERM is handled like Ctrl-C: the command reports what continues without it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    from fulmen_cli.main import main as run
+    from fulmen_cli.main import app
 
-    run()
+    app()

@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from fulmen.errors import Code, FulmenError, Unavailable
-from fulmen.train_config import ConfigError
+from fulmen.train_toml.train import ConfigError
 from fulmen_cli.local.errors import PortInUseError, StackError, StackRunningError
 from fulmen_cli.local.postgres import EmbeddedPostgresError
 

@@ -20,10 +20,9 @@ from fulmen_cli.rollout import commands as rollout_commands
 from fulmen_cli.run import commands as run_commands
 from fulmen_cli.runner import commands as runner_commands
 from fulmen_cli.stack import commands as stack_commands
-from fulmen_cli.train import algorithms
 from fulmen_cli.train import commands as train_commands
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
     help="Fulmen trains the AI agents that you already have.\n\n"
@@ -54,7 +53,6 @@ for module in (
     stack_commands,
     check,
     train_commands,
-    algorithms,
     run_commands,
     exchange_commands,
     rollout_commands,
@@ -72,8 +70,3 @@ for module in (
     support,
 ):
     module.register(app)
-
-
-def main() -> None:
-    """Runs the command line."""
-    app()

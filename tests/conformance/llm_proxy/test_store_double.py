@@ -25,7 +25,7 @@ from fulmen.store.v1 import (
     span_service_pb2_grpc,
 )
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.llm_proxy import harness
 from tests.support.llm_proxy.backend import Backend, reply_to, token_ids_of
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of

@@ -7,28 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.postgres import shared_server
-from tests.support.runner.fixtures import proxy, publish_agent, start_runner
-from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.fixtures import Store, proxy, publish_agent, start_runner, world
 from tests.support.runner.store_double import StoreDouble
-from tests.support.runner.stores import LEASE_TTL_S, DoubleStore, RealStore, Store
+from tests.support.runner.stores import RealStore
 
-__all__ = ["proxy", "publish_agent", "start_runner", "store"]
+__all__ = ["proxy", "publish_agent", "start_runner", "store", "world"]
 
 
 @pytest_asyncio.fixture(params=["real", pytest.param("double", marks=pytest.mark.long(short=True))])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Store]:
     """Yields a store that serves."""
-    if request.param == "double":
-        double = StoreDouble(signing_key=SIGNING_KEY, lease_ttl_s=LEASE_TTL_S)
-        await double.start()
-        yield DoubleStore(double)
-        await double.close()
-        return
-    server = shared_server()
-    database_url = server.fresh_database()
-    real = RealStore(database_url)
-    await real.start()
-    yield real
-    await real.close()
-    server.drop(database_url)
+    async with RealStore(database_url) if request.param == "real" else StoreDouble() as running:
+        yield running

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.stores import Store
 
 LONG, SHORT, COUNT = 4, 40, 120
 # The first few attempts in a process do not end before the gate is there, nor do those after so many short ones.
@@ -24,22 +23,22 @@ async def solve(task, context):
 
 
 async def test_a_runner_that_is_stopped_under_load_exits_0_and_every_rollout_ends_exactly_once(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
+    world: World, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    agent = await publish_agent(
+    agent = await world.publish(
         {"agent.py": AGENT.format(gate=str(gate), long=LONG, short=SHORT)}, python="agent.py:solve"
     )
-    names = await store.create(rollouts_of(agent, [{}] * COUNT, max_attempts=1))
-    runner = await start_runner(slots=8, drain_grace_s=2)
+    names = await world.store.create(rollouts_of(agent, [{}] * COUNT, max_attempts=1))
+    runner = await world.start(slots=8, drain_grace_s=2)
     await runner.logged("attempt_finished", count=20)
     runner.send(signal.SIGTERM)
     assert await runner.exit_code() == 0
     finished = sum(line["event"] == "attempt_finished" and not line["released"] for line in runner.log)
     assert finished < COUNT - LONG, "it was stopped too late to have anything left"
     gate.touch()
-    await start_runner(slots=8)
-    ended = await store.ended(names)
+    await world.start(slots=8)
+    ended = await world.store.ended(names)
     kinds = [[attempt.kind for attempt in ended[name]] for name in names]
     # What ran or had just been assigned is given back; each has one attempt that counts, the one that it may have.
     assert all(one in ([""], ["RELEASED", ""]) for one in kinds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,9 @@ from fulmen.errors import ArgumentInvalid, PermissionDenied
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
-from fulmen_service_kit.tokens import Role
-from tests.support.runner.fixtures import PublishAgent, StartRunner
-from tests.support.runner.harness import rollouts_of, token, wait_for_exit
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import Store
+from fulmen_service_kit.security.tokens import Role
+from tests.support.runner.fixtures import World
+from tests.support.runner.harness import rollouts_of, token
 
 ASKING = """
 from openai import AsyncOpenAI
@@ -25,122 +22,81 @@ async def solve(task, context):
     answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "who am I?"}])
     return float(answer.choices[0].message.content == context.attempt)
 """
-TREE = """
-import os, subprocess, sys, time
-child = subprocess.Popen(["sleep", "3600"])
-with open(os.environ["PID_FILE"], "w") as file:
-    file.write(f"{os.getpid()} {child.pid}")
-os.rename(os.environ["PID_FILE"], os.environ["PID_FILE"] + ".ready")
-import urllib.request
-body = b'{"model": "m", "messages": []}'
-key = os.environ["OPENAI_API_KEY"]
-request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body,
-                                 {"Authorization": "Bearer " + key, "Content-Type": "application/json"})
-urllib.request.urlopen(request).read()
-print(1)
-"""
 
 
-async def test_results_survive_a_death_of_the_store_and_count_once(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await start_runner()
-    proxy.holding = True
-    names = await store.create(rollouts_of(agent, [{}] * 20))
-    await proxy.until_waiting(20)
-    await store.kill()
-    proxy.release()
+async def test_results_survive_a_death_of_the_store_and_count_once(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    runner = await world.start()
+    world.proxy.holding = True
+    names = await world.store.create(rollouts_of(agent, [{}] * 20))
+    await world.proxy.until_waiting(20)
+    await world.store.kill()
+    world.proxy.release()
     await runner.logged("attempt_finished", count=20)
     await runner.logged("lease_stream_broken")
-    await store.revive()
-    ended = await store.ended(names)
+    await world.store.revive()
+    ended = await world.store.ended(names)
     assert [[(e.kind, e.rewards) for e in ended[name]] for name in names] == [[("", {("reward", None): 1.0})]] * 20
     assert (await runner.logged("session_opened", count=2))["resumed"] is True
 
 
-async def test_another_runner_finishes_what_a_killed_one_began(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    first = await start_runner()
-    proxy.holding = True
-    names = await store.create(rollouts_of(agent, [{}] * 10))
-    await proxy.until_waiting(10)
+@pytest.mark.long(short=True)
+async def test_another_runner_finishes_what_a_killed_one_began(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    first = await world.start()
+    world.proxy.holding = True
+    names = await world.store.create(rollouts_of(agent, [{}] * 10))
+    await world.proxy.until_waiting(10)
     first.send(signal.SIGKILL)
     await first.exit_code()
-    proxy.release()
-    await start_runner()
-    ended = await store.ended(names)
+    world.proxy.release()
+    await world.start()
+    ended = await world.store.ended(names)
     assert [[e.kind for e in ended[name]] for name in names] == [["LEASE_LOST", ""]] * 10
 
 
-async def test_no_process_of_a_command_outlives_a_killed_runner(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble, tmp_path: Path
-) -> None:
-    agent = await publish_agent(
-        {"agent.py": TREE}, command=("python", "agent.py"), environment={"PID_FILE": str(tmp_path / "pids")}
-    )
-    runner = await start_runner()
-    proxy.holding = True
-    await store.create(rollouts_of(agent, [{}]))
-    await proxy.until_waiting(1)
-    pids = [int(pid) for pid in (tmp_path / "pids.ready").read_text().split()]
-    runner.send(signal.SIGKILL)
-    await runner.exit_code()
-    for pid in pids:
-        await wait_for_exit(pid)
-    proxy.release()
-
-
-async def test_sigterm_finishes_within_the_grace_and_exits_0(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await start_runner(drain_grace_s=30)
-    proxy.holding = True
-    [name] = await store.create(rollouts_of(agent, [{}]))
-    await proxy.until_waiting(1)
+async def test_sigterm_finishes_within_the_grace_and_exits_0(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    runner = await world.start(drain_grace_s=30)
+    world.proxy.holding = True
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
+    await world.proxy.until_waiting(1)
     runner.send(signal.SIGTERM)
     await runner.logged("draining")
-    proxy.release()
+    world.proxy.release()
     assert await runner.exit_code() == 0
-    assert [ended.kind for ended in (await store.ended([name]))[name]] == [""]
+    assert [ended.kind for ended in (await world.store.ended([name]))[name]] == [""]
 
 
-async def test_a_drain_gives_back_what_does_not_finish_and_takes_nothing_new(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await start_runner(drain_grace_s=1, slots=2)
-    proxy.holding = True
-    names = await store.create(rollouts_of(agent, [{}] * 3, max_attempts=1))
-    await proxy.until_waiting(2)
+async def test_a_drain_gives_back_what_does_not_finish_and_takes_nothing_new(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    runner = await world.start(drain_grace_s=1, slots=2)
+    world.proxy.holding = True
+    names = await world.store.create(rollouts_of(agent, [{}] * 3, max_attempts=1))
+    await world.proxy.until_waiting(2)
     runner.send(signal.SIGTERM)
     assert await runner.exit_code() == 0
-    proxy.release()
-    await start_runner()
-    ended = await store.ended(names)
+    world.proxy.release()
+    await world.start()
+    ended = await world.store.ended(names)
     kinds = sorted([e.kind for e in ended[name]] for name in names)
     assert kinds == [[""], ["RELEASED", ""], ["RELEASED", ""]]
 
 
-async def test_the_rpcs_of_a_runner(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await start_runner(slots=1)
+async def test_the_rpcs_of_a_runner(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    runner = await world.start(slots=1)
     port = (await runner.ports())["port"]
-    proxy.holding = True
-    names = await store.create(rollouts_of(agent, [{}] * 3))
-    await proxy.until_waiting(1)
+    world.proxy.holding = True
+    names = await world.store.create(rollouts_of(agent, [{}] * 3))
+    await world.proxy.until_waiting(1)
     async with open_channel(f"127.0.0.1:{port}", token=token(Role.CLIENT)) as channel:
         with pytest.raises(PermissionDenied):
             await runner_service_pb2_grpc.RunnerServiceStub(channel).Drain(messages.DrainRequest())
     async with open_channel(f"127.0.0.1:{port}", token=token()) as channel:
         stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
         assert (await stub.SetSlots(messages.SetSlotsRequest(slot_count=3))).slot_count == 3
-        await proxy.until_waiting(3)
+        await world.proxy.until_waiting(3)
         status = await stub.GetStatus(messages.GetStatusRequest())
         assert (status.slot_count, len(status.running), status.draining) == (3, 3, False)
         assert status.runner.startswith("runners/")
@@ -158,32 +114,28 @@ async def test_the_rpcs_of_a_runner(
         assert "eyJ" not in stacks
         assert (await stub.Drain(messages.DrainRequest())).running_count == 3
         assert (await stub.GetStatus(messages.GetStatusRequest())).draining is True
-        proxy.release()
+        world.proxy.release()
         assert await runner.exit_code() == 0
-    ended = await store.ended(names)
+    ended = await world.store.ended(names)
     assert [[e.kind for e in ended[name]] for name in names] == [[""]] * 3
 
 
-async def test_a_proxy_that_restarts_makes_its_attempts_infra(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    await start_runner()
-    proxy.holding = True
-    [name] = await store.create(rollouts_of(agent, [{}]))
-    await proxy.until_waiting(1)
-    proxy.instance_id = "instance-2"
-    proxy.release()
-    assert [ended.kind for ended in (await store.ended([name]))[name]] == ["INFRA", ""]
+async def test_a_proxy_that_restarts_makes_its_attempts_infra(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    await world.start()
+    world.proxy.holding = True
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
+    await world.proxy.until_waiting(1)
+    world.proxy.instance_id = "instance-2"
+    world.proxy.release()
+    assert [ended.kind for ended in (await world.store.ended([name]))[name]] == ["INFRA", ""]
 
 
-async def test_attempts_wait_for_a_proxy_that_is_away(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": ASKING}, python="agent.py:solve")
-    await proxy.stop_grpc()
-    runner = await start_runner()
-    [name] = await store.create(rollouts_of(agent, [{}]))
+async def test_attempts_wait_for_a_proxy_that_is_away(world: World) -> None:
+    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
+    await world.proxy.stop_grpc()
+    runner = await world.start()
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
     await runner.logged("attempt_started")
-    await proxy.start_grpc()
-    assert [ended.kind for ended in (await store.ended([name]))[name]] == [""]
+    await world.proxy.start_grpc()
+    assert [ended.kind for ended in (await world.store.ended([name]))[name]] == [""]

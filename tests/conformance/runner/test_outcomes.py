@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import Store
 
 AGENT = """
 import asyncio, math, os, sys, time
@@ -48,169 +44,114 @@ def grade_raises(task, outcome): raise ValueError("no")
 FILES = {"agent.py": AGENT, "helper.py": "WORD = 'helped'\n"}
 
 
-async def run_one(
-    store: Store, start_runner: StartRunner, agent: str, task: object = None, **policy: object
-) -> list[object]:
-    await start_runner()
-    [name] = await store.create(rollouts_of(agent, [task or {"question": "why"}], **policy))
-    return (await store.ended([name]))[name]
+ONE = {("reward", None): 1.0}
+# agent, grader, failure kind, text of the message, rewards
+OUTCOMES: list[tuple[str, str, str, str, dict[tuple[str, int | None], float]]] = [
+    ("number", "", "", "", {("reward", None): 0.5}),
+    ("blocking", "", "", "", {("reward", None): 2.0}),
+    ("emits", "", "", "", {("format", 0): 1.0, ("reward", None): 2.5}),
+    ("with_context", "", "", "", ONE),
+    ("instance", "", "", "", {("reward", None): 4.0}),
+    ("raises", "", "AGENT_ERROR", "RuntimeError: boom helped", {}),
+    ("exits", "", "AGENT_ERROR", "SystemExit: 3", {}),
+    ("not_a_number", "", "AGENT_ERROR", "not a finite number", {}),
+    ("cancels_itself", "", "AGENT_ERROR", "cancelled itself", {}),
+    ("absent", "", "AGENT_ERROR", "no callable 'absent'", {}),
+    ("nothing", "", "REWARD_MISSING", "neither", {}),
+    ("text", "", "REWARD_MISSING", "neither", {}),
+    ("sleeps", "", "TIMEOUT", "", {}),
+    ("stubborn", "", "TIMEOUT", "", {}),
+    ("hangs", "", "TIMEOUT", "", {}),
+    ("text", "grade", "", "", {("exact", None): 1.0, ("length", None): 16.0}),
+    ("text", "grade_async", "", "", {("reward", None): 0.25}),
+    ("text", "grade_badly", "AGENT_ERROR", "", {}),
+    ("text", "grade_raises", "AGENT_ERROR", "", {}),
+    ("text", "nothing", "AGENT_ERROR", "", {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("target", "rewards"),
-    [
-        ("number", {("reward", None): 0.5}),
-        ("blocking", {("reward", None): 2.0}),
-        ("emits", {("format", 0): 1.0, ("reward", None): 2.5}),
-        ("with_context", {("reward", None): 1.0}),
-        ("instance", {("reward", None): 4.0}),
-    ],
-)
-async def test_rewards_reach_the_store(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, target: str, rewards: dict[object, float]
-) -> None:
-    agent = await publish_agent(FILES, python=f"agent.py:{target}", environment={"FROM_SPEC": "2.0"})
-    [ended] = await run_one(store, start_runner, agent)
-    assert (ended.kind, ended.rewards) == ("", rewards)
+async def test_outcomes_are_typed_and_explained(world: World) -> None:
+    await world.start(slots=len(OUTCOMES))
+    names: list[str] = []
+    for agent, grader, kind, *_ in OUTCOMES:
+        graded = {"python_grader": f"agent.py:{grader}"} if grader else {}
+        version = await world.publish(FILES, python=f"agent.py:{agent}", environment={"FROM_SPEC": "2.0"}, **graded)
+        task = {"question": "why", "sleep_s": 3600}
+        names += await world.store.create(rollouts_of(version, [task], timeout_s=2 if kind == "TIMEOUT" else 60))
+    ended = await world.store.ended(names)
+    wrong = {
+        (agent, grader): ended[name]
+        for name, (agent, grader, kind, says, rewards) in zip(names, OUTCOMES, strict=True)
+        if [(each.kind, each.rewards, says in each.message) for each in ended[name]] != [(kind, rewards, True)]
+    }
+    assert wrong == {}
+    assert {each.output for name in names[15:17] for each in ended[name]} == {b"an answer to why"}
 
 
-@pytest.mark.parametrize(
-    ("target", "kind", "says"),
-    [
-        ("raises", "AGENT_ERROR", "RuntimeError: boom helped"),
-        ("exits", "AGENT_ERROR", "SystemExit: 3"),
-        ("not_a_number", "AGENT_ERROR", "not a finite number"),
-        ("cancels_itself", "AGENT_ERROR", "cancelled itself"),
-        ("absent", "AGENT_ERROR", "no callable 'absent'"),
-        ("nothing", "REWARD_MISSING", "neither"),
-        ("text", "REWARD_MISSING", "neither"),
-    ],
-)
-async def test_failures_are_typed_and_explained(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, target: str, kind: str, says: str
-) -> None:
-    agent = await publish_agent(FILES, python=f"agent.py:{target}")
-    [ended] = await run_one(store, start_runner, agent)
-    assert (ended.kind, ended.rewards) == (kind, {})
-    assert says in ended.message
-
-
-@pytest.mark.parametrize("target", ["sleeps", "stubborn", "hangs"])
-async def test_an_attempt_past_its_deadline_ends_as_timeout(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, target: str
-) -> None:
-    agent = await publish_agent(FILES, python=f"agent.py:{target}")
-    [ended] = await run_one(store, start_runner, agent, {"sleep_s": 3600}, timeout_s=2)
-    assert ended.kind == "TIMEOUT"
-
-
-@pytest.mark.parametrize(
-    ("grader", "kind", "rewards"),
-    [
-        ("grade", "", {("exact", None): 1.0, ("length", None): 16.0}),
-        ("grade_async", "", {("reward", None): 0.25}),
-        ("grade_badly", "AGENT_ERROR", {}),
-        ("grade_raises", "AGENT_ERROR", {}),
-        ("nothing", "AGENT_ERROR", {}),
-    ],
-)
-async def test_a_grader_scores_the_outcome(
-    store: Store,
-    start_runner: StartRunner,
-    publish_agent: PublishAgent,
-    grader: str,
-    kind: str,
-    rewards: dict[object, float],
-) -> None:
-    agent = await publish_agent(FILES, python="agent.py:text", python_grader=f"agent.py:{grader}")
-    [ended] = await run_one(store, start_runner, agent)
-    assert (ended.kind, ended.rewards) == (kind, rewards)
-    if not kind:
-        assert ended.output == b"an answer to why"
-
-
-async def test_a_running_rollout_is_cancelled(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent(FILES, python="agent.py:sleeps")
-    runner = await start_runner()
-    [name] = await store.create(rollouts_of(agent, [{}]))
+async def test_a_running_rollout_is_cancelled(world: World) -> None:
+    agent = await world.publish(FILES, python="agent.py:stubborn")
+    runner = await world.start()
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
     await runner.logged("attempt_started")
-    await store.cancel([name])
-    assert [ended.kind for ended in (await store.ended([name]))[name]] == ["CANCELLED"]
+    await world.store.cancel([name])
+    assert [ended.kind for ended in (await world.store.ended([name]))[name]] == ["CANCELLED"]
 
 
-async def test_failures_of_infrastructure_are_tried_again_and_never_a_reward(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    proxy.infra_failures = 1
-    agent = await publish_agent(FILES, python="agent.py:raises")
-    ended = await run_one(store, start_runner, agent, max_attempts=2)
+async def test_failures_of_infrastructure_are_tried_again_and_never_a_reward(world: World) -> None:
+    world.proxy.infra_failures = 1
+    agent = await world.publish(FILES, python="agent.py:raises")
+    await world.start()
+    [ended] = await world.attempts(agent, [{}], max_attempts=2)
     assert [(e.kind, e.rewards) for e in ended] == [("INFRA", {}), ("INFRA", {})]
     assert "RuntimeError: boom helped" in ended[0].message
 
 
-async def test_a_success_in_spite_of_failed_calls_is_a_success(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    proxy.infra_failures = 1
-    agent = await publish_agent(FILES, python="agent.py:number")
-    [ended] = await run_one(store, start_runner, agent)
-    assert ended.kind == ""
+async def test_a_success_in_spite_of_failed_calls_is_a_success(world: World) -> None:
+    world.proxy.infra_failures = 1
+    agent = await world.publish(FILES, python="agent.py:number")
+    await world.start()
+    assert (await world.run(agent, {})).kind == ""
 
 
-async def test_spans_that_are_not_confirmed_make_it_infra(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    proxy.confirming = False
-    agent = await publish_agent(FILES, python="agent.py:number")
-    await start_runner(flush_s=0.5)
-    [name] = await store.create(rollouts_of(agent, [{}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+async def test_spans_that_are_not_confirmed_make_it_infra(world: World) -> None:
+    world.proxy.confirming = False
+    agent = await world.publish(FILES, python="agent.py:number")
+    await world.start(flush_s=0.5)
+    ended = await world.run(agent, {}, max_attempts=1)
     assert (ended.kind, ended.rewards) == ("INFRA", {})
 
 
-async def test_two_versions_of_an_agent_keep_their_modules_apart(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
+async def test_two_versions_of_an_agent_keep_their_modules_apart(world: World) -> None:
     code = "import helper\nasync def solve(task):\n    return helper.VALUE\n"
-    first = await publish_agent({"agent.py": code, "helper.py": "VALUE = 1"}, python="agent.py:solve")
-    second = await publish_agent({"agent.py": code, "helper.py": "VALUE = 2"}, python="agent.py:solve")
-    await start_runner()
-    names = []
-    for agent in (first, second, first):
-        [name] = await store.create(rollouts_of(agent, [{}]))
-        names.append((await store.ended([name]))[name][0].rewards)
-    assert [rewards[("reward", None)] for rewards in names] == [1.0, 2.0, 1.0]
+    first = await world.publish({"agent.py": code, "helper.py": "VALUE = 1"}, python="agent.py:solve")
+    second = await world.publish({"agent.py": code, "helper.py": "VALUE = 2"}, python="agent.py:solve")
+    await world.start()
+    rewards = [(await world.run(agent, {})).rewards["reward", None] for agent in (first, second, first)]
+    assert rewards == [1.0, 2.0, 1.0]
 
 
-async def test_input_that_is_not_json_is_the_tasks_fault(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent(FILES, python="agent.py:number")
-    await start_runner()
+async def test_input_that_is_not_json_is_the_tasks_fault(world: World) -> None:
+    agent = await world.publish(FILES, python="agent.py:number")
+    await world.start()
     [rollout] = rollouts_of(agent, [{}])
     rollout.input = b"{"
-    [name] = await store.create([rollout])
-    [ended] = (await store.ended([name]))[name]
+    [name] = await world.store.create([rollout])
+    [ended] = (await world.store.ended([name]))[name]
     assert ended.kind == "AGENT_ERROR"
     assert "not valid application/json" in ended.message
 
 
-async def test_an_agent_that_does_not_exist_fails_its_rollouts_only(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    good = await publish_agent(FILES, python="agent.py:number")
-    await start_runner()
-    names = await store.create(rollouts_of("resources/agent.none/versions/1", [{}]) + rollouts_of(good, [{}]))
-    ended = await store.ended(names)
+async def test_an_agent_that_does_not_exist_fails_its_rollouts_only(world: World) -> None:
+    good = await world.publish(FILES, python="agent.py:number")
+    await world.start()
+    names = await world.store.create(rollouts_of("resources/agent.none/versions/1", [{}]) + rollouts_of(good, [{}]))
+    ended = await world.store.ended(names)
     assert [ended[name][0].kind for name in names] == ["AGENT_ERROR", ""]
 
 
-async def test_what_an_agent_returns_is_kept_as_json(
-    store: Store, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
+async def test_what_an_agent_returns_is_kept_as_json(world: World) -> None:
     code = "from fulmen.emit import emit_reward\nasync def solve(task):\n    emit_reward(1)\n    return {'got': task}\n"
-    agent = await publish_agent({"agent.py": code}, python="agent.py:solve")
-    [ended] = await run_one(store, start_runner, agent, {"question": "why", "ü": [1, None]})
+    agent = await world.publish({"agent.py": code}, python="agent.py:solve")
+    await world.start()
+    ended = await world.run(agent, {"question": "why", "ü": [1, None]})
     assert json.loads(ended.output) == {"got": {"question": "why", "ü": [1, None]}}

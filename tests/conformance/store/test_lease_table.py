@@ -95,19 +95,18 @@ async def test_a_rollout_is_leased_to_one_session_only(subject: Subject) -> None
 async def test_only_the_holder_of_the_latest_lease_ends_an_attempt(subject: Subject) -> None:
     grant = await _leased(subject)
     stranger = await subject.open_session()
-    for session, epoch in ((stranger, 1), (grant.session_id, 2)):
-        assert await subject.table.end([_end(grant.rollout_id, session, epoch, RolloutState.SUCCEEDED)]) == []
-    (ended,) = await subject.table.end([_end(grant.rollout_id, grant.session_id, 1, RolloutState.SUCCEEDED)])
+    for wrong in (replace(grant, session_id=stranger), replace(grant, epoch=2)):
+        assert await subject.table.end([_end(wrong, RolloutState.SUCCEEDED)]) == []
+    (ended,) = await subject.table.end([_end(grant, RolloutState.SUCCEEDED)])
     assert ended.rollout_state is RolloutState.SUCCEEDED
-    assert await subject.table.end([_end(grant.rollout_id, grant.session_id, 1, RolloutState.SUCCEEDED)]) == []
+    assert await subject.table.end([_end(grant, RolloutState.SUCCEEDED)]) == []
     (stored,) = await subject.table.ended([(grant.rollout_id, 1)])
     assert (stored.session_id, stored.kind) == (grant.session_id, FailureKind.NONE)
 
 
 async def test_a_retried_rollout_waits_again_under_the_next_epoch(subject: Subject) -> None:
     grant = await _leased(subject)
-    end = _end(grant.rollout_id, grant.session_id, 1, RolloutState.RETRY_WAIT, FailureKind.INFRA)
-    assert await subject.table.end([end])
+    assert await subject.table.end([_end(grant, RolloutState.RETRY_WAIT, FailureKind.INFRA)])
     ((item, delay_s),) = await subject.table.waiting(1, after=BEFORE_ALL, limit=10)
     assert (item.rollout_id, delay_s) == (grant.rollout_id, 0)
     (again,) = await subject.table.claim([(grant.rollout_id, grant.session_id)])
@@ -122,19 +121,15 @@ async def test_waiting_items_come_in_order_page_by_page(subject: Subject) -> Non
     after = BEFORE_ALL
     while page := await subject.table.waiting(1, after=after, limit=3):
         listed += [item for item, _ in page]
-        after = (listed[-1].sort_priority, listed[-1].rollout_id)
-    assert listed == sorted(items, key=lambda item: (item.sort_priority, item.rollout_id))
+        after = _place(listed[-1])
+    assert listed == sorted(items, key=_place)
 
 
 async def test_the_oldest_of_each_rank_are_found_behind_any_backlog(subject: Subject) -> None:
     items = await _waiting(subject, 9, priorities=[-2, 0, 7])
-    expected = []
-    for sort_priority in (-2, 0, 7):
-        expected += sorted(
-            (item for item in items if item.sort_priority == sort_priority), key=lambda item: item.rollout_id
-        )[:2]
+    in_order = sorted(items, key=_place)
     found = [item for item, _ in await subject.table.oldest(1, per_priority=2)]
-    assert sorted(found, key=lambda item: (item.sort_priority, item.rollout_id)) == expected
+    assert sorted(found, key=_place) == [item for start in (0, 3, 6) for item in in_order[start : start + 2]]
     assert await subject.table.oldest(2, per_priority=2) == []
 
 
@@ -251,38 +246,11 @@ async def test_both_attempts_reported_at_once_end_the_rollout_once(subject: Subj
             statuses = await ends.report([_report(leases[1], kinds[0]), _report(leases[2], kinds[1])])
         assert await subject.table.held([leases[1].rollout_id]) == []
         stored = await subject.table.ended([(leases[1].rollout_id, 1), (leases[1].rollout_id, 2)])
-        expected = {
-            0: [FailureKind.AGENT_ERROR, FailureKind.AGENT_ERROR],
-            1: [FailureKind.NONE, FailureKind.SUPERSEDED],
-            2: [FailureKind.NONE, FailureKind.SUPERSEDED],
-        }[kinds.count(FailureKind.NONE)]
-        assert sorted(end.kind for end in stored) == expected
-        assert statuses.count(CompletionStatus.APPLIED) == (2 if kinds.count(FailureKind.NONE) == 0 else 1)
-
-
-async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None:
-    grant = await _leased(subject)
-    ends = AttemptEnds(table=subject.table, events=QueueEvents())
-    role = asyncio.create_task(ends.committer.run())
-    good = AttemptReport(
-        project_id=grant.project_id,
-        rollout_id=grant.rollout_id,
-        session_id=grant.session_id,
-        epoch=1,
-        kind=FailureKind.NONE,
-        report=b"r",
-    )
-    other = AttemptReport(
-        project_id=grant.project_id,
-        rollout_id=grant.rollout_id,
-        session_id=grant.session_id,
-        epoch=1,
-        kind=FailureKind.INFRA,
-        report=b"",
-    )
-    statuses = [(await ends.report([report]))[0] for report in (good, good, other)]
-    assert statuses == [CompletionStatus.APPLIED, CompletionStatus.DUPLICATE, CompletionStatus.LEASE_LOST]
-    role.cancel()
+        is_won = FailureKind.NONE in kinds
+        assert sorted(end.kind for end in stored) == (
+            [FailureKind.NONE, FailureKind.SUPERSEDED] if is_won else [FailureKind.AGENT_ERROR] * 2
+        )
+        assert statuses.count(CompletionStatus.APPLIED) == (1 if is_won else 2)
 
 
 async def test_a_report_for_another_project_than_the_leases_changes_nothing(subject: Subject) -> None:
@@ -301,29 +269,18 @@ async def test_a_report_for_another_project_than_the_leases_changes_nothing(subj
         assert await ends.report([replace(_report(grant), project_id=2)]) == [CompletionStatus.LEASE_LOST]
 
 
-async def test_reports_of_one_attempt_in_one_commit_are_applied_once(subject: Subject) -> None:
+@pytest.mark.parametrize("in_one_commit", [False, True])
+async def test_reports_of_one_attempt_are_applied_once_and_told_apart(subject: Subject, in_one_commit: bool) -> None:
     grant = await _leased(subject)
-    ends = AttemptEnds(table=subject.table, events=QueueEvents())
-    good, again, other = (
-        AttemptReport(
-            project_id=grant.project_id,
-            rollout_id=grant.rollout_id,
-            session_id=grant.session_id,
-            epoch=1,
-            kind=kind,
-            report=report,
-        )
-        for kind, report in ((FailureKind.NONE, b"r"), (FailureKind.NONE, b"r"), (FailureKind.INFRA, b""))
-    )
-    # They wait together before the committer begins.
-    reports = [asyncio.create_task(ends.report([report])) for report in (good, again, other)]
-    await asyncio.sleep(0)
-    role = asyncio.create_task(ends.committer.run())
-    statuses = [status for answer in await asyncio.gather(*reports) for status in answer]
-    assert statuses == [CompletionStatus.APPLIED, CompletionStatus.DUPLICATE, CompletionStatus.LEASE_LOST]
+    reports = [_report(grant), _report(grant), _report(grant, FailureKind.INFRA)]
+    async with _ends(subject) as ends:
+        if in_one_commit:
+            answers = await asyncio.gather(*(ends.report([one]) for one in reports))
+        else:
+            answers = [await ends.report([one]) for one in reports]
+    assert answers == [[CompletionStatus.APPLIED], [CompletionStatus.DUPLICATE], [CompletionStatus.LEASE_LOST]]
     (stored,) = await subject.table.ended([(grant.rollout_id, 1)])
     assert (stored.kind, stored.report) == (FailureKind.NONE, b"r")
-    role.cancel()
 
 
 def _memory() -> Subject:
@@ -345,6 +302,10 @@ def _memory() -> Subject:
     return Subject(
         table=table, add=add, open_session=open_session, end_session=end_session, limit_running=limit_running
     )
+
+
+def _place(item: ReadyItem) -> tuple[int, UUID]:
+    return item.sort_priority, item.rollout_id
 
 
 async def _waiting(
@@ -390,14 +351,8 @@ async def _leased(subject: Subject, *, hedged: bool = False) -> Grant:
     return grant
 
 
-def _end(
-    rollout_id: UUID,
-    session_id: UUID,
-    epoch: int,
-    state: RolloutState,
-    kind: FailureKind = FailureKind.NONE,
-) -> AttemptEnd:
-    report = AttemptReport(project_id=1, rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=kind)
+def _end(grant: Grant, state: RolloutState, kind: FailureKind = FailureKind.NONE) -> AttemptEnd:
+    report = replace(_report(grant, kind), report=b"")
     return AttemptEnd(report=report, cancel_requested=False, rollout_state=state, delay_s=0.0, charge=1)
 
 

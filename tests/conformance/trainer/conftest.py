@@ -1,4 +1,4 @@
-"""Trainers of every kind over one tiny model, each opened once for the whole module: processes with torch are dear."""
+"""Trainers of every kind over one tiny model, opened once per module because processes with torch start slowly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ QUICK = "fsdp2, 2 ranks"
     params=[QUICK, *(pytest.param(each, marks=pytest.mark.long(short=True)) for each in GROUPS if each != QUICK)],
 )
 async def group(request: pytest.FixtureRequest, model_dir: Path) -> AsyncIterator[RankGroupTrainer]:
-    """Yields a trainer in a group of ranks."""
     trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS[request.param]), GroupOptions())
     yield trainer
     await trainer.close()

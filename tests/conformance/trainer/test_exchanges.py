@@ -1,4 +1,4 @@
-"""Ranks that exchange gradients through codecs: they learn what one process learns, and go on bit for bit."""
+"""Ranks that exchange gradients through codecs learn what one process learns, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fulmen_algorithm.training.settings import (
     StepSettings,
     UpdateRule,
 )
-from fulmen_algorithm.weights.publishing import WeightsOrder
 from fulmen_exchange.registry import ExchangeSettings
+from tests.support.algorithm.trainers import weights_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -80,12 +80,6 @@ async def steps(trainer: Trainer, rows: Sequence[Row], *, first: int = 0, count:
     return results
 
 
-async def weights_of(trainer: Trainer, folder: Path) -> dict[str, bytes]:
-    """Writes a trainer's model and reads the files."""
-    await trainer.write_weights(folder, WeightsOrder())
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 @pytest.mark.parametrize("codec", ["none", "bf16", "fp16"])
 @pytest.mark.parametrize("rule", [AdamW(), Sgd(momentum=0.9)], ids=["adamw", "sgd"])
 async def test_what_loses_little_learns_what_one_process_learns(codec, rule, group, rows, model_dir):
@@ -106,7 +100,7 @@ async def test_what_loses_little_learns_what_one_process_learns(codec, rule, gro
 
 
 @pytest.mark.parametrize("given", STATEFUL, ids=lambda given: "-".join(map(str, given.values()))[:40])
-async def test_training_goes_on_bit_for_bit_with_what_was_kept_back(given, group, rows, model_dir, tmp_path):
+async def test_training_resumes_bit_for_bit_with_its_residuals(given, group, rows, model_dir, tmp_path):
     codec = SETTINGS.validate_python(given)
     # With an outer loop each rank has moments of its own.
     rule = Sgd() if codec.sgd_only and codec.outer.kind == "every_step" else AdamW()
@@ -147,7 +141,7 @@ async def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all_and_keeps
     assert found[0] == found[1]
 
 
-async def test_figures_say_what_was_sent_and_what_it_cost(group, rows, model_dir):
+async def test_metrics_show_what_was_sent_and_what_it_cost(group, rows, model_dir):
     exchange = {"codec": "dgc", "ratio": 20.0, "policy": {"kind": "fixed", "warmup_rounds": 0}}
     await group._call(OPEN, setup=setup_of(model_dir, exchange, Sgd()))
     results = await steps(group, rows)
@@ -158,7 +152,7 @@ async def test_figures_say_what_was_sent_and_what_it_cost(group, rows, model_dir
         assert result.as_metrics()["exchange_ratio"] == result.exchange["exchange_ratio"]
 
 
-async def test_auto_measures_and_tells_below_which_bandwidth_compression_pays(group, rows, model_dir):
+async def test_auto_measures_and_reports_below_which_bandwidth_compression_pays(group, rows, model_dir):
     exchange = {"codec": "none", "policy": {"kind": "auto", "probe_rounds": 1}}
     await group._call(OPEN, setup=setup_of(model_dir, exchange, AdamW()))
     told = [text for result in await steps(group, rows, count=5) for text in result.events]

@@ -1,8 +1,6 @@
-"""Ranks that are of no use end. That none outlives a killed service: tests/integration/algorithm."""
+"""Ranks that cannot start leave nothing behind. (A killed service: tests/integration/algorithm.)"""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,14 +13,14 @@ from tests.support.algorithm.trainers import setup_of
 pytestmark = pytest.mark.xdist_group("trainers")
 
 
-async def test_a_folder_without_a_model_is_refused_and_leaves_no_process(tmp_path: Path) -> None:
+async def test_a_folder_without_a_model_is_refused_and_leaves_no_process(tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(RunFailed, match="holds no complete model"):
         await RankGroupTrainer.open(setup_of(tmp_path, ComputeSettings(parallel=Ddp(ranks=1))), GroupOptions())
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-async def test_ranks_that_do_not_start_leave_no_socket(tmp_path: Path) -> None:
+async def test_ranks_that_do_not_start_leave_no_socket(tmp_path):
     before = unix_sockets()
     options = GroupOptions(device="none")
     with pytest.raises(TrainerLost, match="did not start"):

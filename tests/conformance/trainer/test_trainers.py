@@ -1,4 +1,4 @@
-"""Every trainer does the same with the same rows, whatever it is made of, and goes on from what another one wrote."""
+"""Every kind of trainer computes the same from the same rows, and resumes from the state of another."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -26,8 +24,9 @@ from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
-from fulmen_algorithm.weights.publishing import WeightsOrder
-from tests.support.algorithm.trainers import GROUPS, build_model, setup_of
+from tests.support.algorithm.models import small_model
+from tests.support.algorithm.trainers import GROUPS, setup_of, weights_of
+from tests.support.processes import alive
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -59,21 +58,13 @@ def assert_same(one: Sequence[StepResult], other: Sequence[StepResult]) -> None:
 
 
 async def state_of(trainer: Trainer, folder: Path) -> Path:
-    """Writes a trainer's state into a new folder."""
     folder.mkdir()
     await trainer.write_state(folder)
     return folder
 
 
-async def weights_of(trainer: Trainer, folder: Path) -> dict[str, bytes]:
-    """Writes a trainer's model and reads the files."""
-    await trainer.write_weights(folder, WeightsOrder())
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def beginning(alone: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a checkpoint of untrained weights."""
     return await state_of(alone, tmp_path_factory.mktemp("states") / "beginning")
 
 
@@ -83,7 +74,7 @@ def start(beginning: Path) -> Callable[[Trainer], Awaitable[None]]:
     return lambda trainer: trainer.read_state(beginning)
 
 
-async def test_losses_norms_and_figures_are_those_of_one_process(alone, group, rows, start):
+async def test_losses_norms_and_metrics_are_those_of_one_process(alone, group, rows, start):
     await start(alone)
     await start(group)
     assert_same(await steps(group, rows), await steps(alone, rows))
@@ -114,7 +105,7 @@ async def test_the_frozen_reference_is_the_first_policy_for_ever(alone, group, r
         assert one[1:] == pytest.approx(other[1:], abs=1e-5)
 
 
-async def test_a_trainer_goes_on_from_what_another_wrote(alone, group, rows, start, tmp_path):
+async def test_a_trainer_resumes_from_the_state_of_another(alone, group, rows, start, tmp_path):
     for writer, reader in ((alone, group), (group, alone)):
         await start(writer)
         await steps(writer, rows, count=2)
@@ -124,7 +115,7 @@ async def test_a_trainer_goes_on_from_what_another_wrote(alone, group, rows, sta
         assert_same(await steps(reader, rows, first=2, count=2), await steps(writer, rows, first=2, count=2))
 
 
-async def test_as_many_ranks_go_on_bit_for_bit(group, rows, start, tmp_path):
+async def test_the_same_number_of_ranks_resumes_bit_for_bit(group, rows, start, tmp_path):
     await start(group)
     await steps(group, rows, count=1)
     state = await state_of(group, tmp_path / "state")
@@ -144,11 +135,9 @@ async def test_the_same_weights_are_the_same_files(alone, group, rows, start, tm
     assert one == other
 
 
-async def test_a_call_that_is_refused_changes_nothing_and_is_refused_alike(
-    alone, group, rows, start, tmp_path, repository_root
-):
+async def test_a_call_that_is_refused_changes_nothing_and_is_refused_alike(alone, group, rows, start, tmp_path):
     (tmp_path / "other").mkdir()
-    other = build_model(repository_root, tmp_path / "other/model", hidden=16).parent
+    other = small_model(tmp_path / "other/model", hidden=16).parent
     (tmp_path / "file").touch()
     texts = []
     for trainer in (alone, group):
@@ -214,8 +203,8 @@ def group_setup(group: RankGroupTrainer, model_dir: Path) -> TrainerSetup:
     return setup_of(model_dir, compute)
 
 
-async def test_a_rank_that_is_killed_takes_the_group_with_it(group: RankGroupTrainer, rows):
-    processes = [psutil.Process(pid) for pid in group.pids]
+async def test_a_rank_that_is_killed_takes_the_group_with_it(group, rows):
+    pids = list(group.pids)
     # It stops first, so that the others are in the middle of the step when it dies.
     os.kill(group.pids[1], signal.SIGSTOP)
     call = asyncio.create_task(steps(group, rows, count=1))
@@ -225,11 +214,4 @@ async def test_a_rank_that_is_killed_takes_the_group_with_it(group: RankGroupTra
         await call
     with pytest.raises(TrainerLost):
         await group.logprobs(rows, settings=STEP)
-    assert [p.pid for p in processes if alive(p)] == []
-
-
-def alive(process: psutil.Process) -> bool:
-    """Tells whether a process has not ended."""
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    assert not any(map(alive, pids))

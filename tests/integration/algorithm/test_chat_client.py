@@ -1,4 +1,4 @@
-"""An algorithm's questions reach an endpoint of its own with its key, wait out its limits, and are not asked again in vain."""
+"""The chat client of algorithms: keys, rate limits, refusals and outages of an endpoint."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,14 +20,13 @@ GOOD = {
 
 @dataclass
 class Endpoint:
-    """Answers with the statuses that it is told to, in order, and well at the end."""
+    """Answers with the given statuses, in order, then with 200."""
 
     statuses: list[int] = field(default_factory=list)
     requests: list[tuple[str, dict]] = field(default_factory=list)
     url: str = ""
 
     async def serve(self, request: web.Request) -> web.Response:
-        """Serves a chat completion."""
         self.requests.append((request.headers.get("Authorization", ""), await request.json()))
         status = self.statuses.pop(0) if self.statuses else 200
         if status == 307:
@@ -37,7 +36,6 @@ class Endpoint:
 
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    """Yields a running endpoint."""
     made, application = Endpoint(), web.Application()
     application.router.add_post("/api/v1/chat/completions", made.serve)
     runner = web.AppRunner(application)
@@ -49,7 +47,6 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 async def ask(endpoint: Endpoint, *, base_url: str = "", outage_limit_s: float = 30.0, notices: list | None = None):
-    """Asks the endpoint, as an algorithm does."""
     request = ChatRequest(model="m", messages=[{"role": "user", "content": "well?"}], base_url=base_url or endpoint.url)
     async with open_channel("127.0.0.1:1", token=None) as proxy:
         client = ChatClient(
@@ -61,7 +58,7 @@ async def ask(endpoint: Endpoint, *, base_url: str = "", outage_limit_s: float =
         return await client.ask(request)
 
 
-async def test_an_answer_comes_with_what_it_cost(endpoint: Endpoint) -> None:
+async def test_an_answer_comes_with_what_it_cost(endpoint):
     answer = await ask(endpoint)
     assert (answer.text, answer.tokens) == ("fine", 9)
     [(authorization, body)] = endpoint.requests
@@ -69,7 +66,7 @@ async def test_an_answer_comes_with_what_it_cost(endpoint: Endpoint) -> None:
     assert body == {"model": "m", "messages": [{"role": "user", "content": "well?"}], "max_tokens": 1024}
 
 
-async def test_a_limit_is_waited_out_and_told(endpoint: Endpoint) -> None:
+async def test_a_rate_limit_is_waited_out_and_reported(endpoint):
     endpoint.statuses = [429]
     notices: list[str] = []
     assert (await ask(endpoint, notices=notices)).text == "fine"
@@ -78,26 +75,26 @@ async def test_a_limit_is_waited_out_and_told(endpoint: Endpoint) -> None:
     assert "status 429, not now" in notices[0]
 
 
-async def test_a_refusal_fails_the_run_at_once(endpoint: Endpoint) -> None:
+async def test_a_refusal_fails_the_run_at_once(endpoint):
     endpoint.statuses = [400, 400]
     with pytest.raises(RunFailed, match=r"refused by m at .*: status 400, not now"):
         await ask(endpoint)
     assert len(endpoint.requests) == 1
 
 
-async def test_an_endpoint_that_stays_away_fails_the_run(endpoint: Endpoint) -> None:
+async def test_an_endpoint_that_stays_away_fails_the_run(endpoint):
     endpoint.statuses = [503] * 3
     with pytest.raises(RunFailed, match="No answer from m"):
         await ask(endpoint, outage_limit_s=0.1)
 
 
-async def test_an_address_that_the_service_does_not_name_is_not_called(endpoint: Endpoint) -> None:
+async def test_an_address_that_the_service_does_not_name_is_not_called(endpoint):
     with pytest.raises(RunFailed, match="/else is not in the service's setting chat_endpoints"):
         await ask(endpoint, base_url=f"{endpoint.url}/else")
     assert not endpoint.requests
 
 
-async def test_a_redirection_does_not_carry_the_key_elsewhere(endpoint: Endpoint) -> None:
+async def test_a_redirection_does_not_carry_the_key_elsewhere(endpoint):
     endpoint.statuses = [307]
     with pytest.raises(RunFailed, match=r"refused by m at .*: status 307"):
         await ask(endpoint)

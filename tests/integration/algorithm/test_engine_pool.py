@@ -1,8 +1,8 @@
-"""The engine pool over a proxy's administration: an engine per policy, room made by the idlest, back after a restart."""
+"""The engine pool: an engine per policy, eviction of the idlest, recovery after a restart."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from fulmen.rpc.channel import open_channel
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode
 from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineOptions, SwapGate
 from fulmen_algorithm.engines.pool import EnginePool, RunServing
-from fulmen_algorithm.engines.proxy_admin import MAX_BACKEND_ID, ProxyAdmin, backend_id
-from fulmen_algorithm.persistence.served_policies import ServedPolicies
+from fulmen_algorithm.engines.proxy_admin import MAX_BACKEND_ID, backend_id
 from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettings, ExternalEngine
+from fulmen_algorithm.policy.served import ServedPolicies
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
@@ -30,8 +30,6 @@ WAIT_S = 30
 
 
 class Proxy(BackendServiceServicer, RouteServiceServicer):
-    """Keeps backends and routes, as the proxy's administration does."""
-
     def __init__(self) -> None:
         self.backends: dict[str, str] = {}
         self.routes: dict[str, int] = {}
@@ -80,7 +78,7 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
 
 
 class LightEngine:
-    """An engine without a model: it has weights if it was given some, and ends when it is told to."""
+    """An engine without a model, which ends on request."""
 
     def __init__(self, port: int, proxy: Proxy) -> None:
         self.port = port
@@ -123,8 +121,6 @@ class LightEngine:
 
 
 class World:
-    """A proxy, and the engines that were started."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.proxy = Proxy()
@@ -140,14 +136,14 @@ class World:
         *,
         engine: EngineSettings,
         notify: Notify,
-        promote: Callable[[], Awaitable[None]],
+        gate: SwapGate,
     ) -> LightEngine:
-        """Starts an engine; one that others run is promoted by itself, before calls go on."""
+        """Starts an engine; an external one promotes its version itself."""
         if self.failures:
             raise self.failures.pop()
         made = LightEngine(options.port, self.proxy)
         if isinstance(engine, ExternalEngine):
-            await promote()
+            await gate.promote()
             made.routed.append(({}, dict(self.proxy.routes)))
         async with self.news:
             self.started.append((policy.policy, policy.version, made))
@@ -155,7 +151,7 @@ class World:
         return made
 
     async def until_started(self, count: int) -> None:
-        """Waits until so many engines were started."""
+        """Waits until that many engines have started."""
         async with asyncio.timeout(WAIT_S), self.news:
             await self.news.wait_for(lambda: len(self.started) >= count)
 
@@ -166,7 +162,6 @@ class World:
 
     @asynccontextmanager
     async def pool(self, *, max_engines: int = 2) -> AsyncIterator[EnginePool]:
-        """Runs a pool."""
         options = EngineOptions(
             host="127.0.0.1", advertise_host="127.0.0.1", port=FIRST_PORT, token="", torch_threads=1, device="cpu",
             max_batch_size=1,
@@ -174,8 +169,9 @@ class World:
         async with open_channel(self.target) as channel:
             pool = EnginePool(
                 options,
-                start=self.start,
-                admin=lambda policy: ProxyAdmin(channel, backend_id=backend_id("engine", policy)),
+                starter=self,
+                proxy=channel,
+                backend_prefix="engine",
                 file=ServedPolicies(self.folder / "served.json"),
                 max_engines=max_engines,
                 outage_limit_s=5,
@@ -190,13 +186,11 @@ class World:
     async def serve(
         self, pool: EnginePool, policy: str, version: int = 1, engine: EngineSettings = EMBEDDED
     ) -> RunServing:
-        """Lets a run serve a policy."""
         serving = pool.serving(f"trainingRuns/{policy}", engine, lambda severity, text: None)
         await serving.serve(self.published(policy, version), {}, lambda severity, text: None)
         return serving
 
     def published(self, policy: str, version: int) -> PublishedPolicy:
-        """Makes a version."""
         path = self.folder / f"{policy}-{version}"
         path.mkdir(exist_ok=True)
         return PublishedPolicy(name=f"resources/policy.{policy}/versions/{version}", version=version, path=path)
@@ -214,7 +208,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await server.stop(None)
 
 
-async def test_each_policy_has_an_engine_a_backend_and_a_port_of_its_own(world: World) -> None:
+async def test_each_policy_has_an_engine_a_backend_and_a_port_of_its_own(world):
     async with world.pool() as pool:
         await world.serve(pool, "a")
         second = await world.serve(pool, "b")
@@ -227,7 +221,7 @@ async def test_each_policy_has_an_engine_a_backend_and_a_port_of_its_own(world: 
         assert await second.sampled_tokens() == 7
 
 
-async def test_the_idlest_engine_of_an_ended_run_makes_room_and_no_other(world: World) -> None:
+async def test_the_idlest_engine_of_an_ended_run_makes_room_and_no_other(world):
     async with world.pool() as pool:
         first, second = await world.serve(pool, "a"), await world.serve(pool, "b")
         with pytest.raises(RunFailed, match="All 2 engines"):
@@ -240,7 +234,7 @@ async def test_the_idlest_engine_of_an_ended_run_makes_room_and_no_other(world: 
         assert [engine.end.is_set() for _, _, engine in world.started] == [False, True, False]
 
 
-async def test_a_policy_whose_run_has_ended_is_served_on_and_again_when_its_engine_dies(world: World) -> None:
+async def test_a_policy_whose_run_has_ended_is_served_on_and_again_when_its_engine_dies(world):
     async with world.pool() as pool:
         serving = await world.serve(pool, "a", 3)
         serving.release()
@@ -250,9 +244,7 @@ async def test_a_policy_whose_run_has_ended_is_served_on_and_again_when_its_engi
 
 
 @pytest.mark.parametrize("failure", ["start", "registration"])
-async def test_an_engine_that_cannot_be_brought_back_is_tried_again_and_no_other_is_touched(
-    world: World, failure: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_engine_that_cannot_be_brought_back_is_tried_again_and_no_other_is_touched(world, failure, capsys):
     async with world.pool() as pool:
         await world.serve(pool, "a", 3)
         second = await world.serve(pool, "b")
@@ -272,7 +264,7 @@ async def test_an_engine_that_cannot_be_brought_back_is_tried_again_and_no_other
     assert "error_id" in logged
 
 
-async def test_a_policy_that_cannot_be_served_again_keeps_no_other_from_it(world: World) -> None:
+async def test_a_policy_that_cannot_be_served_again_keeps_no_other_from_it(world):
     async with world.pool() as pool:
         for policy in ("a", "b"):
             (await world.serve(pool, policy)).release()
@@ -284,7 +276,7 @@ async def test_a_policy_that_cannot_be_served_again_keeps_no_other_from_it(world
         assert world.started[2][0] == world.started[3][0]
 
 
-async def test_what_was_served_comes_back_with_the_service_and_a_run_finds_it_there(world: World) -> None:
+async def test_what_was_served_comes_back_with_the_service_and_a_run_finds_it_there(world):
     async with world.pool() as pool:
         (await world.serve(pool, "a", 1)).release()
         gone = await world.serve(pool, "b", 1)
@@ -303,7 +295,7 @@ async def test_what_was_served_comes_back_with_the_service_and_a_run_finds_it_th
         assert world.proxy.routes == {"routes/a": 2}
 
 
-async def test_a_version_is_named_when_an_engine_that_is_kept_has_it_and_not_before(world: World) -> None:
+async def test_a_version_is_named_when_an_engine_that_is_kept_has_it_and_not_before(world):
     async with world.pool() as pool:
         (await world.serve(pool, "a", 1)).release()
         await world.serve(pool, "a", 2)
@@ -314,7 +306,7 @@ async def test_a_version_is_named_when_an_engine_that_is_kept_has_it_and_not_bef
         assert engine.routed == [({"routes/a": 1}, {"routes/a": 2}), ({}, {"routes/a": 3})]
 
 
-async def test_an_engine_of_others_is_promoted_before_it_goes_on_when_it_is_given_weights_anew(world: World) -> None:
+async def test_an_external_engine_is_promoted_before_it_resumes_with_reloaded_weights(world):
     engine = ExternalEngine(kind="external", base_url="http://127.0.0.1:1/v1")
     async with world.pool() as pool:
         serving = await world.serve(pool, "a", 1, engine)
@@ -324,7 +316,7 @@ async def test_an_engine_of_others_is_promoted_before_it_goes_on_when_it_is_give
         assert world.proxy.routes == {"routes/a": 2}
 
 
-async def test_a_run_that_is_cancelled_while_room_is_made_leaves_no_engine_that_nobody_watches(world: World) -> None:
+async def test_a_run_cancelled_while_an_engine_is_evicted_leaves_no_engine_unsupervised(world):
     async with world.pool(max_engines=1) as pool:
         (await world.serve(pool, "a", 1)).release()
         world.proxy.answers.clear()
@@ -341,7 +333,7 @@ async def test_a_run_that_is_cancelled_while_room_is_made_leaves_no_engine_that_
         assert [(policy, version) for policy, version, _ in world.started] == [("a", 1), ("a", 2), ("a", 2)]
 
 
-def test_ids_of_backends_are_short_and_different() -> None:
+def test_ids_of_backends_are_short_and_different():
     names = {backend_id("engine", "p" * 62 + end) for end in "ab"}
     assert len(names) == 2
     assert all(len(name) <= MAX_BACKEND_ID for name in names)

@@ -1,4 +1,4 @@
-"""The guardian of foreign programs: whoever dies, and however, nothing of the program is left."""
+"""The guardian of foreign programs: no process of the program is left, whichever process ends."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fulmen_algorithm.engines import guardian
+from tests.support.processes import alive
 
 LIMIT_S = 20
 # A program with a child that no signal but the last one ends, as one that hangs; it tells both ids.
@@ -66,29 +67,21 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def alive(pid: int) -> bool:
-    """Tells whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
-def test_nothing_is_left_when_the_one_who_started_it_ends(guarded: Guarded) -> None:
+def test_nothing_is_left_when_the_parent_ends(guarded):
     process, *others = guarded
     process.stdin.close()
     assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
     assert not any(map(alive, others))
 
 
-def test_nothing_is_left_when_it_is_told_to_end(guarded: Guarded) -> None:
+def test_nothing_is_left_when_the_guardian_is_terminated(guarded):
     process, *others = guarded
     process.terminate()
     process.wait(LIMIT_S)
     assert not any(map(alive, others))
 
 
-def test_nothing_is_left_when_the_program_is_killed(guarded: Guarded) -> None:
+def test_nothing_is_left_when_the_program_is_killed(guarded):
     process, program, child = guarded
     os.kill(program, signal.SIGKILL)
     assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
@@ -103,7 +96,7 @@ def status_of(folder: Path, *program: str) -> int:
         return process.wait(LIMIT_S)
 
 
-def test_the_status_is_the_programs(tmp_path: Path) -> None:
+def test_the_status_is_the_programs(tmp_path):
     assert status_of(tmp_path, "sh", "-c", "echo out; exit 3") == 3
     assert (tmp_path / "log").read_text() == "out\n"
     assert status_of(tmp_path, "/nowhere/vllm") == guardian.CANNOT_START

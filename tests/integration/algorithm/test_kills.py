@@ -1,4 +1,4 @@
-"""Two runs side by side for real: the service is killed at random points, and a run is put back to a checkpoint."""
+"""Two real runs side by side: the service is killed at random points, and a run is rolled back."""
 
 import os
 import random
@@ -14,11 +14,11 @@ from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
 from tests.support import soak
+from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.small_training import STEPS, Watcher, start_run
+from tests.support.algorithm.training import check_books, finished_groups, read_consumed
 from tests.support.cli.commands import fulmen
-from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import check_books, finished_groups, read_consumed
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -72,9 +72,7 @@ async def check(folder: Path, client: Client, watcher: Watcher, run: pb.Training
     check_books(lines, await finished_groups(client, run.name), steps=STEPS)
 
 
-async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group_once(
-    short_tmp_path: Path, repository_root: Path
-) -> None:
+async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group_once(short_tmp_path, repository_root):
     chance = random.Random(SEED)
     print(f"{soak.SEED_VARIABLE}={SEED}")
     async with (

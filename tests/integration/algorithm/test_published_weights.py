@@ -1,4 +1,4 @@
-"""A run publishes deltas through the real store, proxy and engine; its versions say what they are made of."""
+"""A run publishes deltas through the real store, proxy and engine."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import connect
 from fulmen.store.v1 import resource_service_pb2
 from fulmen_algorithm.weights.delta import DELTA_FILE, read_header
-from tests.support.algorithm.small_training import SETTINGS, Watcher
+from tests.support.algorithm.small_training import SETTINGS, start_run
+from tests.support.algorithm.training import POLICY
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import BUILD, POLICY, publish_training_inputs
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -25,24 +24,13 @@ STEPS = 3
 WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 20, "dense_above": 1.0}
 
 
-async def test_versions_by_delta_are_served_and_the_best_has_an_alias(
-    short_tmp_path: Path, repository_root: Path
-) -> None:
+async def test_versions_by_delta_are_served_and_the_best_has_an_alias(short_tmp_path, repository_root):
     settings = {**SETTINGS, "steps": STEPS, "weights": WEIGHTS, "learning_rate": 1e-5}
     async with (
         running_stack(short_tmp_path) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
-        inputs = await publish_training_inputs(client, repository_root, policy=POLICY)
-        run = pb.TrainingRun(
-            name="trainingRuns/by-delta",
-            algorithm="grpo",
-            settings_json=json.dumps(settings),
-            policy=pb.PolicySpec(name=POLICY, build=BUILD),
-            inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-        )
-        await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-        watcher = Watcher(stack, client, run.name)
+        watcher = await start_run(stack, client, repository_root, "by-delta", settings=settings)
         ended = await watcher.end()
         assert ended.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
         names = [f"resources/policy.{POLICY}/versions/{n}" for n in range(1, STEPS + 2)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client, connect
 from fulmen.llm_proxy.v1 import route_service_pb2
 from fulmen.store.v1 import resource_service_pb2
@@ -19,8 +18,14 @@ from fulmen.trajectories import Trajectory
 from fulmen.trajectories.stored import read_stored
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.small_training import SETTINGS, Watcher
+from tests.support.algorithm.training import (
+    check_books,
+    create_run,
+    finished_groups,
+    publish_training_inputs,
+    read_consumed,
+)
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import BUILD, check_books, finished_groups, publish_training_inputs, read_consumed
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -67,8 +72,6 @@ SHORT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """A running stack with a client."""
-
     stack: LocalStack
     client: Client
     folder: Path
@@ -78,15 +81,8 @@ class Stand:
         """Creates a run of an agent whose roles ask for these models."""
         agent = AGENT.format(planner=planner, solver=solver).encode()
         inputs = await publish_training_inputs(self.client, self.root, agent=agent)
-        run = pb.TrainingRun(
-            name=f"trainingRuns/{name}",
-            algorithm="grpo",
-            settings_json=json.dumps({**SHORT, **settings}),
-            policy=pb.PolicySpec(name=policy, build=BUILD),
-            inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-        )
-        await self.client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-        return Watcher(self.stack, self.client, run.name)
+        run = await create_run(self.client, name, inputs, {**SHORT, **settings}, policy=policy)
+        return Watcher(self.stack, self.client, run)
 
     async def finished(self, watcher: Watcher) -> list[dict[str, float]]:
         """Waits for a good end; returns the metrics of every training step."""
@@ -126,7 +122,6 @@ async def standing(folder: Path, root: Path) -> AsyncIterator[Stand]:
 
 
 def digests(folder: Path, roles: list[str]) -> dict[str, str]:
-    """Hashes the weights of each adapter in a folder."""
     return {r: hashlib.sha256((folder / r / "adapter_model.safetensors").read_bytes()).hexdigest() for r in roles}
 
 
@@ -136,7 +131,7 @@ def sampled(found: list[Trajectory], role: str) -> list[int]:
 
 
 async def check_one_role_of_a_shared_policy(stand: Stand) -> None:
-    """Trains the planner's rows alone, of a policy that both roles ask."""
+    """Trains on the planner's rows alone, of a policy that both roles call."""
     watcher = await stand.begin("shared", "tiny", planner="tiny", solver="tiny", roles={"train": ["planner"]})
     metrics = await stand.finished(watcher)
     trained = await stand.trained("shared")
@@ -180,7 +175,7 @@ async def check_an_adapter_for_each_role(stand: Stand) -> None:
 
 
 async def check_policies_of_two_runs(stand: Stand) -> None:
-    """Trains a policy whose agent also asks one that another run left behind."""
+    """Trains a policy whose agent also calls the policy of another run."""
     metrics = await stand.finished(await stand.begin("other", "other", planner="tiny", solver="other"))
     trained = await stand.trained("other")
     for step, values in enumerate(metrics, start=1):
@@ -189,9 +184,7 @@ async def check_policies_of_two_runs(stand: Stand) -> None:
         assert "role_planner_rows" not in values
 
 
-async def test_roles_train_with_one_policy_an_adapter_each_or_a_policy_each(
-    short_tmp_path: Path, repository_root: Path
-) -> None:
+async def test_roles_train_with_one_policy_an_adapter_each_or_a_policy_each(short_tmp_path, repository_root):
     async with standing(short_tmp_path, repository_root) as stand, asyncio.timeout(840):
         await check_one_role_of_a_shared_policy(stand)
         await check_policies_of_two_runs(stand)

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,11 @@ from fulmen.errors import (
     TrainingRunNotFound,
 )
 from fulmen.rpc.channel import open_channel
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
+TOKEN = TokenSigner(KEY).issue(Role.SERVICE, subject="algorithm", ttl_s=3600)
 START_LIMIT_S = 90
 MODULE = [sys.executable, "-m", "fulmen_algorithm"]
 
@@ -31,40 +33,42 @@ MODULE = [sys.executable, "-m", "fulmen_algorithm"]
 def environment(state_dir: Path, **more: str) -> dict[str, str]:
     """Returns the service's settings: nothing behind it, ports of its own."""
     prefix = "FULMEN_ALGORITHM_"
-    settings = {"PORT": "0", "METRICS_PORT": "0", "SIGNING_KEY": KEY, "STATE_DIR": str(state_dir), **more}
+    settings = {"PORT": "0", "METRICS_PORT": "0", "TOKEN": TOKEN, "STATE_DIR": str(state_dir), **more}
     return {**os.environ, **{f"{prefix}{name}": value for name, value in settings.items()}}
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+async def service(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
     """Runs the service; yields its process and its address."""
-    process = subprocess.Popen(
-        [*MODULE, "serve"], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    try:
-        line = next(text for text in process.stdout if '"serving"' in text)
-        yield process, f"127.0.0.1:{json.loads(line)['port']}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=START_LIMIT_S)
+    async with serving_keys(KeyService(KEY)) as store:
+        process = subprocess.Popen(
+            [*MODULE, "serve"],
+            env=environment(tmp_path, STORE_TARGET=store),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        output = process.stdout
+        try:
+            line = await asyncio.to_thread(lambda: next(text for text in output if '"serving"' in text))
+            yield process, f"127.0.0.1:{json.loads(line)['port']}"
+        finally:
+            process.terminate()
+            await asyncio.to_thread(process.communicate, timeout=START_LIMIT_S)
 
 
 def run_once(command: str, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the service to its end."""
     return subprocess.run(
         [*MODULE, command], env=settings, capture_output=True, text=True, timeout=START_LIMIT_S, check=False
     )
 
 
 def stub(channel: object) -> TrainingRunServiceStub:
-    """Makes the stub."""
     return TrainingRunServiceStub(channel)
 
 
-async def test_the_service_refuses_clearly_and_ends_well(
-    service: tuple[subprocess.Popen[str], str], tmp_path: Path
-) -> None:
+async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
     process, target = service
     signer = TokenSigner(KEY)
     token = signer.issue(Role.CLIENT, subject="test", ttl_s=600)
@@ -101,11 +105,11 @@ async def test_the_service_refuses_clearly_and_ends_well(
     assert process.wait(timeout=START_LIMIT_S) == 0
 
 
-def test_an_unknown_setting_is_an_error_and_secrets_are_masked(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_an_error_and_secrets_are_masked(tmp_path):
     bad = run_once("config", environment(tmp_path, STORE_TRAGET="x", ENGINE_HOST="0.0.0.0"))
     assert bad.returncode == 2
     assert "FULMEN_ALGORITHM_STORE_TRAGET: no such setting" in bad.stderr
     assert "engine_token is needed" in bad.stderr
     good = run_once("config", environment(tmp_path))
     assert good.returncode == 0
-    assert KEY not in good.stdout
+    assert TOKEN not in good.stdout

@@ -10,12 +10,12 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.client import connect
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.small_training import SETTINGS, STEPS, WAIT_S, start_run
-from tests.support.stack import running_stack, stack_targets
-from tests.support.training import (
+from tests.support.algorithm.training import (
     check_books,
     finished_groups,
     read_consumed,
 )
+from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -40,9 +40,7 @@ def check_ended(group: list[psutil.Process]) -> None:
     assert left == []
 
 
-async def test_a_run_in_ranks_goes_on_after_store_proxy_and_its_own_service_were_away(
-    short_tmp_path: Path, repository_root: Path
-) -> None:
+async def test_a_run_in_ranks_survives_outages_of_store_proxy_and_its_own_service(short_tmp_path, repository_root):
     settings = {**SETTINGS, "parallel": {"kind": "ddp", "ranks": RANKS}}
     async with (
         running_stack(short_tmp_path) as stack,

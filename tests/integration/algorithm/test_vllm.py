@@ -1,4 +1,4 @@
-"""How vLLM is started, with a program in its place that notes what it is given: no vLLM is needed here."""
+"""How vLLM is started and swapped, with a recording program in its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fulmen_algorithm.engines.vllm import VllmProcess
 from fulmen_algorithm.policy.engine_settings import ExternalEngine, VllmEngine
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
-from tests.support.vllm import settled
+from tests.support.algorithm.vllm import settled
+from tests.support.processes import alive
 
 LIMIT_S = 30
 TOKEN = "the engines' key"
@@ -80,29 +81,18 @@ def options(tmp_path: Path) -> EngineOptions:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> PublishedPolicy:
-    """Returns a version whose folder holds a tensor."""
     return PublishedPolicy(name="resources/policy.p/versions/4", version=4, path=folder_of(tmp_path / "model"))
 
 
 def folder_of(folder: Path) -> Path:
-    """Writes a folder with a tensor."""
     folder.mkdir()
     save_file({"w": np.zeros(3, dtype=np.float32)}, folder / "model.safetensors")
     return folder
 
 
 def failing(options: EngineOptions, script: str) -> EngineOptions:
-    """Returns options whose program is a script."""
     Path(options.vllm_command).write_text(f"#!/bin/sh\n{script}\n")
     return options
-
-
-def alive(pid: int) -> bool:
-    """Tells whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
 
 
 async def started(
@@ -113,10 +103,8 @@ async def started(
     return process, json.loads(Path(f"{options.vllm_command}.json").read_text())
 
 
-async def test_it_is_given_the_settings_and_none_of_the_services_secrets(
-    options: EngineOptions, policy: PublishedPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FULMEN_ALGORITHM_SIGNING_KEY", "k" * 32)
+async def test_it_is_given_the_settings_and_none_of_the_services_secrets(options, policy, monkeypatch):
+    monkeypatch.setenv("FULMEN_ALGORITHM_TOKEN", "a token")
     told: list[str] = []
     process, noted = await started(
         options,
@@ -156,9 +144,7 @@ async def test_it_is_given_the_settings_and_none_of_the_services_secrets(
     assert not await process.healthy()
 
 
-async def test_a_policy_of_adapters_is_served_as_adapters_beside_its_base_model(
-    options: EngineOptions, policy: PublishedPolicy, tmp_path: Path
-) -> None:
+async def test_a_policy_of_adapters_is_served_as_adapters_beside_its_base_model(options, policy, tmp_path):
     adapters = {role: folder_of(tmp_path / role) for role in ("writer", "critic")}
     for rank, folder in zip((4, 20), adapters.values(), strict=True):
         (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
@@ -219,9 +205,7 @@ SWAP = [
 
 
 @pytest.mark.parametrize("mode", ["freeze", "drain"])
-async def test_a_swap_pauses_loads_promotes_and_goes_on(
-    options: EngineOptions, policy: PublishedPolicy, mode: str
-) -> None:
+async def test_a_swap_pauses_loads_promotes_and_resumes(options, policy, mode):
     process, _ = await started(options, policy, swap=mode, drain_limit_s=20)
     gate = Gate(options.vllm_command)
     gate.may_promote.set()
@@ -234,9 +218,7 @@ async def test_a_swap_pauses_loads_promotes_and_goes_on(
     assert (metrics.pause_s > 0, metrics.size_bytes) == (True, (policy.path / "model.safetensors").stat().st_size)
 
 
-async def test_a_swap_that_is_cancelled_goes_on_to_where_calls_go_on(
-    options: EngineOptions, policy: PublishedPolicy
-) -> None:
+async def test_a_cancelled_swap_completes_until_calls_resume(options, policy):
     process, _ = await started(options, policy)
     gate = Gate(options.vllm_command)
     swap = asyncio.create_task(process.swap(replace(policy, version=5), gate))
@@ -249,9 +231,7 @@ async def test_a_swap_that_is_cancelled_goes_on_to_where_calls_go_on(
     assert gate.of_vllm() == SWAP
 
 
-async def test_a_swap_that_fails_lets_calls_go_on_wherever_there_are_weights(
-    options: EngineOptions, policy: PublishedPolicy
-) -> None:
+async def test_a_failed_swap_resumes_calls_if_there_are_weights(options, policy):
     process, _ = await started(options, policy)
     for number, refused in enumerate(SWAP):
         gate = Gate(options.vllm_command)
@@ -268,9 +248,7 @@ async def test_a_swap_that_fails_lets_calls_go_on_wherever_there_are_weights(
     await process.stop()
 
 
-async def test_tokens_of_an_engine_of_others_count_from_when_it_is_attached_to(
-    options: EngineOptions, policy: PublishedPolicy
-) -> None:
+async def test_tokens_of_an_engine_of_others_count_from_when_it_is_attached_to(options, policy):
     process, noted = await started(options, policy)
     url = f"http://127.0.0.1:{noted['argv'][noted['argv'].index('--port') + 1]}/v1"
     external = ExternalEngine(kind="external", base_url=url)
@@ -286,12 +264,12 @@ async def test_tokens_of_an_engine_of_others_count_from_when_it_is_attached_to(
     await process.stop()
 
 
-async def test_one_that_ends_says_its_last_words(options: EngineOptions, policy: PublishedPolicy) -> None:
+async def test_one_that_ends_says_its_last_words(options, policy):
     with pytest.raises(EngineFailed, match=r"ended with status 3: (?s:.*)no such device"):
         await started(failing(options, "echo no such device >&2; exit 3"), policy)
 
 
-async def test_one_that_takes_too_long_is_ended(options: EngineOptions, policy: PublishedPolicy) -> None:
+async def test_one_that_takes_too_long_is_ended(options, policy):
     slow = failing(options, f"echo $$ > {options.vllm_command}.pid; echo still loading; exec sleep 600")
     pid = Path(f"{options.vllm_command}.pid")
     for deadline_s in (3.0, LIMIT_S):
@@ -305,12 +283,12 @@ async def test_one_that_takes_too_long_is_ended(options: EngineOptions, policy: 
     await settled(lambda: not alive(int(pid.read_text())))
 
 
-async def test_one_that_is_not_there_is_named(options: EngineOptions, policy: PublishedPolicy) -> None:
+async def test_one_that_is_not_there_is_named(options, policy):
     with pytest.raises(EngineFailed, match=r"ended with status 127: /nowhere/vllm: No such file or directory"):
         await started(replace(options, vllm_command="/nowhere/vllm"), policy)
 
 
-async def test_weights_that_are_not_whole_start_nothing(options: EngineOptions, policy: PublishedPolicy) -> None:
+async def test_weights_that_are_not_whole_start_nothing(options, policy):
     weights = policy.path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(EngineFailed, match="is truncated"):

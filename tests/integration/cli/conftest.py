@@ -1,11 +1,18 @@
-"""A store on a fresh database per test."""
+"""A store on a fresh database per test, and the command line against it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import Result
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from fulmen_cli.main import app
+from fulmen_service_kit.security.tokens import Role
 from tests.support.postgres import shared_server
 from tests.support.store.running import StoreHandle, Stubs, running_store
 
@@ -21,12 +28,32 @@ def database_url() -> Iterator[str]:
 
 @pytest.fixture
 async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    """Yields a running store."""
-    async with running_store(database_url) as handle:
-        yield handle
+    """Yields a running store. It logs in this process, which must not reach the output of a command."""
+    with capture_logs():
+        async with running_store(database_url) as handle:
+            yield handle
 
 
 @pytest.fixture
 async def stubs(store: StoreHandle) -> Stubs:
     """Returns stubs of an administrator."""
     return await store.stubs()
+
+
+@pytest.fixture
+def fulmen(store: StoreHandle) -> Callable[..., Awaitable[Result]]:
+    """Returns a function that runs a command on the store, in this process, and checks its exit status if one is given."""
+
+    async def run(*arguments: str | Path, status: int | None = 0, role: Role = Role.ADMIN, token: str = "") -> Result:
+        environment = {
+            "FULMEN_STORE_TARGET": store.target,
+            "FULMEN_TOKEN": token or store.token(role),
+            "COLUMNS": "200",
+            "TERM": "dumb",
+        }
+        words = [str(argument) for argument in arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+        assert status in (None, result.exit_code), result.output
+        return result
+
+    return run

@@ -12,11 +12,11 @@ import pytest
 
 from fulmen.client import connect
 from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.runs import create_rollouts, ended_rollout, eventually
+from tests.support.algorithm.training import POLICY, publish_training_inputs
 from tests.support.cli.commands import fulmen
 from tests.support.llm_proxy.backend import MODEL, Backend
-from tests.support.runs import create_rollouts, ended_rollout, eventually
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import POLICY, publish_training_inputs
 
 pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(240)]
 
@@ -65,6 +65,7 @@ def named(stack: LocalStack) -> list[str]:
     ]
 
 
+@pytest.mark.long(short=True)
 async def test_what_is_wrong_with_a_deployment_is_named_with_what_to_do(short_tmp_path: Path, backend: Backend) -> None:
     async with running_stack(short_tmp_path) as stack:
         there = ("--state-dir", str(short_tmp_path))

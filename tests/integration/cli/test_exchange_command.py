@@ -22,7 +22,7 @@ from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_cli.exits import INTERRUPTED, Exit
 from fulmen_cli.main import app
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.cli.exchange_world import RUN, exchange, keep_run, ranks, serving, token
 from tests.support.cli.screens import check_screen
 
@@ -73,7 +73,7 @@ def row(text: str, first: str) -> list[str]:
 def tell_of_an_exchange(runs: RunRegistry) -> None:
     events = runs.entry(RUN).events
     for step, ratio in ((3, 4.0), (4, 97.25)):
-        runs.update(RUN, {"step": step})
+        runs.entry(RUN).update(step=step)
         values = {"loss": 1.0, "exchange_ratio": ratio, "exchange_sent_bytes": 1_234_567.0}
         values |= {"spent_exchange_seconds": 3.0, "spent_train_seconds": 9.0}
         events.step_done(StepMetrics(step=step, values=values | ({"exchange_cosine": 0.5} if step == 3 else {})))

@@ -21,7 +21,7 @@ from fulmen_cli.local.record import ServiceState, StackFolder, StackRecord, Stac
 from fulmen_cli.local.stack import StackSettings
 from fulmen_cli.local.supervisor import Supervisor
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(240)]
 
 T = TypeVar("T")
 

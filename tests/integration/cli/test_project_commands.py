@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
-import pytest
 from click.testing import Result
-from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import Exit
-from fulmen_cli.main import app
-from fulmen_service_kit.tokens import Role
 from tests.support.cli.screens import check_screen
-from tests.support.postgres import shared_server
-from tests.support.store.running import running_store
 
 Fulmen = Callable[..., Awaitable[Result]]
 
 
-@pytest.fixture
-async def fulmen() -> AsyncIterator[Fulmen]:
-    """Yields the command line, connected to a store as an administrator unless told otherwise."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    # The store logs in this process: what it writes must not get into the command's output.
-    with capture_logs():
-        async with running_store(dsn) as store:
-
-            async def run(*arguments: str, token: str = store.token(Role.ADMIN)) -> Result:
-                where = {"FULMEN_STORE_TARGET": store.target, "FULMEN_TOKEN": token}
-                return await asyncio.to_thread(CliRunner().invoke, app, arguments, env=where)
-
-            yield run
-    server.drop(dsn)
-
-
 async def test_a_project_is_created_changed_shown_and_listed(fulmen: Fulmen) -> None:
-    created = await fulmen("project", "create", "team-a", "--weight", "300", "--retention-days", "30")
-    assert created.exit_code == 0, created.output
+    await fulmen("project", "create", "team-a", "--weight", "300", "--retention-days", "30")
     rules = ("--rule", "affinity=off", "--rule", "ageing_interval=30")
     changed = await fulmen("project", "update", "team-a", "--max-running", "8", *rules)
-    assert changed.exit_code == 0, changed.output
     shown = json.loads((await fulmen("project", "get", "projects/team-a", "-o", "json")).stdout)
     assert (shown["weight"], shown["max_running"], shown["retention"]) == (300, 8, "2592000s")
     assert shown["rules"] == {"affinity": False, "ageing_interval": "30s"}
@@ -63,15 +36,15 @@ async def test_limits_of_model_calls_are_set_one_by_one_and_shown(fulmen: Fulmen
     assert shown["model_limits"]["attempt"] == {"concurrent_calls": "2"}
     assert not shown["model_limits"].get("project")
     for wrong in ("tokens=5", "attempt_token_budget", "requests_per_minute=-1", "project.concurrent_calls=1"):
-        assert (await fulmen("project", "update", "team-a", "--limit", wrong)).exit_code == Exit.USAGE
+        await fulmen("project", "update", "team-a", "--limit", wrong, status=Exit.USAGE)
 
 
 async def test_errors_are_one_message_and_an_exit_status(fulmen: Fulmen) -> None:
-    assert (await fulmen("project", "get", "none")).exit_code == Exit.NOT_FOUND
-    assert (await fulmen("project", "create", "default")).exit_code == Exit.CONFLICT
-    assert (await fulmen("project", "create", "UPPER")).exit_code == Exit.USAGE
-    assert (await fulmen("project", "update", "default", "--rule", "affinity=maybe")).exit_code == Exit.USAGE
-    assert (await fulmen("token", "revoke", "nothing")).exit_code == Exit.NOT_FOUND
+    await fulmen("project", "get", "none", status=Exit.NOT_FOUND)
+    await fulmen("project", "create", "default", status=Exit.CONFLICT)
+    await fulmen("project", "create", "UPPER", status=Exit.USAGE)
+    await fulmen("project", "update", "default", "--rule", "affinity=maybe", status=Exit.USAGE)
+    await fulmen("token", "revoke", "nothing", status=Exit.NOT_FOUND)
 
 
 async def test_a_token_is_issued_used_listed_and_revoked(fulmen: Fulmen) -> None:
@@ -80,13 +53,12 @@ async def test_a_token_is_issued_used_listed_and_revoked(fulmen: Fulmen) -> None
     token = issued.stdout.strip()
     assert token.count(".") == 2
     assert "team-a" in (await fulmen("project", "get", token=token)).stdout
-    assert (await fulmen("project", "update", "team-a", "--weight", "5", token=token)).exit_code == Exit.FAILED
+    await fulmen("project", "update", "team-a", "--weight", "5", token=token, status=Exit.FAILED)
     (known,) = json.loads((await fulmen("token", "list", "--project", "team-a", "-o", "json")).stdout)
     assert (known["role"], known["subject"]) == ("TOKEN_ROLE_READER", "ann")
     assert known["token_id"] in issued.stderr
-    assert (await fulmen("token", "revoke", known["token_id"])).exit_code == 0
-    refused = await fulmen("project", "get", token=token)
-    assert refused.exit_code == Exit.FAILED
+    await fulmen("token", "revoke", known["token_id"])
+    refused = await fulmen("project", "get", token=token, status=Exit.FAILED)
     assert "revoked" in refused.output
     assert "revoked (UTC)" in (await fulmen("token", "list")).stdout
     assert token not in refused.output

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import Result
 
 from fulmen_cli.exits import Exit
-from fulmen_cli.main import app
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
+from tests.support.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, plain, records_of, span_id
 from tests.support.store.running import Runner, StoreHandle, Stubs, create
 from tests.support.store.spans import append
-from tests.unit.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, plain, records_of, span_id
 
 RUN = "trainingRuns/exported"
 QUESTION = {"role": "user", "content": "2+3=é"}
@@ -41,10 +41,13 @@ CONVERSATION = [
 ]
 
 
-async def fulmen(store: StoreHandle, *arguments: str) -> Any:
-    """Runs the command line against the store."""
-    command = ["rollout", "export", *arguments, "--store-target", store.target, "--token", store.token(Role.CLIENT)]
-    return await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "200", "TERM": "dumb"})
+Export = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def export(fulmen: Export) -> Export:
+    """Returns a function that runs `fulmen rollout export` as a client."""
+    return partial(fulmen, "rollout", "export", role=Role.CLIENT)
 
 
 @pytest.fixture
@@ -64,14 +67,10 @@ async def rollouts(store: StoreHandle, stubs: Stubs) -> list[str]:
     return names
 
 
-async def test_rows_hold_tokens_and_rewards_by_token_range(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path
-) -> None:
+async def test_rows_hold_tokens_and_rewards_by_token_range(export: Export, rollouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
 
-    result = await fulmen(store, str(out), "--run", RUN, "--credit", "per_step")
-
-    assert (result.exit_code, result.exception) == (0, None)
+    result = await export(out, "--run", RUN, "--credit", "per_step")
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert {row["rollout"] for row in rows} == set(rollouts)
     row = rows[0]
@@ -93,18 +92,15 @@ async def test_rows_hold_tokens_and_rewards_by_token_range(
 
 @pytest.mark.parametrize("view", ["rows", "triplets", "messages"])
 async def test_parquet_and_json_lines_say_the_same(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path, view: str
+    export: Export, rollouts: list[str], tmp_path: Path, view: str
 ) -> None:
     import pyarrow.parquet as pq
 
     lines, table = tmp_path / "x.jsonl", tmp_path / "x.parquet"
     options = ["--view", view, "--run", RUN]
-    assert (await fulmen(store, str(lines), *options)).exit_code == 0
-    result = await fulmen(store, str(table), *options, "--format", "parquet", "--output", "json")
-
-    assert (result.exit_code, result.exception) == (0, None)
-    # The store of this process logs to the same stream.
-    assert json.loads(result.stdout[result.stdout.index("\n{\n") :])["rollouts"] == 2
+    await export(lines, *options)
+    result = await export(table, *options, "--format", "parquet", "--output", "json")
+    assert json.loads(result.stdout)["rollouts"] == 2
     expected = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     found = pq.read_table(table).to_pylist()
     nested = {name for row in expected for name, value in row.items() if isinstance(value, dict)}
@@ -115,13 +111,11 @@ async def test_parquet_and_json_lines_say_the_same(
     assert len(found) == {"rows": 2, "triplets": 4, "messages": 2}[view]
 
 
-async def test_triplets_are_single_calls_with_their_credit(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path
-) -> None:
+async def test_triplets_are_single_calls_with_their_credit(export: Export, rollouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     options = ["--view", "triplets", "--credit", "discounted", "--gamma", "0.5", "--limit", "1"]
 
-    assert (await fulmen(store, str(out), *options, "--filter", "state = SUCCEEDED")).exit_code == 0
+    await export(out, *options, "--filter", "state = SUCCEEDED")
 
     first, second = [json.loads(line) for line in out.read_text().splitlines()]
     assert (first["prompt_ids"], first["response_ids"], first["reward"]) == ([1, 2], [3], 0.75)
@@ -130,29 +124,29 @@ async def test_triplets_are_single_calls_with_their_credit(
 
 
 async def test_messages_are_the_longest_conversations_of_the_agent_asked_for(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path
+    export: Export, rollouts: list[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "x.jsonl"
-    assert (await fulmen(store, str(out), "--view", "messages", "--agent", "solver", "--limit", "1")).exit_code == 0
+    await export(out, "--view", "messages", "--agent", "solver", "--limit", "1")
     (line,) = out.read_text(encoding="utf-8").splitlines()
     row = json.loads(line)
     assert (row["messages"], row["tools"], row["reward"]) == ([QUESTION, CALLS, RESULT, ANSWER], TOOLS, 1.0)
-    assert (await fulmen(store, str(out), "--view", "messages", "--agent", "nobody")).exit_code == 0
+    await export(out, "--view", "messages", "--agent", "nobody")
     assert out.read_text() == ""
 
 
 async def test_a_failed_export_leaves_the_old_file_and_says_why(
-    store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "x.jsonl"
     out.write_text("old")
 
-    assert (await fulmen(store, str(out), "--filter", "nonsense = 3")).exit_code == Exit.USAGE
-    assert (await fulmen(store, str(out), "--gamma", "0.5")).exit_code == Exit.USAGE
-    assert (await fulmen(store, str(out), "--weight", "reward")).exit_code == Exit.USAGE
-    assert (await fulmen(store, f"{tmp_path}/no/x")).exit_code == Exit.FAILED
+    await export(out, "--filter", "nonsense = 3", status=Exit.USAGE)
+    await export(out, "--gamma", "0.5", status=Exit.USAGE)
+    await export(out, "--weight", "reward", status=Exit.USAGE)
+    await export(f"{tmp_path}/no/x", status=Exit.FAILED)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    result = await fulmen(store, str(out), "--format", "parquet")
-    assert (result.exit_code, 'pip install "fulmen[export]"' in result.stderr) == (Exit.FAILED, True)
+    result = await export(out, "--format", "parquet", status=Exit.FAILED)
+    assert 'pip install "fulmen[export]"' in result.stderr
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]

@@ -20,10 +20,10 @@ from fulmen.scores import Scores, read_scores
 from fulmen.store.v1 import lease_service_pb2, resource_service_pb2
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
+from tests.support.sdk.trajectory_cases import chunk_of, plain, records_of
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, results_of
 from tests.support.store.spans import append
-from tests.unit.sdk.trajectory_cases import chunk_of, plain, records_of
 
 RUN = "trainingRuns/stored"
 GROUPS, MEMBERS = 5, 4
@@ -241,7 +241,7 @@ async def test_a_rescoring_that_was_killed_goes_on_and_scores_nothing_twice(
     log.touch()
     (folder / "slow.py").write_text(SLOW.format(gate=str(gate), log=str(log)))
     arguments = ["--grader", "slow.py:grade", "--name", "scores.slow", "--concurrency", "20"]
-    code = "from fulmen_cli.main import main; main()"
+    code = "from fulmen_cli.main import app; app()"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

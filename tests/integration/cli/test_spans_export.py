@@ -15,10 +15,9 @@ from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import StoreHandle, Stubs, create
-from tests.support.store.span_payloads import packed, span
-from tests.support.store.spans import append
+from tests.support.store.spans import append, packed, span
 
 RUN = "trainingRuns/exported"
 

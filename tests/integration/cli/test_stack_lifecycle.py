@@ -91,6 +91,7 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     assert StackFolder(state).read_running().service("store").ports["store"] == port
 
 
+@pytest.mark.long(short=True)
 def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_leaves_no_service(state: Path) -> None:
     there = ("--state-dir", str(state))
     fulmen("up", *there)

@@ -71,6 +71,7 @@ def folder(short_tmp_path: Path, repository_root: Path) -> Path:
     return short_tmp_path
 
 
+@pytest.mark.long(short=True)
 @pytest.mark.serial
 def test_a_training_in_one_process_stops_at_a_breakpoint_and_ends_with_a_model(folder: Path) -> None:
     command = [sys.executable, "-m", "fulmen_cli", "train", "train.toml", "--in-process"]

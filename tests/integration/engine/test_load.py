@@ -34,7 +34,7 @@ class Gate:
         await asyncio.wait_for(self.task, GATE_DEADLINE_S)
 
 
-async def test_whatever_waits_goes_into_one_batch(engine, greedy_without_end):
+async def test_all_waiting_calls_go_into_one_batch(engine, greedy_without_end):
     gate = Gate(engine)
     await gate.reached()
     ask = {"temperature": 0, "max_tokens": 10, "messages": [{"role": "user", "content": greedy_without_end}]}
@@ -73,7 +73,7 @@ async def test_a_full_queue_and_a_passed_deadline_answer_503(engine):
     assert (await engine.chat())[0] == 200
 
 
-async def test_a_caller_who_leaves_frees_its_place(engine):
+async def test_a_caller_that_disconnects_frees_its_place(engine):
     gate = Gate(engine)
     await gate.reached()
     left = asyncio.create_task(engine.chat())

@@ -38,7 +38,7 @@ async def started(model_dirs: list[Path]) -> AsyncIterator[Started]:
     process._transport.close()
 
 
-async def test_it_serves_callers_with_the_token_and_ends_with_its_parent(started: Started):
+async def test_it_serves_callers_with_the_token_and_ends_with_its_parent(started):
     process, url = started
     authorized = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(url, timeout=CLIENT_DEADLINE) as client:
@@ -54,7 +54,7 @@ async def test_it_serves_callers_with_the_token_and_ends_with_its_parent(started
     assert await asyncio.wait_for(process.wait(), END_DEADLINE_S) == 0
 
 
-async def test_it_ends_on_sigterm(started: Started):
+async def test_it_ends_on_sigterm(started):
     process, _ = started
     process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(process.wait(), END_DEADLINE_S) == 0

@@ -1,4 +1,4 @@
-"""Versions go from a trainer into an engine's own process, as deltas, and come back after whatever happens to either."""
+"""Versions go from a trainer into an engine process as deltas, and are restored after failures of either."""
 
 import os
 import signal
@@ -46,15 +46,14 @@ class Promotions:
     promoted: int = 0
 
     async def hold(self, ttl_s: float) -> None:
-        """Is not asked: the engine goes on while it reads."""
+        """Raises: the engine keeps serving while it reads weights."""
         raise AssertionError(ttl_s)
 
     async def idle(self, limit_s: float) -> bool:
-        """Is not asked either."""
+        """Raises, like `hold`."""
         raise AssertionError(limit_s)
 
     async def promote(self) -> None:
-        """Counts."""
         self.promoted += 1
 
     async def release(self) -> None:
@@ -73,7 +72,7 @@ class Publishing:
     role: str = ""
 
     async def publish(self, *, learn: bool = True) -> tuple[SavedModel, PublishedPolicy]:
-        """Takes a step and notes a version of what came of it."""
+        """Takes a training step and records a version."""
         number = len(self.versions.records) + 1
         if learn:
             await self.trainer.train_supervised([row(number, self.role)], settings=StepSettings())
@@ -84,7 +83,6 @@ class Publishing:
         return saved, published
 
     async def start(self, published: PublishedPolicy) -> EngineProcess:
-        """Starts an engine."""
         self.engines.append(await EngineProcess.start(OPTIONS, published))
         return self.engines[-1]
 
@@ -97,7 +95,6 @@ class Publishing:
 
 
 def row(number: int, role: str) -> Row:
-    """Makes an answer to learn."""
     ids = tuple(4 + (5 * n + number) % 12 for n in range(8))
     mask = (False,) * 3 + (True,) * 5
     return Row(
@@ -143,7 +140,7 @@ async def publishing(
     trainer = await InProcessTrainer.open(setup, thread=thread, device="cpu")
     files = RunFiles(tmp_path / "run")
     base = model_dirs[0] if lora else None
-    versions = Versions(storage=files, trainer=trainer, weights=weights, lora=lora, base_model=base)
+    versions = Versions(files=files, trainer=trainer, weights=weights, lora=lora, base_model=base)
     made = Publishing(trainer=trainer, versions=versions, files=files)
     yield made
     for engine in made.engines:
@@ -151,7 +148,7 @@ async def publishing(
     thread.close()
 
 
-async def test_versions_by_delta_answer_as_a_fresh_engine_with_the_whole_folder_does(publishing: Publishing) -> None:
+async def test_versions_by_delta_answer_as_a_fresh_engine_with_the_whole_folder_does(publishing):
     _, first = await publishing.publish(learn=False)
     engine = await publishing.start(first)
     publishing.versions.served(1)
@@ -179,7 +176,8 @@ async def test_versions_by_delta_answer_as_a_fresh_engine_with_the_whole_folder_
     assert await answers(again) == present[-1]
 
 
-async def test_a_damaged_delta_is_refused_and_all_weights_are_sent(publishing: Publishing) -> None:
+@pytest.mark.long(short=True)
+async def test_a_damaged_delta_is_refused_and_all_weights_are_sent(publishing):
     _, first = await publishing.publish(learn=False)
     engine = await publishing.start(first)
     publishing.versions.served(1)
@@ -197,7 +195,7 @@ async def test_a_damaged_delta_is_refused_and_all_weights_are_sent(publishing: P
     assert (await publishing.swap(engine, published)).size_bytes == saved.size_bytes
 
 
-async def test_pruning_keeps_what_a_version_is_put_together_from(publishing: Publishing) -> None:
+async def test_pruning_keeps_what_a_version_is_put_together_from(publishing):
     for number in range(1, 7):
         await publishing.publish(learn=number > 1)
         publishing.versions.served(number)
@@ -212,9 +210,10 @@ async def test_pruning_keeps_what_a_version_is_put_together_from(publishing: Pub
         await versions.materialise(6)
 
 
+@pytest.mark.long(short=True)
 @pytest.mark.parametrize("lora", [LoraSettings(rank=4, roles=("planner", "solver"))])
 @pytest.mark.parametrize("weights", [FullWeights()])
-async def test_adapters_of_roles_answer_under_their_names_and_change_apart(publishing: Publishing) -> None:
+async def test_adapters_of_roles_answer_under_their_names_and_change_apart(publishing):
     publishing.role = "solver"
     _, first = await publishing.publish(learn=False)
     engine = await publishing.start(first)

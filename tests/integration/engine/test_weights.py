@@ -1,7 +1,6 @@
-"""Deltas and adapters go into a running engine, checked before they are applied; what does not fit changes nothing."""
+"""Deltas and adapters are loaded into a running engine after a check; a refused one changes nothing."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ class Trained:
     written: list[WrittenWeights]
 
     def change(self, scale: float = 1e-6) -> None:
-        """Takes a step, as an optimiser would."""
         torch.manual_seed(len(self.written))
         with torch.no_grad():
             for parameter in self.policy.model.parameters():
@@ -58,7 +56,6 @@ def options(trained: Trained) -> Any:
 
 
 async def load(engine: Any, **body: Any) -> tuple[int, dict[str, Any]]:
-    """Asks for a swap."""
     body = {key: str(value) if isinstance(value, Path) else value for key, value in body.items()}
     async with engine.client.post("/admin/weights", json=body) as response:
         return response.status, await response.json()
@@ -81,7 +78,9 @@ async def test_a_chain_of_deltas_ends_at_the_weights_of_the_folder(engine, train
     assert logprobs_in(answer) == pytest.approx(teacher_forced(loaded, answer), abs=1e-4)
 
 
-async def test_an_answer_goes_on_over_a_delta_and_says_which_token_is_whose(engine, trained, greedy_without_end):
+async def test_an_answer_continues_over_a_delta_and_names_the_version_of_each_token(
+    engine, trained, greedy_without_end
+):
     body = {"messages": [{"role": "user", "content": greedy_without_end}], "max_tokens": 50, "temperature": 0}
     hold = Hold(engine, at=10)
     running = asyncio.create_task(engine.chat(**body))
@@ -123,9 +122,7 @@ async def test_a_delta_of_other_weights_is_answered_with_409_and_nothing_changes
         lambda content: b"",
     ],
 )
-async def test_a_damaged_delta_is_refused_and_the_next_good_one_is_taken(
-    engine: Any, trained: Trained, spoil: Callable[[bytes], bytes]
-) -> None:
+async def test_a_damaged_delta_is_refused_and_the_next_good_one_is_taken(engine, trained, spoil):
     trained.change()
     folder = trained.write()
     file = folder / "delta.safetensors"
@@ -158,6 +155,6 @@ async def test_a_checksum_that_was_named_must_be_met(engine, trained):
         ({"path": "x", "version": 1, "sha256": 5}, "sha256"),
     ],
 )
-async def test_an_order_that_makes_no_sense_says_what_is_wrong(engine, body, param):
+async def test_an_invalid_order_is_refused_with_its_parameter(engine, body, param):
     status, answer = await load(engine, **body)
     assert (status, answer["error"]["param"]) == (400, param)

@@ -15,7 +15,7 @@ from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExcha
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.errors import ExchangeFailed
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.exchange.world import RUN, Join, Site, running
 
 KEY = "k" * 32

@@ -30,17 +30,6 @@ async def test_one_who_leaves_is_not_waited_for(site: Site, join: Join) -> None:
     assert site.shard().machine.members.ranks == [0]
 
 
-async def test_a_second_process_of_a_rank_takes_the_place_of_the_first(site: Site, join: Join) -> None:
-    members = [await join(rank) for rank in range(2)]
-    await exchanged(1, *members)
-    again = await join(1)
-    assert again.link.next_round == 2
-
-    sums = await exchanged(2, members[0], again)
-    assert alike(*sums)
-    assert site.shard().machine.members.ranks == [0, 1]
-
-
 async def test_a_process_whose_place_another_has_taken_ends_and_the_other_goes_on(site: Site, join: Join) -> None:
     members = [await join(rank, link=HASTY) for rank in range(2)]
     await exchanged(1, *members)

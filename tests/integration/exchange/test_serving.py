@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.server import servicer as gradient_exchange
 from fulmen_exchange.server.servicer import ExchangeLimits
+from tests.support.exchange.channels import Tapped
 from tests.support.exchange.sums import HASTY, alike, exchanged
 from tests.support.exchange.world import LIMIT_S, OTHER_RUN, RUN, Join, Site, running
 
@@ -87,7 +86,7 @@ async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) 
 
 async def test_what_was_kept_of_a_run_that_is_over_goes_when_its_ranks_have_left(join: Join, tmp_path: Path) -> None:
     over: set[str] = set()
-    async with running(Site(folder=tmp_path, is_over=lambda run: run[1] in over)) as site:
+    async with running(Site(folder=tmp_path, over=over)) as site:
         member = await join(0, of=1, targets=[site.target])
         await exchanged(1, member)
         await site.tick(DAY_S)
@@ -137,31 +136,17 @@ async def test_terms_that_differ_in_everything_are_told_in_an_answer_of_bounded_
 
 
 async def test_a_link_that_cannot_be_opened_leaves_no_channel_open(site: Site, join: Join) -> None:
-    channels: list[Noted] = []
+    channels: list[Tapped] = []
 
     def connect(target: str) -> FulmenChannel:
         if channels:
             raise OSError("no such certificate")
-        channels.append(Noted(open_channel(target)))
+        channels.append(Tapped(open_channel(target)))
         return channels[0]
 
     with pytest.raises(OSError, match="no such certificate"):
         await join(0, targets=[site.target, "127.0.0.1:1"], connect=connect)
     assert [channel.is_closed for channel in channels] == [True]
-
-
-class Noted(FulmenChannel):
-    """A channel that knows whether it was closed."""
-
-    def __init__(self, inner: FulmenChannel) -> None:
-        self._inner = inner
-        self.is_closed = False
-        self.unary_unary: Callable[..., Any] = inner.unary_unary
-        self.stream_stream: Callable[..., Any] = inner.stream_stream
-
-    async def close(self, grace: float | None = None) -> None:
-        self.is_closed = True
-        await self._inner.close(grace)
 
 
 async def test_a_sum_that_was_made_without_a_rank_that_was_given_up_is_counted(site: Site, join: Join) -> None:

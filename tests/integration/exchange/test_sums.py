@@ -18,23 +18,16 @@ SEGMENT_CODECS = sorted(
 )
 
 
-@pytest.mark.parametrize("codec", SEGMENT_CODECS)
-async def test_two_ranks_and_two_shards_get_the_sums_of_a_process_group(codec: str, site: Site, join: Join) -> None:
-    members = [await join(rank, of=2, codec=codec, targets=[site.target] * 2) for rank in range(2)]
+@pytest.mark.parametrize(("codec", "count"), [*((codec, 2) for codec in SEGMENT_CODECS), ("topk", 4)])
+async def test_as_many_ranks_and_shards_get_the_sums_of_a_process_group(
+    codec: str, count: int, site: Site, join: Join
+) -> None:
+    members = [await join(rank, of=count, codec=codec, targets=[site.target] * count) for rank in range(count)]
     for number in range(1, ROUNDS + 1):
         await asyncio.gather(*(asyncio.to_thread(member.exchange, number) for member in members))
     for member in members:
         assert all(all(each) for each in member.accepted)
-        for got, sum_ in zip(member.got, expected(codec, 2, 2), strict=True):
-            assert torch.equal(got.view(torch.int32), sum_.view(torch.int32))
-
-
-async def test_four_ranks_and_four_shards_get_the_sums_of_a_process_group(site: Site, join: Join) -> None:
-    members = [await join(rank, of=4, targets=[site.target] * 4) for rank in range(4)]
-    for number in range(1, ROUNDS + 1):
-        await asyncio.gather(*(asyncio.to_thread(member.exchange, number) for member in members))
-    for member in members:
-        for got, sum_ in zip(member.got, expected("topk", 4, 4), strict=True):
+        for got, sum_ in zip(member.got, expected(codec, count, count), strict=True):
             assert torch.equal(got.view(torch.int32), sum_.view(torch.int32))
 
 

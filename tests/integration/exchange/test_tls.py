@@ -22,9 +22,10 @@ from fulmen_exchange.links.opening import open_link
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import Ranks
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority
 from tests.support.exchange.world import settings_named
+from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}
@@ -33,7 +34,7 @@ SHORT = {"min_wait_s": 0.1, "max_wait_s": 0.2, "straggler_timeout_s": 0.3, "dead
 
 
 def service_settings(folder: Path, **more: object) -> AlgorithmServiceSettings:
-    given = {"port": 0, "metrics_port": 0, "signing_key": KEY, "state_dir": folder / "state", **more}
+    given = {"port": 0, "metrics_port": 0, "token": issued(), "state_dir": folder / "state", **more}
     return AlgorithmServiceSettings.model_validate(given)
 
 
@@ -42,7 +43,8 @@ async def target(tmp_path: Path) -> AsyncIterator[str]:
     """Yields the address of a service with TLS; its authority is `ours.pem`."""
     pair = Authority(tmp_path, "ours").issue("service")
     async with AsyncExitStack() as stack:
-        settings = service_settings(tmp_path, **pair.settings())
+        store = await stack.enter_async_context(serving_keys(KeyService(KEY)))
+        settings = service_settings(tmp_path, store_target=store, **pair.settings())
         parts = await build(settings, stack)
         await parts.server.server.start()
         try:
@@ -86,6 +88,19 @@ async def summed(target: str, certificate: Path, *tokens: str) -> list[float]:
 
 async def test_ranks_exchange_over_tls_with_a_token_of_their_project(target: str, tmp_path: Path) -> None:
     assert await summed(target, tmp_path / "ours.pem", issued(), issued()) == [3.0, 3.0]
+
+
+async def test_a_rank_reads_its_token_from_a_file(target: str, tmp_path: Path) -> None:
+    file = tmp_path / "rank.token"
+    file.write_text(issued())
+    settings = settings_named("topk", link={"kind": "grpc", "targets": [target], **SHORT})
+    tls = {target: TlsFiles(ca_file=str(tmp_path / "ours.pem"))}
+    access = ServerAccess(training_run=ELSEWHERE, token_file=str(file), tls=tls)
+    link = await asyncio.to_thread(
+        partial(open_link, settings, parameters=PARAMETERS, ranks=Ranks(rank=0, world_size=1), access=access)
+    )
+    assert isinstance(link, GrpcLink)
+    await asyncio.to_thread(link.close)
 
 
 async def test_a_service_that_does_not_know_a_run_keeps_those_of_two_projects_apart(

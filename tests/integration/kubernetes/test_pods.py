@@ -1,4 +1,4 @@
-"""The processes of the chart's pods start as they are rendered, find one another, run an agent, and stop; also by mTLS.
+"""The processes of the chart's pods start as they are rendered, connect, run an agent, and stop; also by mTLS.
 
 No cluster: the containers' programs run here, with the variables, files and arguments that the pods would give them.
 Names of Services become this machine's, ports free ones. Helm renders the chart (tools/helm_toolchain.sh).
@@ -24,9 +24,10 @@ import pytest
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
 from fulmen.tls import TlsFiles
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority
-from tests.support.helm_chart import Manifests, component_of, render
+from tests.support.deploy.helm_chart import Manifests, component_of, render
 from tests.support.postgres import shared_server
 
 LIMIT_S = 90.0
@@ -189,10 +190,11 @@ async def pods(request: pytest.FixtureRequest, short_tmp_path: Path) -> AsyncIte
     signer = TokenSigner(SIGNING_KEY)
     secrets = {
         "signing-key": SIGNING_KEY,
+        "attempt-key-secret": attempt_secrets(SIGNING_KEY),
         "service-token": signer.issue(Role.SERVICE, subject="services", ttl_s=3600, project="projects/*"),
         "runner-token": signer.issue(Role.RUNNER, subject="runners", ttl_s=3600, project="projects/*"),
         "engine-token": "a token of the engines",
-        "backend-keys": '{"engine": "a token of the engines"}',
+        "backend-keys": '{"engine": {"key": "a token of the engines", "hosts": ["*"]}}',
     }
     database = shared_server().fresh_database(migrated=False)
     authority = Authority(short_tmp_path)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy
+from tests.support.llm_proxy.vendor_world import VendorWorld, vendor_world
 
 
 @pytest.fixture
@@ -28,7 +29,12 @@ async def backend() -> AsyncIterator[Backend]:
 @pytest.fixture
 async def proxy(store: FakeStore, backend: Backend) -> AsyncIterator[RunningProxy]:
     """Yields a proxy with the backend `one` and a trainable route to it, policy version 1."""
-    async with running_proxy(store.target) as running:
-        await running.register("one", backend.url)
-        await running.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def world(store: FakeStore, backend: Backend) -> AsyncIterator[VendorWorld]:
+    """Yields a proxy before both vendors and an engine."""
+    async with vendor_world(store, backend) as running:
         yield running

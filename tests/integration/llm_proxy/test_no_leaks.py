@@ -133,7 +133,7 @@ async def server() -> AsyncIterator[str]:
 async def proxy(store: FakeStore, server: str) -> AsyncIterator[RunningProxy]:
     """Yields a proxy with a route to each mode of the backend."""
     settings: dict[str, Any] = {
-        "backend_keys": {"vendor": BACKEND_KEY},
+        "backend_keys": {"vendor": {"key": BACKEND_KEY, "hosts": ["127.0.0.1"]}},
         "first_byte_timeout_s": 0.5,
         "read_timeout_s": 0.5,
         "retry_deadline_s": 0,

@@ -6,18 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.runner.fixtures import proxy, publish_agent, start_runner
-from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.fixtures import proxy, publish_agent, start_runner, world
 from tests.support.runner.store_double import StoreDouble
-from tests.support.runner.stores import LEASE_TTL_S, DoubleStore
 
-__all__ = ["proxy", "publish_agent", "start_runner", "store"]
+__all__ = ["proxy", "publish_agent", "start_runner", "store", "world"]
 
 
 @pytest_asyncio.fixture
-async def store() -> AsyncIterator[DoubleStore]:
+async def store() -> AsyncIterator[StoreDouble]:
     """Yields the double of the store."""
-    double = StoreDouble(signing_key=SIGNING_KEY, lease_ttl_s=LEASE_TTL_S)
-    await double.start()
-    yield DoubleStore(double)
-    await double.close()
+    async with StoreDouble() as double:
+        yield double

@@ -46,7 +46,7 @@ async def test_the_instance_is_asked_for_once_by_all_who_wait(proxy: ProxyDouble
     await close(captures)
 
 
-async def test_figures_of_several_proxies_are_added(proxy: ProxyDouble) -> None:
+async def test_counts_of_several_proxies_are_added(proxy: ProxyDouble) -> None:
     other = ProxyDouble(signing_key=SIGNING_KEY)
     other.instance_id = "other-1"
     await other.start_grpc()

@@ -1,4 +1,4 @@
-"""Misdeeds that only commands can do: each is contained and typed, leaves nothing behind, and disturbs nobody.
+"""Misdeeds that only commands can do: each is contained and typed, leaves nothing behind, and disturbs no other attempt.
 
 Those of every kind of agent are in test_hostile_agents.py.
 """
@@ -14,15 +14,15 @@ import pytest
 
 from fulmen.ids import uuid7
 from tests.support.processes import none_holds
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of, wait_for_exit
-from tests.support.runner.stores import DoubleStore, Ended
+from tests.support.runner.stores import Ended
 
 MEMORY_BYTES = 150_000_000
 PROCESS_COUNT = 24
 OUTPUT_BYTES = 1_000_000
 TIMEOUT_S = 60
-"""What hangs is told by it; nothing here is to."""
+"""Longer than any case should take; an attempt that hangs ends with it."""
 
 FILES = {
     "eat.py": """
@@ -89,7 +89,7 @@ CASES = {
     "closes its input": good("exec <&-; echo 1"),
     "closes its output": Case(script="exec >&- 2>&-; exit 6", says="status 6"),
     "prints no text": good(r"printf '\377\376\n0.5\n'", ("reward", 0.5)),
-    "tells its key": Case(
+    "prints its key": Case(
         script='echo "$OPENAI_API_KEY $OTEL_EXPORTER_OTLP_HEADERS" >&2; echo "$OPENAI_API_KEY" >"$PIDS/key"; exit 1',
         says=r"\[masked\] authorization=Bearer%20\[masked\]",
     ),
@@ -114,20 +114,18 @@ CASES = {
 }
 
 
-async def test_every_one_is_contained_and_typed(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
-) -> None:
+async def test_every_one_is_contained_and_typed(world: World, tmp_path: Path) -> None:
     work_dir, pids = tmp_path / "work", tmp_path / "pids"
     work_dir.mkdir()
     pids.mkdir()
-    await start_runner(
+    await world.start(
         attempt_memory_bytes=MEMORY_BYTES,
         attempt_processes=PROCESS_COUNT,
         max_command_output_bytes=OUTPUT_BYTES,
         work_dir=str(work_dir),
         slots=16,
     )
-    agent = await publish_agent(
+    agent = await world.publish(
         FILES,
         command=("bash", "-c", "{task.script}", "agent", "{task.token}"),
         environment={"PIDS": str(pids), "TOKEN": "{task.token}"},
@@ -138,8 +136,8 @@ async def test_every_one_is_contained_and_typed(
     }
     tokens = {name: f"token-{run}-{number}" for number, name in enumerate(cases)}
     tasks = [{"script": case.script, "token": tokens[name]} for name, case in cases.items()]
-    names = await store.create(rollouts_of(agent, tasks, timeout_s=TIMEOUT_S, max_attempts=1))
-    ended = await store.ended(names)
+    names = await world.store.create(rollouts_of(agent, tasks, timeout_s=TIMEOUT_S, max_attempts=1))
+    ended = await world.store.ended(names)
     wrong = {
         name: difference
         for (name, case), rollout in zip(cases.items(), names, strict=True)
@@ -163,15 +161,13 @@ def difference_of(case: Case, attempts: list[Ended]) -> str:
     return "" if rewards == dict(case.rewards) else f"rewards {rewards}"
 
 
-async def test_nothing_outlives_a_runner_that_is_killed_not_even_what_escaped(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
-) -> None:
-    runner = await start_runner()
+async def test_nothing_outlives_a_runner_that_is_killed_not_even_what_escaped(world: World, tmp_path: Path) -> None:
+    runner = await world.start()
     escaped = tmp_path / "escaped"
     script = 'python escape.py token "$1"; trap "" TERM; echo $$ >"$1.leader"; while :; do sleep 1; done'
-    agent = await publish_agent(FILES, command=("bash", "-c", script, "agent", str(escaped)))
-    await store.create(rollouts_of(agent, [{}]))
-    await store.double.until(lambda: Path(f"{escaped}.leader").exists(), 30)
+    agent = await world.publish(FILES, command=("bash", "-c", script, "agent", str(escaped)))
+    await world.store.create(rollouts_of(agent, [{}]))
+    await world.double.until(lambda: Path(f"{escaped}.leader").exists(), 30)
     runner.send(signal.SIGKILL)
     await wait_for_exit(int(escaped.read_text()))
     await wait_for_exit(int(Path(f"{escaped}.leader").read_text() or 0))
@@ -184,28 +180,22 @@ async def test_nothing_outlives_a_runner_that_is_killed_not_even_what_escaped(
         (("{task.program}",), "No such file"),
     ],
 )
-async def test_templates_that_do_not_fit_start_nothing(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, argv: tuple[str, ...], says: str
-) -> None:
-    await start_runner()
-    agent = await publish_agent({"x": ""}, command=argv)
-    [name] = await store.create(rollouts_of(agent, [{"program": "no such program"}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+async def test_templates_that_do_not_fit_start_nothing(world: World, argv: tuple[str, ...], says: str) -> None:
+    await world.start()
+    agent = await world.publish({"x": ""}, command=argv)
+    ended = await world.run(agent, {"program": "no such program"}, max_attempts=1)
     assert ended.kind == "AGENT_ERROR"
     assert re.search(says, ended.message)
 
 
-async def test_a_grader_finds_what_the_agent_left_and_gives_rewards_in_a_file_of_its_own(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
+async def test_a_grader_finds_what_the_agent_left_and_gives_rewards_in_a_file_of_its_own(world: World) -> None:
     agent_script = """echo left >"$FULMEN_WORK_DIR/file"; echo '{{"value": 0.1}}' >>"$FULMEN_REWARDS_FILE"
     echo '{{"value": 0.2, "dimension": "own", "step": 3}}' >>"$FULMEN_REWARDS_FILE"; echo done"""
     grader_script = """[ "$(cat {work_dir}/file)" = left ] && [ ! -s "$FULMEN_REWARDS_FILE" ] &&
     echo '{{"value": 0.9}}' >>"$FULMEN_REWARDS_FILE"; echo '{{"graded": 0.8}}'"""
-    await start_runner()
-    agent = await publish_agent(
+    await world.start()
+    agent = await world.publish(
         {"x": ""}, command=("bash", "-c", agent_script), command_grader=("bash", "-c", grader_script)
     )
-    [name] = await store.create(rollouts_of(agent, [{}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+    ended = await world.run(agent, {}, max_attempts=1)
     assert (ended.message, ended.rewards) == ("", {("reward", None): 0.9, ("own", 3): 0.2, ("graded", None): 0.8})

@@ -21,12 +21,11 @@ from tests.support.docker import (
     engine_address,
     require_engine,
 )
-from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import DoubleStore, Ended
+from tests.support.runner.stores import Ended
 
-GONE_DEADLINE_S = 20.0
+GONE_TIMEOUT_S = 20.0
 MEBIBYTE = 1024 * 1024
 
 INPUTS = """
@@ -154,13 +153,13 @@ async def containers_of(engine: aiodocker.Docker, names: list[str]) -> dict[str,
 
 async def until(engine: aiodocker.Docker, names: list[str], states: set[str]) -> None:
     """Waits until the containers of rollouts are in these states: those that there are, at least one for each state."""
-    async with asyncio.timeout(GONE_DEADLINE_S):
+    async with asyncio.timeout(GONE_TIMEOUT_S):
         while set((await containers_of(engine, names)).values()) != states:  # noqa: ASYNC110  # The engine is no child.
             await asyncio.sleep(0.1)
 
 
-async def start(start_runner: StartRunner, **settings: object) -> RunnerProcess:
-    return await start_runner(
+async def start(world: World, **settings: object) -> RunnerProcess:
+    return await world.start(
         container_networks="none,host",
         container_pull="never",
         container_engine=engine_address(),
@@ -168,10 +167,8 @@ async def start(start_runner: StartRunner, **settings: object) -> RunnerProcess:
     )
 
 
-async def test_what_becomes_of_containers(
-    engine: aiodocker.Docker, store: DoubleStore, start_runner: StartRunner, proxy: ProxyDouble
-) -> None:
-    bundle = await store.publish("bundle.tests", bundle_of({"data.txt": "data"}))
+async def test_what_becomes_of_containers(world: World, engine: aiodocker.Docker) -> None:
+    bundle = await world.store.publish("bundle.tests", bundle_of({"data.txt": "data"}))
     inputs = Case(
         argv=("python", "-c", escaped(INPUTS), "{task_file}", "{task.question}", "{work_dir}"),
         rewards={("reward", None): 0.75, ("style", 3): 0.25},
@@ -181,50 +178,49 @@ async def test_what_becomes_of_containers(
     cases = {**CASES, "inputs": inputs}
     names: dict[str, str] = {}
     for case_name, spec in specs.items():
-        agent = await store.publish(f"agent.{len(names)}", spec)
+        agent = await world.store.publish(f"agent.{len(names)}", spec)
         batch = rollouts_of(agent, [{"question": "why"}], timeout_s=cases[case_name].timeout_s, max_attempts=1)
-        [names[case_name]] = await store.create(batch)
-    await start(start_runner, slots=4, max_command_output_bytes=MEBIBYTE)
-    ended = await store.ended(list(names.values()))
+        [names[case_name]] = await world.store.create(batch)
+    await start(world, slots=4, max_command_output_bytes=MEBIBYTE)
+    ended = await world.store.ended(list(names.values()))
     got = {case_name: ended[name][0] for case_name, name in names.items()}
     assert {case_name: str(got[case_name]) for case_name, case in cases.items() if not fits(got[case_name], case)} == {}
     assert await containers_of(engine, list(names.values())) == {}
-    assert store.double.labels.get("runtime") == "docker"
+    assert world.double.labels.get("runtime") == "docker"
 
 
 def fits(got: Ended, case: Case) -> bool:
-    """Tells whether an attempt ended as its case says."""
+    """Returns True if an attempt ended as its case expects."""
     return got.kind == case.kind and case.says in got.message and got.rewards == case.rewards
 
 
 async def test_a_cancelled_container_is_gone_and_so_are_those_of_a_killed_runner(
-    engine: aiodocker.Docker, store: DoubleStore, start_runner: StartRunner
+    world: World, engine: aiodocker.Docker
 ) -> None:
-    agent = await store.publish("agent.tests", Case(script=IGNORES).spec())
-    runner = await start(start_runner)
-    [cancelled, left] = await store.create(rollouts_of(agent, [{}, {}], timeout_s=600, max_attempts=1))
+    agent = await world.store.publish("agent.tests", Case(script=IGNORES).spec())
+    runner = await start(world)
+    [cancelled, left] = await world.store.create(rollouts_of(agent, [{}, {}], timeout_s=600, max_attempts=1))
     await until(engine, [cancelled], {"running"})
-    await store.cancel([cancelled])
+    await world.store.cancel([cancelled])
     await until(engine, [cancelled], set())
     await until(engine, [left], {"running"})
     runner.send(signal.SIGKILL)
     await runner.exit_code()
     assert set((await containers_of(engine, [left])).values()) == {"running"}
-    await start(start_runner)
+    await start(world)
     await until(engine, [left], set())
 
 
 async def test_nothing_but_the_work_directory_can_be_written_where_that_is_set(
-    engine: aiodocker.Docker, store: DoubleStore, start_runner: StartRunner
+    world: World, engine: aiodocker.Docker
 ) -> None:
     script = (
         "import os, sys\nopen(sys.argv[1] + '/a', 'w').close()\nopen('/tmp/a', 'w').close()\n"
         "try: open('/a', 'w')\nexcept OSError as error: print(float(error.errno == 30))"
     )
-    agent = await store.publish("agent.tests", Case(argv=("python", "-c", script, "{work_dir}")).spec())
-    await start(start_runner, container_read_only=True)
-    [name] = await store.create(rollouts_of(agent, [{}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+    agent = await world.store.publish("agent.tests", Case(argv=("python", "-c", script, "{work_dir}")).spec())
+    await start(world, container_read_only=True)
+    ended = await world.run(agent, {}, max_attempts=1)
     assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0})
 
 
@@ -232,13 +228,10 @@ async def test_nothing_but_the_work_directory_can_be_written_where_that_is_set(
     ("address", "says"),
     [("unix:///nowhere/docker.sock", "FULMEN_RUNNER_CONTAINER_ENGINE"), ("off", "containers are disabled")],
 )
-async def test_without_an_engine_the_attempt_says_what_to_do(
-    store: DoubleStore, start_runner: StartRunner, address: str, says: str
-) -> None:
-    agent = await store.publish("agent.tests", Case(script="print(1)").spec())
-    await start_runner(container_engine=address)
-    [name] = await store.create(rollouts_of(agent, [{}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+async def test_without_an_engine_the_attempt_says_what_to_do(world: World, address: str, says: str) -> None:
+    agent = await world.store.publish("agent.tests", Case(script="print(1)").spec())
+    await world.start(container_engine=address)
+    ended = await world.run(agent, {}, max_attempts=1)
     assert ended.kind == "INFRA"
     assert says in ended.message
-    assert "runtime" not in store.double.labels
+    assert "runtime" not in world.double.labels

@@ -16,9 +16,8 @@ import pytest_asyncio
 from aiohttp import ClientSession, web
 
 from fulmen.ids import trace_id_of
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess, rollouts_of
-from tests.support.runner.stores import DoubleStore
 
 SECRET = "a secret that signs alerts"
 DEADLINE_S = 30.0
@@ -121,7 +120,7 @@ def hook_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return journal
 
 
-async def figures_of(runner: RunnerProcess) -> dict[str, float]:
+async def metrics_of(runner: RunnerProcess) -> dict[str, float]:
     ports = await runner.ports()
     async with ClientSession() as session, session.get(f"http://127.0.0.1:{ports['metrics_port']}/metrics") as answer:
         text = await answer.text()
@@ -129,31 +128,31 @@ async def figures_of(runner: RunnerProcess) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-async def test_hooks_see_attempts_fail_them_and_are_reported(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, hook_environment: Path
-) -> None:
-    agent = await publish_agent({"agent.py": AGENT}, python="agent.py:solve")
+async def test_hooks_see_attempts_fail_them_and_are_reported(world: World, hook_environment: Path) -> None:
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve")
     names = [f"hooks_of_tests:{name}" for name in ("Journal", "Broken", "Slow", "strict")]
     monitor = "fulmen_runner.hooks.monitor:Monitor"
-    runner = await start_runner(hooks=",".join([*names, monitor]), hook_deadline_s=0.1, slots=1)
-    [good, poor, bad] = await store.create(rollouts_of(agent, [{}, {"reward": 0.25}, {"fail": True}], max_attempts=1))
-    ended = {name: attempts[0] for name, attempts in (await store.ended([good, poor, bad])).items()}
+    runner = await world.start(hooks=",".join([*names, monitor]), hook_timeout_s=0.1, slots=1)
+    [good, poor, bad] = await world.store.create(
+        rollouts_of(agent, [{}, {"reward": 0.25}, {"fail": True}], max_attempts=1)
+    )
+    ended = {name: attempts[0] for name, attempts in (await world.store.ended([good, poor, bad])).items()}
     assert (ended[good].kind, ended[good].rewards) == ("", {("reward", None): 1.0})
     assert (ended[poor].kind, ended[poor].message) == ("AGENT_ERROR", "a quarter is too little")
     assert ended[bad].kind == "AGENT_ERROR"
 
-    figures = await figures_of(runner)
+    metrics = await metrics_of(runner)
     labels = 'agent="agent.tests",mode="train"'
-    assert figures['fulmen_agent_attempts_total{agent="agent.tests",failure_kind="none",mode="train"}'] == 2
-    assert figures['fulmen_agent_attempts_total{agent="agent.tests",failure_kind="AGENT_ERROR",mode="train"}'] == 1
-    assert figures[f"fulmen_agent_duration_seconds_count{{{labels}}}"] == 3
-    assert figures[f"fulmen_agent_span_errors_total{{{labels}}}"] == 2
-    assert figures['fulmen_agent_reward_sum{agent="agent.tests",dimension="reward",mode="train"}'] == 1.25
-    assert figures['fulmen_agent_rolling_error_rate{agent="agent.tests"}'] == pytest.approx(1 / 3)
-    failures = {key: value for key, value in figures.items() if key.startswith("fulmen_runner_hook_failures_total")}
+    assert metrics['fulmen_agent_attempts_total{agent="agent.tests",failure_kind="none",mode="train"}'] == 2
+    assert metrics['fulmen_agent_attempts_total{agent="agent.tests",failure_kind="AGENT_ERROR",mode="train"}'] == 1
+    assert metrics[f"fulmen_agent_duration_seconds_count{{{labels}}}"] == 3
+    assert metrics[f"fulmen_agent_span_errors_total{{{labels}}}"] == 2
+    assert metrics['fulmen_agent_reward_sum{agent="agent.tests",dimension="reward",mode="train"}'] == 1.25
+    assert metrics['fulmen_agent_rolling_error_rate{agent="agent.tests"}'] == pytest.approx(1 / 3)
+    failures = {key: value for key, value in metrics.items() if key.startswith("fulmen_runner_hook_failures_total")}
     assert sorted(failures.values()) == [3, 3]
 
-    reported = [span for span in store.double.otlp_spans if span.name == "fulmen.hook"]
+    reported = [span for span in world.double.otlp_spans if span.name == "fulmen.hook"]
     assert len(reported) == 6
     assert {event.name for span in reported for event in span.events} == {"fulmen.hook.failed"}
     assert {span.trace_id.hex() for span in reported} == {trace_id_of(name) for name in ended}
@@ -176,20 +175,16 @@ async def test_hooks_see_attempts_fail_them_and_are_reported(
 
 
 async def test_alerts_are_signed_retried_and_quiet_for_a_while(
-    store: DoubleStore,
-    start_runner: StartRunner,
-    publish_agent: PublishAgent,
-    receiver: tuple[Receiver, str],
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, receiver: tuple[Receiver, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received, url = receiver
     alerts = {"URL": url, "SECRET": SECRET, "MIN_ATTEMPTS": "3", "MAX_ERROR_RATE": "0.4"}
     for name, value in alerts.items():
         monkeypatch.setenv(f"FULMEN_ALERTS_{name}", value)
-    agent = await publish_agent({"agent.py": AGENT}, python="agent.py:solve")
-    runner = await start_runner(hooks="fulmen_runner.hooks.alerts:Alerts", slots=1)
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve")
+    runner = await world.start(hooks="fulmen_runner.hooks.alerts:Alerts", slots=1)
     tasks = [{}, {"fail": True}, {"fail": True}, {"fail": True}]
-    await store.ended(await store.create(rollouts_of(agent, tasks, max_attempts=1)))
+    await world.store.ended(await world.store.create(rollouts_of(agent, tasks, max_attempts=1)))
     await received.got(2)
     (headers, body), (_, again) = received.requests
     assert body == again
@@ -204,12 +199,10 @@ async def test_alerts_are_signed_retried_and_quiet_for_a_while(
     assert len(received.requests) == 2
 
 
-async def test_a_runner_names_every_hook_that_it_cannot_load(
-    store: DoubleStore, start_runner: StartRunner, hook_environment: Path
-) -> None:
+async def test_a_runner_names_every_hook_that_it_cannot_load(world: World, hook_environment: Path) -> None:
     hooks = "nowhere:x,hooks_of_tests:Absent,hooks_of_tests:json,fulmen_runner.hooks.alerts:Alerts"
     with pytest.raises(AssertionError) as caught:
-        await start_runner(hooks=hooks)
+        await world.start(hooks=hooks)
     said = str(caught.value)
     assert all(target in said for target in hooks.split(","))
     assert "Traceback" not in said

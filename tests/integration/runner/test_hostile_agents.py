@@ -11,12 +11,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from fulmen.ids import uuid7
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
 from tests.support.processes import none_holds
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.stores import DoubleStore, Ended
+from tests.support.runner.stores import Ended
 
 MEMORY_BYTES = 150_000_000
 # Small, so that the proof needs no storm: a few dozen processes at most are ever started.
@@ -119,10 +121,9 @@ MATRIX: dict[str, tuple[End | None, End | None, End | None]] = {
 KINDS = ("runner", "process", "command")
 
 
-async def test_every_misdeed_is_contained_and_typed_and_disturbs_nobody(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
-) -> None:
-    await start_runner(
+@pytest.mark.long(short=True)
+async def test_every_misdeed_is_contained_and_typed_and_disturbs_no_other(world: World, tmp_path: Path) -> None:
+    await world.start(
         attempt_memory_bytes=MEMORY_BYTES,
         attempt_processes=PROCESS_COUNT,
         max_command_output_bytes=OUTPUT_BYTES,
@@ -142,17 +143,17 @@ async def test_every_misdeed_is_contained_and_typed_and_disturbs_nobody(
         for kind, spec, end in zip(KINDS, specs, ends, strict=True):
             if end is NOT_HELD:
                 continue
-            agent = await publish_agent(files, **spec)
+            agent = await world.publish(files, **spec)
             timeout_s = TIMEOUT_S if end.kind == "TIMEOUT" else 60
             expected[misdeed, kind] = end
             batch = rollouts_of(agent, [{"marker": marker}], timeout_s=timeout_s, max_attempts=1)
-            names[misdeed, kind] = await store.create(batch)
+            names[misdeed, kind] = await world.store.create(batch)
     # Good ones after all of them: they run in what the others left.
     for kind, agent_spec in (("runner", {}), ("process", {"isolation": Isolation.ISOLATION_PROCESS})):
-        agent = await publish_agent(files, python="agent.py:good", **agent_spec)
+        agent = await world.publish(files, python="agent.py:good", **agent_spec)
         expected["good afterwards", kind] = GOOD
-        names["good afterwards", kind] = await store.create(rollouts_of(agent, [{}], max_attempts=1))
-    ended = await store.ended([name for each in names.values() for name in each])
+        names["good afterwards", kind] = await world.store.create(rollouts_of(agent, [{}], max_attempts=1))
+    ended = await world.store.ended([name for each in names.values() for name in each])
     wrong = {cell: said for cell, end in expected.items() if (said := difference_of(end, ended[names[cell][0]]))}
     assert wrong == {}, wrong
     await none_holds(marker)

@@ -10,9 +10,8 @@ import pytest_asyncio
 
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
-from fulmen_service_kit.tokens import Role
-from tests.support.postgres import shared_server
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from fulmen_service_kit.security.tokens import Role
+from tests.support.runner.fixtures import World
 from tests.support.runner.fleet import stored_spans
 from tests.support.runner.harness import rollouts_of, token
 from tests.support.runner.stores import RealStore
@@ -91,38 +90,36 @@ if __name__ == "__main__":
 
 
 @pytest_asyncio.fixture
-async def store() -> AsyncIterator[RealStore]:
+async def store(database_url: str) -> AsyncIterator[RealStore]:
     """Yields a store with everything that guards it."""
-    server = shared_server()
-    database_url = server.fresh_database()
-    real = RealStore(database_url)
-    await real.start()
-    yield real
-    await real.close()
-    server.drop(database_url)
+    async with RealStore(database_url) as real:
+        yield real
 
 
-async def test_whatever_an_agent_writes_is_its_own(
-    store: RealStore, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
-) -> None:
+async def test_whatever_an_agent_writes_is_its_own(world: World, tmp_path: Path) -> None:
     files = {"agent.py": AGENT}
-    waits = await publish_agent(files, python="agent.py:waits")
+    waits = await world.publish(files, python="agent.py:waits")
     attackers = {
-        "async": await publish_agent(files, python="agent.py:in_the_loop"),
-        "plain": await publish_agent(files, python="agent.py:in_python"),
-        "child": await publish_agent(files, python="agent.py:in_python", isolation=Isolation.ISOLATION_PROCESS),
-        "command": await publish_agent(files, command=("python", "agent.py")),
+        "async": await world.publish(files, python="agent.py:in_the_loop"),
+        "plain": await world.publish(files, python="agent.py:in_python"),
+        "child": await world.publish(files, python="agent.py:in_python", isolation=Isolation.ISOLATION_PROCESS),
+        "command": await world.publish(files, command=("python", "agent.py")),
     }
     gate = tmp_path / "gate"
-    victims = await store.create(rollouts_of(waits, [{"gate": str(gate)}] * len(attackers), max_attempts=1))
-    await start_runner(slots=2 * len(attackers), work_dir=str(tmp_path))
+    victims = await world.store.create(rollouts_of(waits, [{"gate": str(gate)}] * len(attackers), max_attempts=1))
+    await world.start(slots=2 * len(attackers), work_dir=str(tmp_path))
     names = {}
     for (kind, agent), victim in zip(attackers.items(), victims, strict=True):
-        task = {"victim": victim, "store": store.target, "file": str(tmp_path / kind), "said": str(tmp_path / "said")}
-        [names[kind]] = await store.create(rollouts_of(agent, [task], max_attempts=1))
-    ended = await store.ended(list(names.values()))
+        task = {
+            "victim": victim,
+            "store": world.store.target,
+            "file": str(tmp_path / kind),
+            "said": str(tmp_path / "said"),
+        }
+        [names[kind]] = await world.store.create(rollouts_of(agent, [task], max_attempts=1))
+    ended = await world.store.ended(list(names.values()))
     gate.touch()
-    of_victims = await store.ended(victims)
+    of_victims = await world.store.ended(victims)
     for kind, name in names.items():
         [attempt] = ended[name]
         assert (kind, attempt.message, attempt.rewards) == (
@@ -137,7 +134,7 @@ async def test_whatever_an_agent_writes_is_its_own(
     for victim in victims:
         [attempt] = of_victims[victim]
         assert (attempt.message, attempt.rewards) == ("", {("reward", None): VICTIMS})
-    async with open_channel(store.target, token=token(Role.CLIENT)) as channel:
+    async with open_channel(world.store.target, token=token(Role.CLIENT)) as channel:
         spans = await stored_spans(channel, [f"{name}/attempts/1" for name in (*victims, *names.values())])
     stored = {name.partition("/attempts/")[0]: [each for each, _ in found] for name, found in spans.items()}
     assert stored.keys().isdisjoint(victims)

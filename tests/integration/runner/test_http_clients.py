@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import DoubleStore
 
 AGENT = """
 import asyncio, json, os, urllib.request
@@ -48,19 +46,17 @@ async def solve(task, context):
 CLIENTS = ["by_aiohttp", "by_httpx2", "by_requests", "by_urllib", "by_urllib3"]
 
 
-async def test_a_call_by_any_client_has_the_attempts_key_and_lies_below_its_span(
-    store: DoubleStore, proxy: ProxyDouble, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent({"agent.py": AGENT}, python="agent.py:solve")
-    await start_runner()
-    names = await store.create(rollouts_of(agent, list(CLIENTS) * 4))
+async def test_a_call_by_any_client_has_the_attempts_key_and_lies_below_its_span(world: World) -> None:
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve")
+    await world.start()
+    names = await world.store.create(rollouts_of(agent, list(CLIENTS) * 4))
 
-    ended = await store.ended(names)
+    ended = await world.store.ended(names)
 
     for name in names:
         [attempt] = ended[name]
         assert (attempt.kind, attempt.message, attempt.rewards) == ("", "", {("reward", None): 1.0})
-    spans = {span.trace_id.hex(): span.span_id.hex() for span in store.double.otlp_spans}
-    told = {header.split("-")[1]: header.split("-")[2] for header in proxy.traceparents.values()}
+    spans = {span.trace_id.hex(): span.span_id.hex() for span in world.double.otlp_spans}
+    told = {header.split("-")[1]: header.split("-")[2] for header in world.proxy.traceparents.values()}
     assert told == spans
     assert len(told) == len(names)

@@ -97,7 +97,7 @@ def test_web_servers_are_instrumented_only_by_name(site: Path) -> None:
     assert [name for name, _ in traced["flask"]] == ["opentelemetry-flask"]
 
 
-def test_one_that_fails_is_reported_and_the_program_and_the_others_go_on(site: Path) -> None:
+def test_one_that_fails_is_reported_and_stops_neither_the_program_nor_the_others(site: Path) -> None:
     group = "openinference_instrumentor"
     install_instrumentor(site, "one", "langchain", group=group, body=FAILS)
     install_instrumentor(site, "two", "crewai", group=group)

@@ -16,11 +16,10 @@ import pytest_asyncio
 from fulmen.ids import parse_rollout_name
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, JobEntry, Limits
 from fulmen_runner.agents.templates import escaped
-from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess, rollouts_of
 from tests.support.runner.kubernetes_api import Fate, KubernetesApi
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import DoubleStore, Ended
+from tests.support.runner.stores import Ended
 
 WHOLE = """
 import json, os, sys, urllib.request
@@ -135,32 +134,31 @@ async def api(tmp_path: Path) -> AsyncIterator[KubernetesApi]:
     await api.close()
 
 
-async def start(start_runner: StartRunner, api: KubernetesApi, **settings: object) -> RunnerProcess:
-    return await start_runner(job_kubeconfig=api.kubeconfig(), container_engine="off", **settings)
+async def start(world: World, api: KubernetesApi, **settings: object) -> RunnerProcess:
+    return await world.start(job_kubeconfig=api.kubeconfig(), container_engine="off", **settings)
 
 
 def fits(got: Ended, case: Case) -> bool:
-    """Tells whether an attempt ended as its case says."""
+    """Returns True if an attempt ended as its case expects."""
     return got.kind == case.kind and all(text in got.message for text in case.says) and got.rewards == case.rewards
 
 
-async def test_what_becomes_of_jobs(
-    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi, proxy: ProxyDouble
-) -> None:
-    await start(start_runner, api, job_start_s=3, job_image_s=3, max_command_output_bytes=1024 * 1024)
+@pytest.mark.long(short=True)
+async def test_what_becomes_of_jobs(world: World, api: KubernetesApi) -> None:
+    await start(world, api, job_start_s=3, job_image_s=3, max_command_output_bytes=1024 * 1024)
     names: dict[str, str] = {}
     for case_name, case in CASES.items():
-        agent = await store.publish(f"agent.{len(names)}", case.spec())
+        agent = await world.store.publish(f"agent.{len(names)}", case.spec())
         batch = rollouts_of(agent, [{"question": "why"}], timeout_s=case.timeout_s, max_attempts=1)
-        [names[case_name]] = await store.create(batch)
+        [names[case_name]] = await world.store.create(batch)
         if len(names) == 1:
             # To import the cluster's client takes longer than the time of some attempts.
-            await store.ended(list(names.values()))
-    ended = await store.ended(list(names.values()))
+            await world.store.ended(list(names.values()))
+    ended = await world.store.ended(list(names.values()))
     got = {case_name: ended[name][0] for case_name, name in names.items()}
     assert {case_name: str(got[case_name]) for case_name, case in CASES.items() if not fits(got[case_name], case)} == {}
     assert got["a whole agent"].output.startswith(b"thinking\n")
-    assert [span.name for span in store.double.otlp_spans] == ["in a pod"]
+    assert [span.name for span in world.double.otlp_spans] == ["in a pod"]
     assert (api.jobs, api.secrets) == ({}, {})
     await api.until(lambda: not api.pods)
     check_documents(api, rollout=names["a whole agent"])
@@ -189,48 +187,46 @@ def check_documents(api: KubernetesApi, rollout: str) -> None:
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
 async def test_a_cluster_that_does_not_answer_for_a_moment_costs_no_attempt(
-    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi, calls: int
+    world: World, api: KubernetesApi, calls: int
 ) -> None:
-    agent = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
-    await start(start_runner, api)
+    agent = await world.store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await start(world, api)
     # Of the Secret, the Job and the Secret's owner: how many go through before three fail in a row.
     api.failing_writes = (calls, 3)
-    [name] = await store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
-    assert (await store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
+    [name] = await world.store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
+    assert (await world.store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
     await api.until(lambda: not api.jobs and not api.secrets)
 
 
-async def test_a_job_that_was_made_by_a_call_without_an_answer_is_made_once(
-    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi
-) -> None:
-    agent = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
-    await start(start_runner, api)
+async def test_a_job_that_was_made_by_a_call_without_an_answer_is_made_once(world: World, api: KubernetesApi) -> None:
+    agent = await world.store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await start(world, api)
     api.unanswered = 2
-    [name] = await store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
-    assert (await store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
+    [name] = await world.store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
+    assert (await world.store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
     assert [document["kind"] for document in api.created] == ["Secret", "Job"]
 
 
-async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(
-    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi
-) -> None:
+async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(world: World, api: KubernetesApi) -> None:
     hanging = Case(template=template("import time; time.sleep(3600)"))
-    agent = await store.publish("agent.tests", hanging.spec())
-    runner = await start(start_runner, api)
-    [cancelled, left] = await store.create(rollouts_of(agent, [{"question": "why"}] * 2, timeout_s=600, max_attempts=1))
+    agent = await world.store.publish("agent.tests", hanging.spec())
+    runner = await start(world, api)
+    [cancelled, left] = await world.store.create(
+        rollouts_of(agent, [{"question": "why"}] * 2, timeout_s=600, max_attempts=1)
+    )
     await api.until(lambda: len(api.pods) == 2 and all(p["status"]["phase"] == "Running" for p in api.pods.values()))
     api.failing = 2  # A cluster that does not answer for a moment costs no attempt.
-    await store.cancel([cancelled])
+    await world.store.cancel([cancelled])
     await api.until(lambda: len(api.jobs) == len(api.secrets) == 1)
     [owned] = api.secrets.values()
     assert owned["metadata"]["ownerReferences"][0]["uid"] == next(iter(api.jobs.values()))["metadata"]["uid"]
     runner.send(signal.SIGKILL)
     await runner.exit_code()
     assert len(api.jobs) == 1
-    quick = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
-    await start(start_runner, api)
-    [after] = await store.create(rollouts_of(quick, [{"question": "why"}], max_attempts=1))
-    assert (await store.ended([after]))[after][0].rewards == {("reward", None): 1.0}
+    quick = await world.store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await start(world, api)
+    [after] = await world.store.create(rollouts_of(quick, [{"question": "why"}], max_attempts=1))
+    assert (await world.store.ended([after]))[after][0].rewards == {("reward", None): 1.0}
     await api.until(lambda: not api.jobs and not api.pods and not api.secrets)
     assert left not in json.dumps(list(api.jobs))
 
@@ -238,12 +234,9 @@ async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(
 @pytest.mark.parametrize(
     ("kubeconfig", "says"), [("", "FULMEN_RUNNER_JOB_KUBECONFIG"), ("/nowhere/kubeconfig", "cannot be loaded")]
 )
-async def test_without_a_cluster_the_attempt_says_what_to_do(
-    store: DoubleStore, start_runner: StartRunner, kubeconfig: str, says: str
-) -> None:
-    agent = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
-    await start_runner(job_kubeconfig=kubeconfig, container_engine="off")
-    [name] = await store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
-    [ended] = (await store.ended([name]))[name]
+async def test_without_a_cluster_the_attempt_says_what_to_do(world: World, kubeconfig: str, says: str) -> None:
+    agent = await world.store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await world.start(job_kubeconfig=kubeconfig, container_engine="off")
+    ended = await world.run(agent, {"question": "why"}, max_attempts=1)
     assert ended.kind == "INFRA"
     assert says in ended.message

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from fulmen.agent import GRADER_AGENT, Context, entered
+from fulmen.agent import GRADER_AGENT, entered
 from fulmen.runner.v1.agent_spec_pb2 import JudgeEntry
 from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.judge import MAX_ANSWERS, JudgeClient, judge
 from fulmen_runner.agents.specification import JudgeTarget
 from fulmen_runner.agents.tracing.spans import add_span_processor
-from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
-from fulmen_runner.attempts.program import Invocation
 from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.llm_proxy.backend import JSON, Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.runner.assignments import tracing_restored
+from tests.support.runner.assignments import assignment, tracing_restored
 from tests.support.runner.fixtures import PublishAgent, StartRunner
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.stores import DoubleStore
+from tests.support.runner.in_process import invocation_of
+from tests.support.runner.store_double import StoreDouble
 
 Says = Callable[[JSON], str]
 
@@ -54,39 +52,18 @@ class World:
         self.backend.received.clear()
         attempt, key = self.proxy.attempt()
         self.attempt = attempt
-        item = Assignment(
-            attempt=attempt,
-            rollout=attempt.rpartition("/attempts")[0],
-            number=1,
-            lease_id="lease-1",
-            epoch=1,
-            project="projects/default",
-            mode=Mode.TRAIN,
-            agent="",
-            input=b'{"question": "why"}',
-            input_content_type=JSON_CONTENT_TYPE,
-            resource_versions={},
-            attempt_key=key,
-            timeout_s=30,
+        item = assignment(input_=b'{"question": "why"}', key=key)
+        item = replace(item, attempt=attempt, rollout=attempt.rpartition("/attempts")[0])
+        invocation = invocation_of(
+            item,
+            self.workspaces,
+            OPENAI_BASE_URL=self.proxy.url,
+            OPENAI_API_KEY=key,
+            TRACEPARENT=traceparent(attempt),
         )
-        environment = {
-            "OPENAI_BASE_URL": self.proxy.url,
-            "OPENAI_API_KEY": key,
-            "TRACEPARENT": traceparent(attempt),
-        }
-        context = Context(
-            rollout=item.rollout,
-            attempt=attempt,
-            attempt_number=1,
-            mode="train",
-            deadline=time.monotonic() + 30,
-            environment=environment,
-        )
-        workspace = self.workspaces.of(item.input)
-        invocation = Invocation(assignment=item, task=item.task(), context=context, workspace=workspace)
         client = JudgeClient()
         try:
-            with entered(context):
+            with entered(invocation.context):
                 grader = judge(JudgeTarget(**{"model": MODEL, **fields}), client)
                 return await asyncio.create_task(grader.grade(invocation, outcome))
         finally:
@@ -176,7 +153,7 @@ async def test_a_model_that_the_proxy_does_not_have_is_a_fault_of_the_specificat
 
 
 async def test_a_runner_asks_the_judge_that_a_specification_names(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
+    store: StoreDouble, start_runner: StartRunner, publish_agent: PublishAgent
 ) -> None:
     """The double of the proxy answers every call with the attempt's name, which is no verdict."""
     files = {"agent.py": "def solve(task):\n    return 'an answer'\n"}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anthropic
 import httpx2
@@ -22,24 +21,19 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import fulmen.agent
-from fulmen.agent import Context, entered
+from fulmen.agent import entered
 from fulmen.emit import emit_reward
 from fulmen.ids import trace_id_of
-from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
-from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python.host import PythonHost, python_agent
 from fulmen_runner.agents.python.preparation import prepare_process
-from fulmen_runner.agents.specification import NO_LIMITS
-from fulmen_runner.agents.tracing.exporter import RunnerExporter
-from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, AttemptSpans, add_span_processor
+from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, add_span_processor
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.outcome import Succeeded
-from fulmen_runner.attempts.program import Invocation, Program
-from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.program import Program
 from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.runner.assignments import assignment, tracing_restored
+from tests.support.runner.in_process import invocation_of, python_host
 
 AGENTS_AT_ONCE = 100
 tracer = trace.get_tracer("mixing")
@@ -199,17 +193,8 @@ class World:
             "TRACEPARENT": f"00-{trace_id_of(item.rollout)}-{'2' * 16}-01",
             "NAME": name,
         }
-        context = Context(
-            rollout=item.rollout,
-            attempt=item.attempt,
-            attempt_number=1,
-            mode="train",
-            deadline=time.monotonic() + 60,
-            environment=environment,
-        )
-        workspace = self.workspaces.of(b"{}")
-        invocation = Invocation(assignment=item, task={"name": name}, context=context, workspace=workspace)
-        with entered(context):
+        invocation = replace(invocation_of(item, self.workspaces, **environment), task={"name": name})
+        with entered(invocation.context):
             return await asyncio.create_task(program.run(invocation))
 
 
@@ -220,25 +205,10 @@ def _dimension(rollout: str) -> str:
 async def _with_world(workspaces: Workspaces, check: Callable[[World], object]) -> None:
     seen, spans = Seen(), InMemorySpanExporter()
     async with recording(seen):
-        endpoints = Endpoints(llm_proxy_url=seen.url, otlp_url="http://127.0.0.1:9")
-        prepare_process(endpoints)
+        prepare_process(Endpoints(llm_proxy_url=seen.url, otlp_url="http://127.0.0.1:9"))
         add_span_processor(AttemptSpanProcessor(SimpleSpanProcessor(spans)))
-        children = Children(
-            host=ChildHost(
-                guardian=Guardian(),
-                inherited={},
-                endpoints=endpoints,
-                flush_s=1,
-                output_allowed_bytes=1,
-                limits=NO_LIMITS,
-            ),
-            policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1),
-        )
-        own_spans = AttemptSpans(
-            RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1
-        )
-        host = PythonHost(stragglers=Stragglers(), spans=own_spans, children=children)
-        await check(World(seen, spans, host, workspaces))
+        async with python_host(seen.url) as host:
+            await check(World(seen, spans, host, workspaces))
 
 
 @pytest.fixture
@@ -251,27 +221,6 @@ def workspaces(tmp_path_factory: pytest.TempPathFactory):
 
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(st.integers(0, len(KINDS) - 1), min_size=AGENTS_AT_ONCE, max_size=AGENTS_AT_ONCE))
+@pytest.mark.long(short=True)
 def test_a_hundred_agents_at_once_keep_to_their_own(workspaces: Workspaces, kinds: list[int]) -> None:
     asyncio.run(_with_world(workspaces, lambda world: world.run(kinds)))
-
-
-def test_one_attempt_for_the_whole_process_would_be_noticed(
-    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check above must be able to fail: here the current attempt is a global."""
-
-    class Global:
-        value: object = None
-
-        def get(self) -> object:
-            return self.value
-
-        def set(self, value: object) -> None:
-            self.value = value
-
-        def reset(self, _: object) -> None:
-            """Keeps the last one."""
-
-    monkeypatch.setattr(fulmen.agent, "_current", Global())
-    with pytest.raises(AssertionError):
-        asyncio.run(_with_world(workspaces, lambda world: world.run([0, 1, 2, 3, 4, 5] * 3)))

@@ -11,10 +11,9 @@ import pytest
 
 from fulmen.ids import trace_id_of
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of, wait_for_exit
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import DoubleStore, Ended
+from tests.support.runner.stores import Ended
 
 TIMEOUT_S = 12
 """Long enough for a child to start on a busy machine."""
@@ -103,73 +102,52 @@ def answers(task, context):
 FILES = {"agent.py": AGENT, "helper.py": "WORD = 'helped'\n", "numbers.py": ""}
 
 
-class World:
-    """One runner with agents that are published as they are asked for."""
-
-    def __init__(self, store: DoubleStore, publish: PublishAgent) -> None:
-        self._store, self._publish = store, publish
-
-    async def run(
-        self, target: str, tasks: list[object], *, timeout_s: float = 60, max_attempts: int = 1, **spec: object
-    ) -> list[Ended]:
-        """Runs one agent on each task; returns the last attempts."""
-        agent = await self._publish(
-            FILES, python=f"agent.py:{target}", environment={"OWN": "1"}, **{"isolation": PROCESS, **spec}
-        )
-        rollouts = rollouts_of(agent, tasks, timeout_s=timeout_s, max_attempts=max_attempts)
-        names = await self._store.create(rollouts)
-        ended = await self._store.ended(names)
-        return [ended[name][-1] for name in names]
+async def run(world: World, target: str, tasks: list[object], *, timeout_s: float = 60, **spec: object) -> list[Ended]:
+    """Runs one agent on each task; returns the attempts."""
+    spec = {"python": f"agent.py:{target}", "environment": {"OWN": "1"}, "isolation": PROCESS, **spec}
+    agent = await world.publish(FILES, **spec)
+    return [ended for [ended] in await world.attempts(agent, tasks, timeout_s=timeout_s, max_attempts=1)]
 
 
-@pytest.fixture
-def world(store: DoubleStore, publish_agent: PublishAgent) -> World:
-    return World(store, publish_agent)
-
-
-async def test_everything_works_as_inside_the_runner(
-    world: World, store: DoubleStore, start_runner: StartRunner
-) -> None:
-    await start_runner(slots=1)
-    [walked] = await world.run("steps", [{}])
+async def test_everything_works_as_inside_the_runner(world: World) -> None:
+    await world.start(slots=1)
+    [walked] = await run(world, "steps", [{}])
     assert (walked.message, walked.rewards) == ("", {("format", None): 0.5, ("reward", 0): 1.0})
     assert json.loads(walked.output) == {"step": 1}
-    [span] = [span for span in store.double.otlp_spans if span.name == "first"]
+    [span] = [span for span in world.double.otlp_spans if span.name == "first"]
     attributes = {attribute.key: attribute.value for attribute in span.attributes}
     assert f"{attributes['fulmen.rollout'].string_value}/attempts/1" == walked.attempt
     assert attributes["fulmen.step"].int_value == 0
     assert span.trace_id.hex() == trace_id_of(walked.attempt)
-    [blocking] = await world.run("blocking_steps", [{}])
+    [blocking] = await run(world, "blocking_steps", [{}])
     assert (blocking.message, blocking.rewards) == ("", {("reward", 0): 0.25, ("reward", None): 3.0})
-    for ended in await world.run("calls", [{}] * 3):
+    for ended in await run(world, "calls", [{}] * 3):
         assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0})
-    [graded] = await world.run("answers", [{"said": 2}], python_grader="agent.py:grade")
+    [graded] = await run(world, "answers", [{"said": 2}], python_grader="agent.py:grade")
     assert (graded.message, graded.rewards) == (
         "",
         {("style", None): 0.5, ("said", None): 2.0, ("had", None): 0.5, ("left", None): 4.0},
     )
 
 
-async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(
-    world: World, start_runner: StartRunner
-) -> None:
-    await start_runner(slots=1, child_attempts=3)
+async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(world: World) -> None:
+    await world.start(slots=1, child_attempts=3)
 
     def pids(ended: list[Ended]) -> list[int]:
         assert [one.message for one in ended] == [""] * len(ended)
         return [json.loads(one.output)["pid"] for one in ended]
 
-    first, second, third, fourth = pids(await world.run("pid", [{}] * 4))
+    first, second, third, fourth = pids(await run(world, "pid", [{}] * 4))
     assert first == second == third != fourth
     for target in ("leaves_a_thread", "leaves_a_child"):
-        first, second = pids(await world.run(target, [{}] * 2))
+        first, second = pids(await run(world, target, [{}] * 2))
         assert first != second
         await wait_for_exit(first)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner, batch: int) -> None:
-    await start_runner(slots=2)
+async def test_every_way_to_die_is_reported(world: World, batch: int) -> None:
+    await world.start(slots=2)
     says = {
         "raises": "RuntimeError: boom helped",
         "segfault": "signal 11 (SIGSEGV)\nFatal|signal 11 (SIGSEGV)\nlast words",
@@ -182,26 +160,25 @@ async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner,
         "missing": "has no callable 'missing'",
     }
     for target in list(says)[batch::2]:
-        [ended] = await world.run(target, [{}])
+        [ended] = await run(world, target, [{}])
         if says[target] == "REWARD_MISSING":
             assert ended.kind == "REWARD_MISSING"
         else:
             assert ended.kind == "AGENT_ERROR", target
             assert any(text in ended.message for text in says[target].split("|")), (target, ended.message)
-    [graded] = await world.run("unsendable", [{}], python_grader="agent.py:grade")
+    [graded] = await run(world, "unsendable", [{}], python_grader="agent.py:grade")
     assert "builtins.set is not representable in JSON" in graded.message
-    [alive] = await world.run("number", [{}])
+    [alive] = await run(world, "number", [{}])
     assert alive.rewards == {("reward", None): 0.5}
 
 
-async def test_what_blocks_is_killed_and_frees_its_slot(
-    world: World, start_runner: StartRunner, tmp_path: Path
-) -> None:
-    await start_runner(slots=3)
+@pytest.mark.long(short=True)
+async def test_what_blocks_is_killed_and_frees_its_slot(world: World, tmp_path: Path) -> None:
+    await world.start(slots=3)
     targets = ("hangs", "waits", "dawdles")
     files = [tmp_path / target for target in targets]
     runs = (
-        world.run(target, [{"file": str(file)}], timeout_s=TIMEOUT_S)
+        run(world, target, [{"file": str(file)}], timeout_s=TIMEOUT_S)
         for target, file in zip(targets, files, strict=True)
     )
     for [ended] in await asyncio.gather(*runs):
@@ -209,21 +186,18 @@ async def test_what_blocks_is_killed_and_frees_its_slot(
         assert "keeps its slot" not in ended.message
     await wait_for_exit(int(files[0].read_text()))
     assert [file.read_text() for file in files[1:]] == ["closed", "closed"]
-    [alive] = await world.run("number", [{}])
+    [alive] = await run(world, "number", [{}])
     assert alive.rewards == {("reward", None): 0.5}
 
 
-async def test_no_child_outlives_a_killed_runner(
-    store: DoubleStore, publish_agent: PublishAgent, start_runner: StartRunner, proxy: ProxyDouble
-) -> None:
-    runner = await start_runner(slots=1, isolation="process")
-    proxy.holding = True
-    world = World(store, publish_agent)
-    [idle] = await world.run("pid", [{}], isolation=Isolation.ISOLATION_UNSPECIFIED)
-    agent = await publish_agent(FILES, python="agent.py:calls", environment={"OWN": "1"})
-    await store.create(rollouts_of(agent, [{}]))
-    await proxy.until_waiting(1)
+async def test_no_child_outlives_a_killed_runner(world: World) -> None:
+    runner = await world.start(slots=1, isolation="process")
+    world.proxy.holding = True
+    [idle] = await run(world, "pid", [{}], isolation=Isolation.ISOLATION_UNSPECIFIED)
+    agent = await world.publish(FILES, python="agent.py:calls", environment={"OWN": "1"})
+    await world.store.create(rollouts_of(agent, [{}]))
+    await world.proxy.until_waiting(1)
     runner.send(signal.SIGKILL)
     await runner.exit_code()
     await wait_for_exit(json.loads(idle.output)["pid"])
-    proxy.release()
+    world.proxy.release()

@@ -1,4 +1,4 @@
-"""A runner that decides its slots itself: what it does, what it tells, and who may overrule it."""
+"""Automatic slots: when they change, what is reported, and who may set them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
-from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import SIGNING_KEY, rollouts_of, token
-from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import FINAL_DEADLINE_S, DoubleStore
+from tests.support.runner.stores import FINAL_TIMEOUT_S
 
 AGENT = "def solve(task, context):\n    return 1.0\n"
 PROJECT_TOKENS = [
@@ -28,20 +27,18 @@ RPCS = {
 }
 
 
-async def test_refused_model_calls_take_slots_away_until_somebody_sets_them(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, proxy: ProxyDouble
-) -> None:
-    agent = await publish_agent({"agent.py": AGENT}, python="agent.py:solve")
-    proxy.throttled = 2
-    runner = await start_runner(slots="auto", slots_max=64)
+async def test_refused_model_calls_reduce_the_slots_until_they_are_set(world: World) -> None:
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve")
+    world.proxy.throttled = 2
+    runner = await world.start(slots="auto", slots_max=64)
     ports = await runner.ports()
-    names = await store.create(rollouts_of(agent, [{} for _ in range(100)]))
+    names = await world.store.create(rollouts_of(agent, [{} for _ in range(100)]))
     changed = await runner.logged("slots_changed")
     assert (changed["before"], changed["reason"]) == (16, "throttled")
     assert changed["after"] <= 11
-    assert [ended.kind for ended in (await store.ended(names))[names[0]]] == [""]
-    loads = store.double.loads
-    await store.double.until(lambda: any(load.slots.automatic for load in loads), FINAL_DEADLINE_S)
+    assert [ended.kind for ended in (await world.store.ended(names))[names[0]]] == [""]
+    loads = world.double.loads
+    await world.double.until(lambda: any(load.slots.automatic for load in loads), FINAL_TIMEOUT_S)
     told = next(load.slots for load in reversed(loads) if load.HasField("slots"))
     assert (told.configured_count, told.limit_count) == (64, changed["after"])
     async with open_channel(f"127.0.0.1:{ports['port']}", token=token()) as channel:
@@ -51,20 +48,18 @@ async def test_refused_model_calls_take_slots_away_until_somebody_sets_them(
         assert (last.from_count, last.to_count, last.reason) == (16, changed["after"], "throttled")
         assert (status.slots.automatic, status.slots.min_count, status.slots.max_count) == (True, 1, 64)
         assert (await stub.SetSlots(messages.SetSlotsRequest(slot_count=5))).slot_count == 5
-        await store.double.until(lambda: loads[-1].slots.limit_count == 5, FINAL_DEADLINE_S)
+        await world.double.until(lambda: loads[-1].slots.limit_count == 5, FINAL_TIMEOUT_S)
         assert not loads[-1].slots.automatic
     url = f"http://127.0.0.1:{ports['metrics_port']}/metrics"
     async with aiohttp.ClientSession() as http, http.get(url) as page:
-        figures = await page.text()
-    assert 'fulmen_runner_slot_changes_total{reason="throttled"} 1.0' in figures
-    assert "\nfulmen_runner_slots 5.0" in figures
-    assert "\nfulmen_runner_slots_automatic 0.0" in figures
+        metrics = await page.text()
+    assert 'fulmen_runner_slot_changes_total{reason="throttled"} 1.0' in metrics
+    assert "\nfulmen_runner_slots 5.0" in metrics
+    assert "\nfulmen_runner_slots_automatic 0.0" in metrics
 
 
-async def test_only_tokens_of_those_who_run_the_fleet_reach_a_runner(
-    store: DoubleStore, start_runner: StartRunner
-) -> None:
-    runner = await start_runner()
+async def test_only_tokens_of_those_who_run_the_fleet_reach_a_runner(world: World) -> None:
+    runner = await world.start()
     target = f"127.0.0.1:{(await runner.ports())['port']}"
     refused = [(bad, PermissionDenied) for bad in [*PROJECT_TOKENS, token(Role.CLIENT), token(Role.READER)]]
     for bad, error in [*refused, ("", TokenInvalid), ("nonsense", TokenInvalid)]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.ids import trace_id_of
-from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fixtures import World
 from tests.support.runner.harness import rollouts_of
-from tests.support.runner.stores import DoubleStore
 
 IN_PROCESS = """
 import asyncio
@@ -68,49 +67,41 @@ def attempt_of(span: Span) -> str:
     return f"{attributes['fulmen.rollout'].string_value}/attempts/{attributes['fulmen.attempt'].int_value}"
 
 
-async def test_spans_of_many_in_process_agents_belong_to_their_attempts(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent({"agent.py": IN_PROCESS}, python="agent.py:solve")
-    await start_runner()
-    names = await store.create(rollouts_of(agent, [{}] * 20))
-    await store.ended(names)
-    found = sorted((attempt_of(span), span.name) for span in store.double.otlp_spans)
+async def test_spans_of_many_in_process_agents_belong_to_their_attempts(world: World) -> None:
+    agent = await world.publish({"agent.py": IN_PROCESS}, python="agent.py:solve")
+    await world.start()
+    names = await world.store.create(rollouts_of(agent, [{}] * 20))
+    await world.store.ended(names)
+    found = sorted((attempt_of(span), span.name) for span in world.double.otlp_spans)
     assert found == sorted((f"{name}/attempts/1", span) for name in names for span in ("inner", "outer"))
-    for span in store.double.otlp_spans:
+    for span in world.double.otlp_spans:
         assert span.trace_id.hex() == trace_id_of(attempt_of(span))
         assert span.parent_span_id
 
 
-async def test_a_span_with_more_attributes_than_opentelemetry_keeps_by_default_is_whole(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent({"agent.py": LONG}, python="agent.py:solve")
-    await start_runner()
-    [name] = await store.create(rollouts_of(agent, [{}]))
-    await store.ended([name])
-    [span] = store.double.otlp_spans
+async def test_a_span_with_more_attributes_than_opentelemetry_keeps_by_default_is_whole(world: World) -> None:
+    agent = await world.publish({"agent.py": LONG}, python="agent.py:solve")
+    await world.start()
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
+    await world.store.ended([name])
+    [span] = world.double.otlp_spans
     assert (attempt_of(span), span.dropped_attributes_count) == (f"{name}/attempts/1", 0)
     assert len(span.attributes) > 1000
 
 
-async def test_a_task_that_works_for_many_attempts_makes_spans_of_those_that_asked_it(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent({"agent.py": HANDED_ON}, python="agent.py:solve")
-    await start_runner()
-    names = await store.create(rollouts_of(agent, [{}] * 10))
-    await store.ended(names)
-    found = sorted((attempt_of(span), span.name) for span in store.double.otlp_spans)
+async def test_a_task_that_works_for_many_attempts_makes_spans_of_those_that_asked_it(world: World) -> None:
+    agent = await world.publish({"agent.py": HANDED_ON}, python="agent.py:solve")
+    await world.start()
+    names = await world.store.create(rollouts_of(agent, [{}] * 10))
+    await world.store.ended(names)
+    found = sorted((attempt_of(span), span.name) for span in world.double.otlp_spans)
     assert found == sorted((f"{name}/attempts/1", span) for name in names for span in ("asked", "served"))
 
 
-async def test_an_ordinary_exporter_in_a_command_needs_no_settings(
-    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
-) -> None:
-    agent = await publish_agent({"agent.py": COMMAND}, command=("python", "agent.py"))
-    await start_runner()
-    [name] = await store.create(rollouts_of(agent, [{}]))
-    [ended] = (await store.ended([name]))[name]
+async def test_an_ordinary_exporter_in_a_command_needs_no_settings(world: World) -> None:
+    agent = await world.publish({"agent.py": COMMAND}, command=("python", "agent.py"))
+    await world.start()
+    [name] = await world.store.create(rollouts_of(agent, [{}]))
+    [ended] = (await world.store.ended([name]))[name]
     assert (ended.message, ended.kind) == ("", "")
-    assert [span.name for span in store.double.otlp_spans] == ["alone"]
+    assert [span.name for span in world.double.otlp_spans] == ["alone"]

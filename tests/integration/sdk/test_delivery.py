@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from fulmen.ids import trace_id_of
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.postgres import shared_server
 from tests.support.runner.fixtures import PublishAgent, StartRunner, proxy, publish_agent, start_runner
 from tests.support.runner.harness import rollouts_of, token

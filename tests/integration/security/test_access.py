@@ -1,4 +1,4 @@
-"""Who is let in, who is told what, and what is written down of administrators: of a store, from the outside."""
+"""Access to a store from outside: forged and revoked tokens, attempt keys, introspection, the audit log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2, span_service_pb2
 from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_service_kit.introspection import StoreVerifier
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.introspection import StoreVerifier
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 
 ALLOWED = 4
@@ -154,7 +154,7 @@ async def test_the_store_tells_who_a_token_is_of_and_no_more_than_the_asker_may_
         assert await told(bad) == prj.IntrospectTokenResponse(problem=problem)
 
 
-async def test_a_revoked_token_is_good_for_nobody_who_asks(store: StoreHandle, stubs: Stubs) -> None:
+async def test_a_revoked_token_is_refused_by_a_verifier_that_introspects(store: StoreHandle, stubs: Stubs) -> None:
     issued = await stubs.projects.IssueToken(
         prj.IssueTokenRequest(project="projects/*", role=prj.TOKEN_ROLE_SERVICE, subject="ann")
     )

@@ -19,8 +19,8 @@ from fulmen.store.v1 import project_service_pb2_grpc, span_service_pb2, span_ser
 from fulmen.tls import TlsFiles
 from fulmen.watched_file import LOOK_S
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.tls import http_context, rpc_credentials
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tls import http_context, rpc_credentials
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.replicas.notifications import Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from tests.support.certificates import Authority, Pair
@@ -38,7 +38,7 @@ def ours(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Authority:
-    """Returns somebody else's."""
+    """Returns another deployment's authority."""
     return Authority(tmp_path, "theirs")
 
 
@@ -140,7 +140,7 @@ async def test_renewed_certificates_are_shown_and_sent_without_a_restart(
         assert await shown_by(http_port) == server.certificate.read_text()
         assert "projects/default" in await projects_of(channel)
         await create(Stubs(channel))
-        assert len(await runner.take(1)) == 1, "a stream that was open before goes on"
+        assert len(await runner.take(1)) == 1, "a stream that was open before continues"
         async with channel_to(store, client_files(newer, client)) as fresh:
             assert "projects/default" in await projects_of(fresh)
         old = client_files(ours, ours.issue("old-client"))

@@ -1,4 +1,4 @@
-"""A service as a process: it announces itself, tells of itself by OTLP and /metrics, and ends as it should."""
+"""A service as a process: ready file, OTLP, /metrics, and its exit status."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import grpc
+import pytest
 import pytest_asyncio
 
 from fulmen.errors import FulmenError
@@ -22,9 +23,9 @@ from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
 from fulmen.tls import TlsFiles
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority, Pair
-from tests.support.otlp_collector import Collector, running_collector
+from tests.support.service_kit.otlp_collector import Collector, running_collector
 
 KEY = "k" * 32
 LIMIT_S = 60
@@ -81,7 +82,7 @@ async def sample(
         process.wait(LIMIT_S)
 
 
-async def test_a_service_tells_of_its_rpcs_by_otlp_and_ends_well_on_sigterm(
+async def test_a_service_exports_its_rpcs_by_otlp_and_exits_with_0_on_sigterm(
     tmp_path: Path, collector: tuple[Collector, str]
 ) -> None:
     found, endpoint = collector
@@ -101,7 +102,8 @@ def asking(authority: Authority, pair: Pair) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials(chain, authority.file.read_bytes(), require_client_auth=True)
 
 
-async def test_a_service_tells_a_collector_by_mtls_and_goes_on_with_renewed_certificates(tmp_path: Path) -> None:
+@pytest.mark.long(short=True)
+async def test_a_service_exports_to_a_collector_by_mtls_and_continues_with_renewed_certificates(tmp_path: Path) -> None:
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     own = old.issue("service")
     known = tmp_path / "known.pem"
@@ -112,16 +114,16 @@ async def test_a_service_tells_a_collector_by_mtls_and_goes_on_with_renewed_cert
             tls = TlsFiles(ca_file=str(known))
             running = sample(tmp_path, tls=tls, environment=QUICKLY, otlp_endpoint=endpoint, **settings)
             service = await stack.enter_async_context(running)
-            await eventually_told(service, first)
+            await until_exported(service, first)
         # Another authority on both sides: nothing of the old files would be taken.
         known.write_bytes(new.file.read_bytes())
         new.issue("service", to=own)
         port = int(endpoint.rpartition(":")[2])
         async with running_collector(asking(new, new.issue("collector")), port=port) as (second, _):
-            await eventually_told(service, second)
+            await until_exported(service, second)
 
 
-async def eventually_told(service: Sample, collector: Collector) -> None:
+async def until_exported(service: Sample, collector: Collector) -> None:
     """Calls the service until a collector has heard of it, by spans and by metrics."""
     async with asyncio.timeout(LIMIT_S):
         while not (collector.spans and collector.metrics):
@@ -130,32 +132,23 @@ async def eventually_told(service: Sample, collector: Collector) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_service_shows_its_metrics_to_prometheus(tmp_path: Path) -> None:
+async def test_a_service_shows_its_metrics_and_health_over_http_until_it_is_gone(tmp_path: Path) -> None:
     async with sample(tmp_path) as service, aiohttp.ClientSession() as http:
         await service.stub.GetRollout(pb.GetRolloutRequest(name="x"))
-        async with http.get(f"http://127.0.0.1:{service.ports['metrics_port']}/metrics") as answer:
-            shown = await answer.text()
+        port = service.ports["metrics_port"]
 
-    assert 'rpc_method="/fulmen.store.v1.RolloutService/GetRollout"' in shown
+        async def shown(page: str) -> tuple[int, str]:
+            async with http.get(f"http://127.0.0.1:{port}/{page}") as answer:
+                return answer.status, await answer.text()
 
-
-async def test_a_service_tells_whether_it_is_alive_and_ready(tmp_path: Path) -> None:
-    async with sample(tmp_path) as service, aiohttp.ClientSession() as http:
-        url = f"http://127.0.0.1:{service.ports['metrics_port']}"
-        async with http.get(f"{url}/healthz") as answer:
-            assert (answer.status, await answer.text()) == (200, "ok\n")
-        async with http.get(f"{url}/readyz") as answer:
-            assert (answer.status, await answer.json()) == (200, {"ready": True, "parts": {"service": "ok"}})
-        async with http.get(f"{url}/elsewhere") as answer:
-            assert answer.status == 404
-
-
-async def test_the_probe_of_containers_sees_a_service_that_serves_and_one_that_is_gone(tmp_path: Path) -> None:
-    async with sample(tmp_path) as service:
-        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{service.ports['metrics_port']}/readyz"]
+        assert 'rpc_method="/fulmen.store.v1.RolloutService/GetRollout"' in (await shown("metrics"))[1]
+        assert await shown("healthz") == (200, "ok\n")
+        status, ready = await shown("readyz")
+        assert (status, json.loads(ready)) == (200, {"ready": True, "parts": {"service": "ok"}})
+        assert (await shown("elsewhere"))[0] == 404
+        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{port}/readyz"]
         serving = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     gone = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
-
     assert (serving.returncode, gone.returncode) == (0, 1)
 
 

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import asyncpg
 import pytest
 
-from tests.support.postgres import shared_server
+from fulmen_store.database.database import HOT_SETTINGS, Database, connect
 from tests.support.store.running import StoreHandle, Stubs, running_store
 
 
 @pytest.fixture
-def database_url() -> Iterator[str]:
-    """Yields the URL of a database with the store's schema."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    yield dsn
-    server.drop(dsn)
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """Yields a connection with the settings of the store, under a name of its own."""
+    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS | {"application_name": "tests"})
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """Yields connections as a part of the store has them."""
+    opened = await connect(database_url, connections=3, start_limit_s=10)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def store_settings() -> dict[str, Any]:
+    """Returns the settings of `store`; files with others override it."""
+    return {}
+
+
+@pytest.fixture
+async def store(database_url: str, store_settings: dict[str, Any]) -> AsyncIterator[StoreHandle]:
     """Yields a running store."""
-    async with running_store(database_url) as handle:
+    async with running_store(database_url, **store_settings) as handle:
         yield handle
 
 

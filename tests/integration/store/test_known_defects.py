@@ -1,7 +1,7 @@
-"""What other stores of rollouts got wrong, one test for each; Agent Lightning's did all of these.
+"""What other stores of rollouts got wrong; Agent Lightning's did all of these.
 
-Further proofs of the same properties stand where the feature is tested: `test_deadlines`, `test_cancel`, `test_leases`,
-`test_creation_races`, `test_dead_letters`, `test_process` and `tests/chaos`.
+Further tests of such defects are with the feature: `test_deadlines`, `test_cancel`, `test_leases`, `test_creation_races`,
+`test_rollouts`, `test_spans_reading`, `test_backlog`, `test_process` and `tests/chaos`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 
 import asyncpg
-import pytest
 
-from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
-from fulmen.ids import DEFAULT_PROJECT, rollout_name, runner_name, uuid7
+from fulmen.errors import Unavailable
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.scheduling import backlog
-from fulmen_store.settings import StoreSettings
-from tests.support.rollouts import moment, renewing
+from tests.support.store.rollouts import moment, renewing
 from tests.support.store.running import (
     LIMIT_S,
     Runner,
     Stubs,
+    cancel,
     create,
     get,
     read_feed,
@@ -49,7 +46,7 @@ MAX_CONCURRENT = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, m
 async def test_terminal_is_terminal(stubs: Stubs) -> None:
     runner = await Runner(stubs).open()
     (waiting,) = await create(stubs)
-    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[waiting]))
+    await cancel(stubs, waiting)
     ends = {waiting: CANCELLED}
     reports: list[lease_pb2.Assignment] = []
     for kind, state in ((0, SUCCEEDED), (AGENT_ERROR, FAILED)):
@@ -60,76 +57,9 @@ async def test_terminal_is_terminal(stubs: Stubs) -> None:
         ends[name] = state
     for late in ({"failure_kind": INFRA}, {"rewards": [{"value": 1}]}, {"failure_kind": 6}):
         assert await runner.complete(reports, **late) == [LEASE_LOST, LEASE_LOST]
-    answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=list(ends)))
-    assert (answer.cancelled_count, answer.cancelling_count) == (0, 0)
+    assert await cancel(stubs, *ends) == (0, 0)
     await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(names=list(ends)))
     assert {name: (await get(stubs, name)).state for name in ends} == ends
-
-
-async def test_a_late_span_revives_nothing(stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    runner = await Runner(stubs).open()
-    await runner.complete(await runner.take(1), failure_kind=AGENT_ERROR)
-    before = await get(stubs, name)
-    assert (await append(stubs, chunk_of(f"{name}/attempts/1"))).accepted_count == 1
-    assert await get(stubs, name) == before
-    assert before.state == FAILED
-    (alone,) = await create(stubs)
-    await runner.complete(await runner.take(1))
-    groups, _ = await read_feed(stubs, groups=2)
-    assert [group.group_id for group in groups] == [name, alone]
-
-
-async def test_cancel_cancels(database_url: str) -> None:
-    async with running_store(database_url, lease_ttl_s=SHORT_LEASE_S, cancel_grace_s=0.2) as store:
-        stubs = await store.stubs()
-        async with renewing(await Runner(stubs).open()) as runner:
-            (running,) = await create(stubs)
-            await runner.take(1)
-            (waiting,) = await create(stubs)
-            answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[running, waiting]))
-            assert (answer.cancelled_count, answer.cancelling_count) == (1, 1)
-            assert (await get(stubs, waiting)).state == CANCELLED
-            await until_state(stubs, running, CANCELLED)
-            (next_one,) = await create(stubs)
-            assert [one.rollout.name for one in await runner.take(1)] == [next_one]
-
-
-async def test_a_zombie_attempt_cannot_finish_a_rollout(stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    zombie = await Runner(stubs).open()
-    stale = await zombie.take(1)
-    await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(runner=runner_name(zombie.session_id)))
-    successor = await Runner(stubs).open()
-    current = await successor.take(1)
-    assert [one.rollout.name for one in current] == [name]
-    forged = [lease_pb2.Assignment(attempt=current[0].attempt, lease_id=zombie.session_id, epoch=current[0].epoch)]
-    for reports in (stale, forged):
-        done = await stubs.leases.CompleteAttempts(
-            lease_service_pb2.CompleteAttemptsRequest(results=results_of(reports, rewards=[{"value": 9}]))
-        )
-        assert [ack.status for ack in done.acks] == [LEASE_LOST]
-    assert (await get(stubs, name)).state == RUNNING
-    await successor.complete(current, rewards=[{"value": 1}])
-    rollout = await get(stubs, name)
-    assert rollout.state == SUCCEEDED
-    assert [reward.value for attempt in rollout.attempts for reward in attempt.rewards] == [1]
-
-
-async def test_a_runner_that_dies_leaves_nothing_preparing_for_ever_under_default_settings(database_url: str) -> None:
-    assert 0 < StoreSettings.model_fields["lease_ttl_s"].default <= 60
-    # Only how long a runner may be silent is shorter here than by default, so that the test does not take as long.
-    async with running_store(database_url, lease_ttl_s=SHORT_LEASE_S) as store:
-        stubs = await store.stubs()
-        (name,) = await create(stubs)
-        dead = await Runner(stubs).open()
-        await dead.take(1)
-        dead.stream.cancel()
-        async with renewing(await Runner(stubs).open()) as successor:
-            (again,) = await successor.take(1)
-            assert (again.rollout.name, again.epoch) == (name, 2)
-        attempt = (await get(stubs, name)).attempts[0]
-        assert attempt.failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
 
 
 async def test_heartbeats_count(database_url: str) -> None:
@@ -151,12 +81,13 @@ async def test_heartbeats_count(database_url: str) -> None:
         assert (rollout.state, len(rollout.attempts)) == (SUCCEEDED, 1)
 
 
-async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str) -> None:
+async def test_a_failure_between_pop_and_insert_loses_nothing(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
     """Connections of the store are cut at random moments, so also between a choice and its commit, and after it."""
     async with running_store(database_url, lease_ttl_s=20.0) as store:
         stubs = await store.stubs()
         names = await create(stubs, 300, policy=MAX_CONCURRENT)
-        administrator = await asyncpg.connect(database_url)
         runner = await Runner(stubs).open()
         await runner.demand(10)
         open_names = set(names)
@@ -165,11 +96,10 @@ async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str)
             while open_names:
                 taken = list((await runner.expect("assign")).assignments)
                 _, done, cut = await asyncio.gather(
-                    runner.demand(len(taken)), _complete_surely(stubs, taken), administrator.fetch(CUT)
+                    runner.demand(len(taken)), _complete_surely(stubs, taken), connection.fetch(CUT)
                 )
                 open_names -= done
                 cuts += len(cut)
-        await administrator.close()
         assert cuts > 10, "hardly a connection was cut"
         for name in names:
             await until_state(stubs, name, SUCCEEDED)
@@ -177,51 +107,7 @@ async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str)
         assert sorted(group.group_id for group in groups) == sorted(names)
 
 
-async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "WINDOW_PER_PROJECT", 50)
-    monkeypatch.setattr(backlog, "LOW_WATER", 10)
-    async with running_store(database_url) as store:
-        stubs = await store.stubs()
-        (running,) = await create(stubs, priority=10)
-        runner = await Runner(stubs).open()
-        first = await runner.take(1)
-        await append(stubs, chunk_of(f"{running}/attempts/1"))
-        names = [name for _ in range(5) for name in await create(stubs, 200)]
-        await store.parts.roles["maintenance"].run_once()
-        taken = await runner.take(len(names))
-        assert sorted(one.rollout.name for one in taken) == sorted(names)
-        assert len(await stored(stubs, running)) == 1
-        assert await runner.complete(first) == [lease_pb2.COMPLETION_STATUS_APPLIED]
-
-
-async def test_a_client_retry_enqueues_once(stubs: Stubs) -> None:
-    name = rollout_name(DEFAULT_PROJECT, uuid7())
-    by_id = [await create(stubs, 2, request_id="r") for _ in range(3)]
-    by_name = [await create(stubs, name=name) for _ in range(3)]
-    assert by_id == [by_id[0]] * 3
-    assert by_name == [[name]] * 3
-    runner = await Runner(stubs).open()
-    assert sorted(one.rollout.name for one in await runner.take(3)) == sorted([*by_id[0], name])
-    assert (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())).queued_count == 0
-
-
-async def test_an_unknown_id_is_answered_at_once_with_a_clear_error(
-    stubs: Stubs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unknown = rollout_name(DEFAULT_PROJECT, uuid7())
-    capsys.readouterr()
-    with pytest.raises(RolloutNotFound) as caught:
-        await get(stubs, unknown)
-    assert caught.value.message == "The rollout does not exist."
-    assert caught.value.metadata["rollout"] == unknown
-    said = capsys.readouterr()
-    assert said.out.count("GetRollout") == 1, "it was asked for more than once"
-    assert "Traceback" not in said.out + said.err
-    with pytest.raises(ArgumentInvalid):
-        await get(stubs, "projects/default/rollouts/nonsense")
-
-
-async def test_things_expire_though_nobody_calls(database_url: str) -> None:
+async def test_things_expire_though_nobody_calls(database_url: str, connection: asyncpg.Connection) -> None:
     settings = {"lease_ttl_s": 0.6, "attempt_grace_s": 0.1, "cancel_grace_s": 0.1}
     async with running_store(database_url, **settings) as store:
         stubs = await store.stubs()
@@ -231,11 +117,9 @@ async def test_things_expire_though_nobody_calls(database_url: str) -> None:
         await runner.take(1)
         runner.stream.cancel()
         # From here on no rpc is made: only the database is looked at.
-        connection = await asyncpg.connect(database_url)
         async with asyncio.timeout(LIMIT_S):
             while await connection.fetchval("select count(*) from rollout_end") < 2:  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.05)
-        await connection.close()
         kinds = {name: (await get(stubs, name)).failure_kind for name in (late, silent)}
         assert kinds == {
             late: failure_pb2.FAILURE_KIND_TIMEOUT,

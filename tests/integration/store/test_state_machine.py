@@ -34,9 +34,8 @@ from tests.support.soak import SEED_VARIABLE, SOAK, given_seed, long_after
 from tests.support.soak import seed as soak_seed
 from tests.support.store.model_world import World
 from tests.support.store.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
-from tests.support.store.replica_group import replicas
 from tests.support.store.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
-from tests.support.store.running import StoreHandle
+from tests.support.store.running import StoreHandle, replicas
 from tests.support.store.spans import append, chunk_of, stored
 
 SEED = soak_seed()

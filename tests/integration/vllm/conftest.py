@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from fulmen.llm_proxy.v1 import backend_pb2
-from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
-from tests.support.vllm import (
+from tests.support.algorithm.vllm import (
     BACKEND,
     VllmServer,
     build_models,
     require_vllm,
     running_vllm,
 )
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def shared_vllm(weights: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """Yields the server of the session."""
     with running_vllm(weights[0], tmp_path_factory.mktemp("vllm") / "log") as server:
         yield server
 
@@ -45,7 +44,6 @@ def vllm(shared_vllm: VllmServer, weights: tuple[Path, Path]) -> Iterator[VllmSe
 
 @pytest.fixture
 async def store() -> AsyncIterator[FakeStore]:
-    """Yields a store."""
     async with FakeStore() as running:
         yield running
 

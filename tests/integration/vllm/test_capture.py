@@ -1,4 +1,4 @@
-"""What is recorded of vLLM's answers is what vLLM says, token by token."""
+"""Records of vLLM's answers equal the answers, token by token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from tests.support.algorithm.vllm import MAX_MODEL_LEN, VllmServer, settled
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy
-from tests.support.vllm import MAX_MODEL_LEN, VllmServer, settled
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -82,9 +82,7 @@ async def read_stream(proxy: RunningProxy, key: str, content: str, **fields: Any
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_a_whole_answer_is_recorded_as_vllm_gives_it(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, sampling: dict[str, Any]
-) -> None:
+async def test_a_whole_answer_is_recorded_as_vllm_gives_it(proxy, store, vllm, sampling):
     attempt, key = proxy.attempt()
     status, answer = await proxy.chat(key, "What is 2+2?", **sampling)
     beside = await direct(vllm, "What is 2+2?", **sampling)
@@ -100,9 +98,7 @@ async def test_a_whole_answer_is_recorded_as_vllm_gives_it(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_a_stream_brings_the_same_tokens_as_a_whole_answer(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, sampling: dict[str, Any]
-) -> None:
+async def test_a_stream_brings_the_same_tokens_as_a_whole_answer(proxy, store, vllm, sampling):
     attempt, key = proxy.attempt()
     chunks = await read_stream(proxy, key, "Tell me a story", **sampling)
     beside = await direct(vllm, "Tell me a story", **sampling)
@@ -116,9 +112,7 @@ async def test_a_stream_brings_the_same_tokens_as_a_whole_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_each_of_several_choices_has_its_own_record(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, stream: bool
-) -> None:
+async def test_each_of_several_choices_has_its_own_record(proxy, store, vllm, stream):
     attempt, key = proxy.attempt()
     fields = {**SEEDED, "n": 3}
     if stream:
@@ -134,9 +128,7 @@ async def test_each_of_several_choices_has_its_own_record(
     assert beside["usage"]["completion_tokens"] == sum(len(ids(r.completion_token_ids)) for r in records)
 
 
-async def test_a_stop_string_ends_the_answer_and_its_tokens_are_recorded(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer
-) -> None:
+async def test_a_stop_string_ends_the_answer_and_its_tokens_are_recorded(proxy, store, vllm):
     free = await direct(vllm, "Stop soon", **GREEDY)
     text = free["choices"][0]["message"]["content"]
     stop = next(letter for letter in text[2:] if letter.isascii() and letter.isprintable())
@@ -151,9 +143,7 @@ async def test_a_stop_string_ends_the_answer_and_its_tokens_are_recorded(
     assert len(ids(record.completion_token_ids)) < 24
 
 
-async def test_an_agent_that_asks_for_logprobs_token_ids_and_usage_gets_them(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer
-) -> None:
+async def test_an_agent_that_asks_for_logprobs_token_ids_and_usage_gets_them(proxy, store, vllm):
     attempt, key = proxy.attempt()
     asked = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, **GREEDY}
     _, answer = await proxy.chat(key, "Show me", **asked)
@@ -170,9 +160,7 @@ async def test_an_agent_that_asks_for_logprobs_token_ids_and_usage_gets_them(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_tool_call_is_passed_on_and_its_tokens_are_recorded(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, stream: bool
-) -> None:
+async def test_a_tool_call_is_passed_on_and_its_tokens_are_recorded(proxy, store, vllm, stream):
     attempt, key = proxy.attempt()
     fields = {"tools": [TOOL], "tool_choice": NAMED, "temperature": 0, "max_tokens": 200}
     beside = await direct(vllm, "Add", **fields)
@@ -192,7 +180,7 @@ async def test_a_tool_call_is_passed_on_and_its_tokens_are_recorded(
     assert_same(record, beside)
 
 
-async def test_a_prompt_that_is_too_long_is_refused_by_vllm_and_the_agent_is_told_so(proxy: RunningProxy) -> None:
+async def test_the_agent_gets_vllms_refusal_of_a_prompt_that_is_too_long(proxy):
     attempt, key = proxy.attempt()
     async with client(proxy, key) as agent:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -207,7 +195,7 @@ async def test_a_prompt_that_is_too_long_is_refused_by_vllm_and_the_agent_is_tol
     assert (summary.call_count, summary.infra_failure_count) == (1, 0)
 
 
-async def test_a_field_of_a_wrong_type_is_refused_by_vllm_and_the_agent_is_told_so(proxy: RunningProxy) -> None:
+async def test_the_agent_gets_vllms_refusal_of_a_field_of_a_wrong_type(proxy):
     _, key = proxy.attempt()
     status, answer = await proxy.chat(key, "hello", temperature="hot")
 
@@ -215,9 +203,7 @@ async def test_a_field_of_a_wrong_type_is_refused_by_vllm_and_the_agent_is_told_
     assert "temperature" in answer["error"]["message"]
 
 
-async def test_an_agent_that_goes_away_ends_its_request_in_vllm(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer
-) -> None:
+async def test_an_agent_that_goes_away_ends_its_request_in_vllm(proxy, store, vllm):
     attempt, key = proxy.attempt()
 
     def ended() -> float:

@@ -11,12 +11,12 @@ import pytest
 
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from tests.support.llm_proxy.fake_store import FakeStore, batch_of
+from tests.support.algorithm.vllm import BACKEND, MODEL, VllmServer
+from tests.support.llm_proxy.fake_store import batch_of
 from tests.support.llm_proxy.harness import MODEL as PUBLIC_MODEL
-from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.store import running as real
-from tests.support.vllm import BACKEND, MODEL, VllmServer
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -36,9 +36,7 @@ async def direct(vllm: VllmServer, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_a_text_completion_is_recorded_as_vllm_gives_it(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, sampling: dict[str, Any], stream: bool
-) -> None:
+async def test_a_text_completion_is_recorded_as_vllm_gives_it(proxy, store, vllm, sampling, stream):
     attempt, key = proxy.attempt()
     texts: dict[int, str] = {}
     async with openai.AsyncOpenAI(base_url=proxy.url, api_key=key, max_retries=0) as agent:
@@ -66,7 +64,7 @@ async def test_a_text_completion_is_recorded_as_vllm_gives_it(
         assert record.finish_reason == choice["finish_reason"]
 
 
-async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm: VllmServer) -> None:
+async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm):
     server = shared_server()
     dsn = server.fresh_database()
     async with asyncio.timeout(60), real.running_store(dsn) as store:

@@ -1,4 +1,4 @@
-"""A vLLM that somebody else runs: it is given weights and adapters, and nothing else happens to it.
+"""A vLLM that the service does not run: it gets weights and adapters, and nothing else changes.
 
 The service's own vLLM with adapters is here too: what it starts in this test passes everything on to the same server.
 """
@@ -26,7 +26,7 @@ from fulmen_algorithm.engines.vllm_api import VllmApi, Weights
 from fulmen_algorithm.policy.engine_settings import ExternalEngine, SwapMode, VllmEngine
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
-from tests.support.vllm import ADAPTER_RANK, MODEL, VllmServer
+from tests.support.algorithm.vllm import ADAPTER_RANK, MODEL, VllmServer
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -109,9 +109,7 @@ async def greedy(vllm: VllmServer, **fields: Any) -> list[int]:
     return list(answer["choices"][0]["token_ids"])
 
 
-async def test_it_is_given_the_weights_and_promoted_before_it_goes_on(
-    vllm: VllmServer, weights: tuple[Path, Path], options: EngineOptions
-) -> None:
+async def test_an_external_vllm_gets_the_weights_and_is_promoted_before_it_resumes(vllm, weights, options):
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL, key_name="there")
     old = await greedy(vllm)
     attaching = Gate(vllm)
@@ -132,9 +130,7 @@ async def test_it_is_given_the_weights_and_promoted_before_it_goes_on(
     assert await engine.healthy()
 
 
-async def test_weights_that_are_damaged_are_found_before_the_pause(
-    vllm: VllmServer, weights: tuple[Path, Path], options: EngineOptions, tmp_path: Path
-) -> None:
+async def test_weights_that_are_damaged_are_found_before_the_pause(vllm, weights, options, tmp_path):
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL)
     engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm).promote)
     old, gate = await greedy(vllm), Gate(vllm)
@@ -149,9 +145,7 @@ async def test_weights_that_are_damaged_are_found_before_the_pause(
     assert (gate.asked, await greedy(vllm), vllm.weight_version()) == ([], old, "1")
 
 
-async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going_on(
-    vllm: VllmServer, weights: tuple[Path, Path], options: EngineOptions, tmp_path: Path
-) -> None:
+async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going_on(vllm, weights, options, tmp_path):
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL)
     engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm).promote)
     old = await greedy(vllm)
@@ -181,16 +175,14 @@ async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going
     assert await greedy(vllm) == old
 
 
-async def test_a_server_that_the_operator_does_not_name_is_not_called(
-    vllm: VllmServer, weights: tuple[Path, Path], options: EngineOptions
-) -> None:
+async def test_a_server_that_the_operator_does_not_name_is_not_called(vllm, weights, options):
     external = ExternalEngine(kind="external", base_url=vllm.url.replace("127.0.0.1", "localhost"))
     with pytest.raises(EngineFailed, match="is not in the service's setting external_engines"):
         await ExternalVllm.attach(options, published(weights[1], 3), external, lambda *_: None, Gate(vllm).promote)
     assert vllm.weight_version() != "3"
 
 
-async def test_an_adapter_is_loaded_and_replaced_while_it_serves(vllm: VllmServer, adapters: list[Path]) -> None:
+async def test_an_adapter_is_loaded_and_replaced_while_it_serves(vllm, adapters):
     api = VllmApi(vllm.root, "")
     base = await greedy(vllm)
     await api.load_adapter(adapters[0], "adapted")
@@ -232,8 +224,8 @@ asyncio.run(main())
 
 
 async def test_a_policy_of_adapters_is_swapped_in_place_and_the_base_model_stays(
-    vllm: VllmServer, weights: tuple[Path, Path], adapters: list[Path], options: EngineOptions, tmp_path: Path
-) -> None:
+    vllm, weights, adapters, options, tmp_path
+):
     program = tmp_path / "vllm"
     program.write_text(RELAY.format(python=sys.executable, port=urlsplit(vllm.root).port))
     program.chmod(0o755)

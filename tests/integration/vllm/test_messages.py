@@ -9,9 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy
-from tests.support.vllm import VllmServer
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -42,9 +40,7 @@ async def answered(proxy: RunningProxy, key: str, *, stream: bool, **fields: Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_text_is_recorded_as_the_engine_sampled_it(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, stream: bool
-) -> None:
+async def test_a_text_is_recorded_as_the_engine_sampled_it(proxy, store, vllm, stream):
     attempt, key = proxy.attempt()
     said: list[Any] = [{"role": "user", "content": "Count to three."}]
     answer = await answered(proxy, key, stream=stream, messages=said, max_tokens=16)
@@ -62,7 +58,7 @@ async def test_a_text_is_recorded_as_the_engine_sampled_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_is_called_and_its_result_goes_back(proxy: RunningProxy, store: FakeStore, stream: bool) -> None:
+async def test_a_tool_is_called_and_its_result_goes_back(proxy, store, stream):
     attempt, key = proxy.attempt()
     said: list[Any] = [{"role": "user", "content": "one"}]
     chosen = {"type": "tool", "name": "add"}
@@ -78,7 +74,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(proxy: RunningProxy, st
     assert [record.usable for record in records] == [True, True]
 
 
-async def test_a_prompt_is_counted_by_the_engine_as_it_will_be_read(proxy: RunningProxy, store: FakeStore) -> None:
+async def test_a_prompt_is_counted_by_the_engine_as_it_will_be_read(proxy, store):
     attempt, key = proxy.attempt()
     asked: dict[str, Any] = {
         "system": "Be brief.",

@@ -10,9 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy
-from tests.support.vllm import VllmServer
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -42,9 +40,7 @@ async def answered(proxy: RunningProxy, key: str, *, stream: bool, **fields: Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_text_is_recorded_as_the_engine_sampled_it(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, stream: bool
-) -> None:
+async def test_a_text_is_recorded_as_the_engine_sampled_it(proxy, store, vllm, stream):
     attempt, key = proxy.attempt()
     answer = await answered(proxy, key, stream=stream, input="Count to three.", max_output_tokens=16)
     direct = await asyncio.to_thread(vllm.complete, "Count to three.", temperature=0, max_tokens=16)
@@ -60,9 +56,7 @@ async def test_a_text_is_recorded_as_the_engine_sampled_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_function_is_called_and_its_result_goes_back(
-    proxy: RunningProxy, store: FakeStore, stream: bool
-) -> None:
+async def test_a_function_is_called_and_its_result_goes_back(proxy, store, stream):
     attempt, key = proxy.attempt()
     said: list[Any] = [{"role": "user", "content": "one"}]
     chosen = {"type": "function", "name": "add"}

@@ -8,16 +8,15 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.llm_proxy.v1 import backend_service_pb2, route_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from tests.support.algorithm.vllm import BACKEND, VllmServer, settled
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy
-from tests.support.vllm import BACKEND, VllmServer, settled
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
@@ -29,7 +28,7 @@ LIMIT_S = 120
 
 @dataclass
 class Agent:
-    """One that calls again and again; every second one wants streams."""
+    """An agent that calls repeatedly; every second one asks for streams."""
 
     attempt: str
     key: str
@@ -38,7 +37,7 @@ class Agent:
     answered: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self, proxy: RunningProxy, stop: asyncio.Event) -> None:
-        """Calls until it is told to stop; raises at the first call that fails."""
+        """Calls until `stop` is set; raises at the first call that fails."""
         while not stop.is_set():
             text = await self._call(proxy)
             async with self.answered:
@@ -46,7 +45,7 @@ class Agent:
                 self.answered.notify_all()
 
     async def has(self, count: int) -> None:
-        """Returns when it has so many answers."""
+        """Waits for that many answers."""
         async with self.answered:
             await self.answered.wait_for(lambda: len(self.answers) >= count)
 
@@ -76,7 +75,7 @@ class Agent:
 
 @asynccontextmanager
 async def load(proxy: RunningProxy) -> AsyncIterator[list[Agent]]:
-    """Keeps the agents calling while the block runs; fails if a call of theirs does."""
+    """Keeps the agents calling while the block runs; fails if a call fails."""
     agents = [Agent(*proxy.attempt(), stream=number % 2 == 1) for number in range(AGENTS)]
     stop = asyncio.Event()
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
@@ -89,7 +88,7 @@ async def load(proxy: RunningProxy) -> AsyncIterator[list[Agent]]:
 
 
 async def everybody(agents: list[Agent], more: int) -> None:
-    """Returns when each agent has so many more answers than now."""
+    """Waits until each agent has that many more answers."""
     await asyncio.gather(*[agent.has(len(agent.answers) + more) for agent in agents])
 
 
@@ -131,9 +130,7 @@ async def in_vllm(work: Callable[..., object], *arguments: object) -> None:
 
 
 @pytest.mark.long(short=True)
-async def test_weights_that_are_swapped_while_calls_are_frozen_fail_none_and_are_told_apart(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, weights: tuple[Path, Path]
-) -> None:
+async def test_weights_swapped_while_calls_are_frozen_fail_none_and_are_recorded_per_token(proxy, store, vllm, weights):
     old = await greedy_ids(vllm)
     async with load(proxy) as agents:
         await settled(lambda: vllm.gauge("vllm:num_requests_running") >= AGENTS // 2)
@@ -174,9 +171,7 @@ async def test_weights_that_are_swapped_while_calls_are_frozen_fail_none_and_are
 
 
 @pytest.mark.long(short=True)
-async def test_weights_that_are_swapped_behind_a_hold_leave_every_call_with_one_version(
-    proxy: RunningProxy, store: FakeStore, vllm: VllmServer, weights: tuple[Path, Path]
-) -> None:
+async def test_weights_that_are_swapped_behind_a_hold_leave_every_call_with_one_version(proxy, store, vllm, weights):
     name = f"backends/{BACKEND}"
     old = await greedy_ids(vllm)
     async with load(proxy) as agents:
@@ -200,9 +195,7 @@ async def test_weights_that_are_swapped_behind_a_hold_leave_every_call_with_one_
         assert {part[0] for record in records for part in versions(record)} == {1, 2}
 
 
-async def test_several_swaps_under_load_fail_no_call(
-    proxy: RunningProxy, vllm: VllmServer, weights: tuple[Path, Path]
-) -> None:
+async def test_several_swaps_under_load_fail_no_call(proxy, vllm, weights):
     async with load(proxy) as agents:
         for version in range(2, 8):
             await in_vllm(vllm.pause, "keep")

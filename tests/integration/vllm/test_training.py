@@ -31,13 +31,14 @@ from fulmen_algorithm.engines.vllm_api import VllmApi, Weights, read_whole
 from fulmen_algorithm.policy.engine_settings import SwapMode
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.training import POLICY, check_books, finished_groups, read_consumed
+from tests.support.algorithm.vllm import ENVIRONMENT, VllmServer, require_vllm, settled
 from tests.support.algorithm.vllm_training import STEPS, WAIT_S, Trained, train
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
-from tests.support.otlp_collector import SentSpan, running_collector
+from tests.support.processes import alive
+from tests.support.service_kit.otlp_collector import SentSpan, running_collector
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import POLICY, check_books, finished_groups, read_consumed
-from tests.support.vllm import ENVIRONMENT, VllmServer, require_vllm, settled
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -74,15 +75,7 @@ async def trained(repository_root: Path) -> AsyncIterator[Trained]:
             yield await train(stack, client, repository_root, collector)
 
 
-def alive(pid: int) -> bool:
-    """Tells whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
-async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(trained: Trained) -> None:
+async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(trained):
     story = "\n".join([*trained.notices, trained.stack.log_tail("algorithm")])
     assert trained.run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, story
     assert trained.run.step == STEPS
@@ -98,7 +91,7 @@ async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(tr
     assert not any(alive(pid) for pid in trained.killed), "a process of the killed vLLM is left"
 
 
-async def test_no_attempt_fails_but_those_that_the_kill_met(trained: Trained) -> None:
+async def test_no_attempt_fails_but_those_that_the_kill_met(trained):
     troubled = await trained.troubled_rollouts()
     assert [rollout.name for rollout in troubled if rollout.state != ROLLOUT_STATE_SUCCEEDED] == []
     failed = [a for rollout in troubled for a in rollout.attempts if a.state == ATTEMPT_STATE_FAILED]
@@ -109,7 +102,7 @@ async def test_no_attempt_fails_but_those_that_the_kill_met(trained: Trained) ->
     assert all(metrics.get("rollouts_masked", 0) == 0 for metrics in trained.metrics)
 
 
-async def test_every_token_has_the_probability_that_the_trainer_gives_it_in_its_version(trained: Trained) -> None:
+async def test_every_token_has_the_probability_that_the_trainer_gives_it_in_its_version(trained):
     compared = [metrics for metrics in trained.metrics if "engine_mismatch_kl" in metrics]
     assert len(compared) == STEPS
     assert all(metrics["engine_mismatch_tokens"] >= 4 for metrics in compared)
@@ -118,7 +111,7 @@ async def test_every_token_has_the_probability_that_the_trainer_gives_it_in_its_
     assert not [text for text in trained.notices if "disagree" in text]
 
 
-async def test_each_step_says_what_its_publication_took(trained: Trained) -> None:
+async def test_each_step_says_what_its_publication_took(trained):
     swaps = [metrics for metrics in trained.metrics if metrics.get("publish_pause_ms", 0) > 0]
     # The version that could not be swapped in, while vLLM started anew, has no pause.
     assert len(swaps) >= STEPS - 2
@@ -126,7 +119,7 @@ async def test_each_step_says_what_its_publication_took(trained: Trained) -> Non
     assert {metrics["publish_bytes"] for metrics in swaps} == {size}
 
 
-async def test_what_store_runner_proxy_and_vllm_did_for_a_rollout_is_one_tree(trained: Trained) -> None:
+async def test_what_store_runner_proxy_and_vllm_did_for_a_rollout_is_one_tree(trained):
     request = rollout_service_pb2.ListRolloutsRequest(
         training_run=trained.run.name, page_size=1, filter="state = SUCCEEDED AND ended_attempt_count = 1"
     )
@@ -209,7 +202,9 @@ async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
         number: PublishedPolicy(name=f"resources/policy.{POLICY}/versions/{number}", version=number, path=folder)
         for number, folder in zip((101, 102), (folders[0], folders[-1]), strict=True)
     }
-    async with running_proxy(store.target, backend_keys={ENGINE_KEY_NAME: token}) as proxy:
+    async with running_proxy(
+        store.target, backend_keys={ENGINE_KEY_NAME: {"key": token, "hosts": ["127.0.0.1"]}}
+    ) as proxy:
         admin = ProxyAdmin(proxy.channel, backend_id=BACKEND)
         root = url.removesuffix("/v1")
         found = Served(
@@ -308,9 +303,7 @@ async def records_over_a_swap(served: Served, mode: SwapMode, *, recompute_cache
     return records
 
 
-async def test_every_token_of_a_long_answer_over_a_swap_is_of_the_version_that_sampled_it(
-    served: Served,
-) -> None:
+async def test_every_token_of_a_long_answer_over_a_swap_is_of_the_version_that_sampled_it(served):
     spans = 0
     async with asyncio.timeout(ROUNDS_LIMIT_S):
         # On a busy machine answers may have ended when the engine hears of the swap.
@@ -341,9 +334,7 @@ def parts(record: ModelCallRecord) -> list[tuple[int, int, int]]:
     return [(part.version, part.start, part.end) for part in record.policy_versions]
 
 
-async def test_calls_go_on_with_what_they_have_computed_if_it_is_not_to_be_computed_anew(
-    served: Served,
-) -> None:
+async def test_calls_keep_their_cache_unless_it_is_to_be_recomputed(served):
     spans = 0
     async with asyncio.timeout(ROUNDS_LIMIT_S):
         while not spans:
@@ -357,9 +348,7 @@ async def test_calls_go_on_with_what_they_have_computed_if_it_is_not_to_be_compu
             await served.swap(101)
 
 
-async def test_a_drain_leaves_every_answer_with_one_version(
-    served: Served,
-) -> None:
+async def test_a_drain_leaves_every_answer_with_one_version(served):
     records = await records_over_a_swap(served, SwapMode.DRAIN)
     assert [[part.version for part in record.policy_versions] for record in records] == [[101]] * CALLS
     await answered(served.proxy, (attempt := served.proxy.attempt())[1], stream=False, seed=0)
@@ -368,7 +357,7 @@ async def test_a_drain_leaves_every_answer_with_one_version(
     assert [part.version for part in record.policy_versions] == [102]
 
 
-async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(served: Served) -> None:
+async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(served):
     ask = partial(served.server.complete, "1+1=", model=POLICY, temperature=0, max_tokens=16)
     had = (await asyncio.to_thread(ask))["choices"][0]["token_ids"]
     served.versions[103] = replace(served.versions[102], version=103, path=Path("/nowhere"))
@@ -378,7 +367,7 @@ async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(served
     await served.swap(102)
 
 
-async def test_nobody_administers_vllm_without_the_key(served: Served) -> None:
+async def test_vllm_cannot_be_administered_without_the_key(served):
     stranger = VllmServer(root=served.server.root)
     for path in ("/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/v1/chat/completions"):
         assert stranger.post(path, {})[0] == 401

@@ -1,4 +1,4 @@
-"""A trainer whose weights are the list of what they were made with; it needs no torch."""
+"""A trainer without torch, whose weights are the list of the rows it was trained on."""
 
 import json
 from collections.abc import Sequence
@@ -27,12 +27,11 @@ class BookTrainer:
 
     @classmethod
     async def open(cls, setup: TrainerSetup) -> "BookTrainer":
-        """Makes one that was never trained."""
         return cls()
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """There is none."""
+        """Raises: a book has no tokenizer."""
         raise NotImplementedError("books have no tokenizer")
 
     async def train(
@@ -45,29 +44,26 @@ class BookTrainer:
         return [StepResult(loss=0.0, grad_norm=1.0, skipped=not rows, learning_rate=0.1, seconds=0.0, metrics={})]
 
     async def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
-        """Is not asked for."""
+        """Raises: no run of these tests calls it."""
         raise NotImplementedError
 
     async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-        """Is not asked for."""
+        """Raises: no run of these tests calls it."""
         raise NotImplementedError
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-        """Is not asked for."""
+        """Raises: no run of these tests calls it."""
         raise NotImplementedError
 
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
-        """Writes the book."""
         weights = write_book(folder, self.book)
         size = weights.size_bytes
         return WrittenWeights(kind=WeightsKind.FULL, sha256=weights.sha256(), size_bytes=size, full_bytes=size)
 
     async def write_state(self, folder: Path) -> None:
-        """Writes the book."""
         write_book(folder / "model", self.book)
 
     async def read_state(self, folder: Path) -> None:
-        """Reads the book."""
         self.book = read_book(folder / "model")
 
     async def close(self) -> None:
@@ -83,6 +79,5 @@ def write_book(folder: Path, book: list[dict[str, Any]]) -> Weights:
 
 
 def read_book(folder: Path) -> list[dict[str, Any]]:
-    """Reads the weights of a version."""
     book: list[dict[str, Any]] = json.loads(read_folder(folder).tensors[BOOK].words.tobytes())
     return book

@@ -1,8 +1,7 @@
-"""An embedded engine under test, and what its answers should be."""
+"""An embedded engine under test, and the expected log-probabilities of its answers."""
 
 import argparse
 import asyncio
-import importlib.util
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,40 +19,24 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
 from fulmen_algorithm.training.step import logprobs_of
-
-MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"
-
+from tests.support.algorithm.models import small_model
 
 CLIENT_DEADLINE = aiohttp.ClientTimeout(total=60)
-
-
 GATE_DEADLINE_S = 30
 
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models of one architecture with different weights."""
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("make_model", MAKE_MODEL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = []
-    for seed in (0, 1):
-        directory = tmp_path_factory.mktemp(f"model-{seed}")
-        module.build(str(directory), seed, hidden=32, layers=2, heads=2, mlp=64)
-        made.append(directory)
-    return made
+    return [small_model(tmp_path_factory.mktemp(f"model-{seed}"), seed) for seed in (0, 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A running engine and a client of it."""
-
     generator: Generator
     client: aiohttp.ClientSession
 
     async def chat(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        """Posts a chat completion and decodes the answer."""
         async with self.client.post("/v1/chat/completions", json=chat_body(**body)) as response:
             return response.status, await response.json()
 
@@ -62,7 +45,7 @@ class Engine:
             return await response.json()
 
     async def until_waiting(self, count: int) -> None:
-        """Asks until that many requests wait; the test's own deadline bounds it."""
+        """Polls until that many requests wait; the test's deadline bounds it."""
         while (await self.stats())["waiting"] != count:
             pass
 

@@ -1,4 +1,4 @@
-"""All micro-batches of some rows, as a rank alone has them."""
+"""Micro-batches of rows for a single rank."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,6 @@ from fulmen_algorithm.training.settings import PackingMode
 
 
 def pack(rows: Sequence[Row], *, token_budget: int, pad_token_id: int, mode: PackingMode) -> list[MicroBatch]:
-    """Makes them; see `plan`."""
+    """Returns all micro-batches; see `plan`."""
     layouts = plan(rows, token_budget=token_budget, mode=mode)
     return [micro_batch(rows, layout, pad_token_id=pad_token_id, mode=mode) for layout in layouts]

@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
@@ -22,7 +21,7 @@ from fulmen_algorithm.weights.tensor_files import read_folder
 
 @dataclass(slots=True)
 class Crashes:
-    """Counts the calls of all ports and ends the process at one of them, or does something else there."""
+    """Counts the calls of all ports and ends the process at one of them, or calls `act` there."""
 
     at_call: int | None = None
     after_effect: bool = False
@@ -93,13 +92,13 @@ class World:
     children: dict[str, "World"] = field(default_factory=dict)
 
     def child(self, run_id: str) -> "World":
-        """Gives a run a queue and an engine of its own; the resources are everybody's."""
+        """Gives a run its own queue and engine; resources are shared."""
         if run_id not in self.children:
             self.children[run_id] = World(chance=self.chance, crashes=self.crashes)
         return self.children[run_id]
 
     def new_life(self, crashes: Crashes) -> None:
-        """Lets the next process begin; it is everybody's."""
+        """Begins the next life of the process, for all runs."""
         for each in (self, *self.children.values()):
             each.crashes, each.changed = crashes, asyncio.Event()
 
@@ -150,7 +149,7 @@ class ModelQueue:
         self._world = world
 
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
-        """Keeps groups; the same group again must have the same content."""
+        """Stores groups; a group that is submitted again must have the same content."""
         world = self._world
         await world.crashes.before()
         for group in groups:
@@ -178,7 +177,6 @@ class ModelQueue:
             await changed.wait()
 
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
-        """Makes up tokens."""
         await self._world.crashes.before()
         self._world.read(attempts)
         return {name: self._trajectory(name) for name in attempts}
@@ -210,18 +208,16 @@ class ModelQueue:
         )
 
     async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
-        """Lists what was submitted."""
         await self._world.crashes.before()
         plain_ids = [plain_id for name in self._world.groups if (plain_id := of_branch(name, branch)) is not None]
         return {i for plain_id in plain_ids if (i := train_index(plain_id)) is not None and i >= below}
 
     async def finished_of(self, training_run: str) -> list[FinishedGroup]:
-        """Reads what another run has made."""
         await self._world.crashes.before()
         return self._world.others[training_run]
 
     async def cancel_all(self) -> None:
-        """Ends what is pending without a result; the feed says so."""
+        """Cancels what is pending, and puts it on the feed."""
         await self._world.crashes.before()
         for group_id in self._world.pending:
             rollouts = [f"projects/default/rollouts/{group_id}.{n}" for n in range(self._world.groups[group_id].size)]
@@ -243,11 +239,10 @@ class ModelResources:
         self._world = world
 
     async def has_rollouts(self, training_run: str) -> bool:
-        """Tells whether another run has made any."""
+        """Whether another run has made any."""
         return bool(self._world.others.get(training_run))
 
     async def get(self, name: str) -> Content:
-        """Reads a version, or the newest."""
         resource, _, number = name.partition("/versions/")
         versions = self._world.resources.get(resource, [])
         version = int(number or len(versions))
@@ -258,7 +253,7 @@ class ModelResources:
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
     ) -> Content:
-        """Keeps a version, once per request id."""
+        """Stores a version, once per request id."""
         world = self._world
         await world.crashes.before()
         if request_id not in world.requests:
@@ -269,7 +264,6 @@ class ModelResources:
         return world.requests[request_id]
 
     async def point(self, resource: str, alias: str, version: int) -> None:
-        """Points an alias."""
         await self._world.crashes.before()
         self._world.aliases[f"{resource}/aliases/{alias}"] = version
         await self._world.crashes.after()
@@ -282,7 +276,7 @@ class ModelChat:
         self._world = world
 
     async def ask(self, request: ChatRequest) -> ChatAnswer:
-        """Answers as the world says; whoever is asked is paid."""
+        """Answers as the world says and counts the tokens."""
         world = self._world
         await world.crashes.before()
         world.asked.append(request)
@@ -301,7 +295,6 @@ class ModelServing:
         self._world = world
 
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
-        """Serves a version."""
         assert json.loads(overrides["validation"])["temperature"] == 0
         assert policy.kind is not WeightsKind.DELTA, "an engine begins with a delta"
         await self.swap(policy)
@@ -323,13 +316,7 @@ class ModelServing:
         return SwapStats(pause_s=0.05, size_bytes=1000)
 
     def release(self) -> None:
-        """Leaves what is served where it is."""
+        """Does nothing: the policy stays served."""
 
     async def sampled_tokens(self) -> int:
-        """Counts two tokens for each rollout."""
         return 2 * len(self._world.sampled_with)
-
-
-async def no_build(bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
-    """Refuses to build."""
-    raise AssertionError("no run of these tests builds a model")

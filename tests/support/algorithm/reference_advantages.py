@@ -1,4 +1,4 @@
-"""Advantages written once more from the papers' formulas, in plain loops over float64; nothing of Fulmen's is used."""
+"""Reference implementations of advantages: the papers' formulas in plain loops over float64, independent of Fulmen."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def opo(groups: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]) -> 
 
 
 def maxrl(groups: Sequence[Sequence[float]]) -> list[float]:
-    """MaxRL: (R - mean) / mean; nothing where nobody earned anything."""
+    """MaxRL: (R - mean) / mean, and 0 where all rewards are 0."""
     return [(r - mean(group)) / mean(group) if any(group) else 0.0 for group in groups for r in group]
 
 

@@ -1,4 +1,4 @@
-"""The objectives of `training.objectives` once more: numpy in float64, row by row, as the papers write them.
+"""Reference implementations of the objectives: numpy in float64, row by row, as the papers write them.
 
 Nothing here is shared with what is tested but the numbers in the settings. Where a paper stops a gradient, the value of
 `held` (log-probabilities of the same tokens that do not move) stands in, so that finite differences see the same gradient.

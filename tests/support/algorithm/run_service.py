@@ -1,25 +1,27 @@
 """A tiny model on disk, and runs over a model of the other services."""
 
 import asyncio
-import importlib.util
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.persistence.state_folder import StateFolder
-from fulmen_algorithm.policy.trainer import OpenTrainer
+from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
-from fulmen_algorithm.runs.events import Event, EventLog
-from fulmen_algorithm.runs.execution import Connections, RunExecutor
+from fulmen_algorithm.runs.entry import Entry, EventLog
+from fulmen_algorithm.runs.events import Event
+from fulmen_algorithm.runs.execution import RunExecutor
+from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
@@ -33,30 +35,36 @@ from tests.support.algorithm.model_services import (
     ModelResources,
     ModelServing,
     World,
-    no_build,
 )
-from tests.support.training import check_books, read_consumed
+from tests.support.algorithm.models import small_model
+from tests.support.algorithm.training import check_books, read_consumed
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
 
 
 def now() -> datetime:
-    """Returns the time."""
     return datetime.now(UTC)
 
 
+def training_run(**fields: object) -> TrainingRun:
+    """Returns a run that was just created, with some fields of one's own."""
+    made = TrainingRun(
+        name="trainingRuns/small",
+        project="projects/default",
+        display_name="",
+        algorithm="grpo",
+        settings_json="{}",
+        policy=PolicySpec(name="tiny"),
+        inputs={},
+        create_time=now(),
+    )
+    return replace(made, **fields)
+
+
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) -> Path:
-    """Builds the arithmetic example's model as small as it gets."""
-    path = repository_root / "examples/arithmetic/make_model.py"
-    spec = importlib.util.spec_from_file_location("arithmetic_make_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = tmp_path_factory.mktemp("tiny")
-    module.build(str(folder), 0, hidden=16, layers=1, heads=2, mlp=16)
-    return folder
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds the smallest model."""
+    return small_model(tmp_path_factory.mktemp("tiny"), hidden=16, layers=1)
 
 
 @dataclass(kw_only=True)
@@ -70,35 +78,58 @@ class Service:
     """Where `asyncio.to_thread` works in this life."""
     folder: StateFolder
 
+    async def finish(self, run: TrainingRun) -> TrainingRun:
+        """Waits until a run has ended; returns it."""
+        return await self.runs.wait_final(run.name, timeout_s=WAIT_S)
+
     def close(self) -> None:
-        """Ends it, as its process would: no thread of it works on beside the next life."""
+        """Ends it like its process would: no thread is left when the next life begins."""
         self.torch_thread.close()
         self.threads.shutdown(cancel_futures=True)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
         self.folder.__exit__(None, None, None)
 
 
+OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConnections:
+    """Connects runs to a world."""
+
+    world: World
+    open_trainer: OpenTrainer
+
+    def queue(self, run: TrainingRun, settings: object, notify: Notify) -> ModelQueue:
+        return ModelQueue(self.world.of(run))
+
+    def resources(self, project: str, notify: Notify) -> ModelResources:
+        return ModelResources(self.world)
+
+    def serving(self, run: TrainingRun, settings: object, notify: Notify) -> ModelServing:
+        return ModelServing(self.world.of(run))
+
+    def chat(self, notify: Notify) -> ModelChat:
+        return ModelChat(self.world)
+
+    async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
+        raise AssertionError("no run of these tests builds a model")
+
+
 def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None) -> Service:
     """Starts the service's inside over a world."""
     folder = StateFolder(state).__enter__()
-    runs = RunRegistry(open_file=folder.run_files, clock=now, max_concurrent=2)
+    runs = RunRegistry(folder, clock=now, max_concurrent=2)
     for run, files in folder.runs():
         runs.restore(run, files)
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
     executor = RunExecutor(
         registry=ALGORITHMS,
-        runs=runs,
-        connections=Connections(
-            queue=lambda run, settings, notify: ModelQueue(world.of(run)),
-            resources=lambda project, notify: ModelResources(world),
-            serving=lambda run, settings, notify: ModelServing(world.of(run)),
-            chat=lambda notify: ModelChat(world),
-            open_trainer=open_trainer
-            or (lambda setup: InProcessTrainer.open(setup, thread=torch_thread, device="cpu")),
-            build_model=no_build,
+        connections=ModelConnections(
+            world=world,
+            open_trainer=open_trainer or partial(InProcessTrainer.open, thread=torch_thread, device="cpu"),
         ),
-        open_folder=folder.run_files,
         keep_checkpoints=2,
         keep_models=2,
         machine={"device": "cpu"},
@@ -127,13 +158,11 @@ def made_world() -> World:
 
 @pytest.fixture
 def world() -> World:
-    """Returns a world."""
     return made_world()
 
 
 @pytest.fixture
 def grpo_draft(tiny_model: Path) -> RunDraft:
-    """Returns a small GRPO run."""
     settings = {
         "steps": 4,
         "prompts_per_step": 2,
@@ -160,13 +189,20 @@ def grpo_draft(tiny_model: Path) -> RunDraft:
 
 @pytest.fixture
 def sft_draft(grpo_draft: RunDraft) -> RunDraft:
-    """Returns a small SFT run."""
     return replace(
         grpo_draft,
         algorithm="sft",
         settings_json=json.dumps({"steps": 4, "batch_size": 2, "checkpoint_every": 2, "report_every": 1}),
         inputs={"demonstrations": "resources/dataset.demonstrations/versions/1"},
     )
+
+
+def with_settings(draft: RunDraft, *, algorithm: str = "", validated: bool = True, **settings: object) -> RunDraft:
+    """Changes settings of a run, and leaves those out that are None; without validation it has no validation tasks."""
+    inputs = {use: name for use, name in draft.inputs.items() if validated or use != "validation_tasks"}
+    merged = {**json.loads(draft.settings_json), **settings}
+    text = json.dumps({name: value for name, value in merged.items() if value is not None})
+    return replace(draft, algorithm=algorithm or draft.algorithm, settings_json=text, inputs=inputs)
 
 
 async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
@@ -195,15 +231,21 @@ async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
 
 def check(tmp_path: Path, world: World) -> None:
     """Compares the run's books with what the world has delivered."""
-    check_books(read_consumed(tmp_path / "state/runs/small"), [g.group_id for g in world.feed], steps=4)
+    check_books(read_consumed(run_folder(tmp_path)), [g.group_id for g in world.feed], steps=4)
 
 
 WAIT_S = 30
 
 
+@pytest.fixture
+async def service(world: World, open_service: Callable[[World], Service]) -> AsyncIterator[Service]:
+    """Yields a service that works over the world."""
+    async with working(open_service(world)) as service:
+        yield service
+
+
 @asynccontextmanager
 async def working(service: Service) -> AsyncIterator[Service]:
-    """Lets the service work."""
     task = asyncio.create_task(service.worker.run())
     try:
         yield service
@@ -235,36 +277,62 @@ def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
 
 
 def rollback(service: Service, run: TrainingRun, target: Checkpoint) -> TrainingRun:
-    """Puts a run back."""
     return service.runs.rollback(run.name, sequence=target.sequence, step=int(target.progress["step"]))
 
 
 POLICY = "resources/policy.tiny"
 
 
-def with_settings(draft: RunDraft, **settings: object) -> RunDraft:
-    """Changes settings of a run."""
-    # Of a model this small a delta pays only where little moves.
-    settings = {"learning_rate": 1e-6, **settings}
-    return replace(draft, settings_json=json.dumps({**json.loads(draft.settings_json), **settings}))
-
-
 def descriptions(world: World) -> list[dict[str, object]]:
-    """Returns what the versions say of themselves."""
     return [json.loads(content) for content in world.resources[POLICY]]
 
 
+def kills(chance: random.Random, *, calls: int, lives: int = 3) -> Iterator[Crashes]:
+    """Yields where so many lives of the service end: before or after one of their first calls."""
+    for _ in range(lives):
+        yield Crashes(at_call=chance.randrange(1, calls), after_effect=chance.random() < 0.5)
+
+
+CarryOut = Callable[..., Awaitable[Entry]]
+
+
+@pytest.fixture
+def carry_out(world: World, open_service: Callable[[World], Service]) -> CarryOut:
+    """Returns `carried_out` for the world of the test."""
+    return partial(carried_out, world=world, open_service=open_service)
+
+
 async def carried_out(
-    draft: RunDraft, world: World, open_service: Callable[[World], Service], *, crashes: int = 0
-) -> TrainingRun:
-    """Carries a run out, killed some times; returns it at its end."""
+    draft: RunDraft,
+    *,
+    world: World,
+    open_service: Callable[[World], Service],
+    killed: Iterable[Crashes] = (),
+    state: RunState = RunState.SUCCEEDED,
+) -> Entry:
+    """Carries a run out; returns its entry at the end.
+
+    Args:
+        draft: The run.
+        killed: Where each life of the service but the last one ends, unless the run ends before.
+        state: The state that it must end in.
+    """
     run = await created(draft, world)
     service = open_service(world)
     service.runs.add(run)
-    for number in range(crashes + 1):
-        at = world.chance.randrange(5, 30) if number < crashes else None
-        world.crashes = Crashes(at_call=at, after_effect=world.chance.random() < 0.5)
-        if await live(service, run, world.crashes):
+    for crashes in chain(killed, [Crashes()]):
+        world.new_life(crashes)
+        if await live(service, run, crashes):
             break
         service = open_service(world)
-    return service.runs.entry(run.name).run
+    entry = service.runs.entry(run.name)
+    assert entry.run.state is state, entry.run.failure_message
+    return entry
+
+
+def notices(entry: Entry) -> list[str]:
+    return [notice.message for notice in entry.events.notices()]
+
+
+def run_folder(tmp_path: Path) -> Path:
+    return tmp_path / "state/runs/small"

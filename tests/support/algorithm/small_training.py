@@ -1,7 +1,6 @@
-"""A small training run of a running service, and who watches it."""
+"""A small training run of a running service, and a watcher of its events."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -10,15 +9,10 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client
 from fulmen.errors import Unavailable
 from fulmen_cli.local.stack import LocalStack
-from tests.support.training import (
-    BUILD,
-    POLICY,
-    publish_training_inputs,
-)
+from tests.support.algorithm.runs import FINAL_RUN_STATES
+from tests.support.algorithm.training import POLICY, create_run, publish_training_inputs
 
 STEPS = 5
-
-
 SETTINGS = {
     "steps": STEPS,
     "prompts_per_step": 2,
@@ -30,11 +24,6 @@ SETTINGS = {
     "checkpoint_every": 2,
     "validate_every": 3,
 }
-
-
-FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
-
-
 WAIT_S = 240
 
 
@@ -56,7 +45,7 @@ class Watcher:
                     assert answer.event.sequence == len(self.events) + 1
                     self.events.append(answer.event)
                     yield answer.event
-                    if answer.event.run.state in FINAL:
+                    if answer.event.run.state in FINAL_RUN_STATES:
                         return
             except Unavailable:
                 continue
@@ -97,7 +86,7 @@ class Watcher:
         """Waits for the final state."""
         async with asyncio.timeout(WAIT_S):
             async for event in self.follow():
-                if event.run.state in FINAL:
+                if event.run.state in FINAL_RUN_STATES:
                     return event.run
         raise AssertionError("the events ended without a final state")
 
@@ -106,7 +95,6 @@ class Watcher:
         return "\n".join([*self.notices(), self._stack.log_tail("algorithm")])
 
     def notices(self) -> list[str]:
-        """Returns the notices so far."""
         return [e.notice.message for e in self.events if e.HasField("notice")]
 
 
@@ -121,12 +109,4 @@ async def start_run(
 ) -> Watcher:
     """Creates the small GRPO run of these tests."""
     inputs = await publish_training_inputs(client, root, policy=policy)
-    run = pb.TrainingRun(
-        name=f"trainingRuns/{name}",
-        algorithm="grpo",
-        settings_json=json.dumps(settings),
-        policy=pb.PolicySpec(name=policy, build=BUILD),
-        inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-    )
-    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-    return Watcher(stack, client, run.name)
+    return Watcher(stack, client, await create_run(client, name, inputs, settings, policy=policy))

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 
 import pytest
 
-from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
+from fulmen_algorithm.weights.publishing import WeightsOrder
+from tests.support.algorithm.models import small_model
 
 GROUPS = {
     "ddp, 4 ranks": ComputeSettings(parallel=Ddp(ranks=4)),
     "fsdp2, 2 ranks": ComputeSettings(parallel=Fsdp2(ranks=2), gradient_checkpointing=True),
 }
-
-
-def build_model(repository_root: Path, folder: Path, *, hidden: int) -> Path:
-    """Builds the arithmetic example's model at a size of choice."""
-    path = repository_root / "examples/arithmetic/make_model.py"
-    spec = importlib.util.spec_from_file_location("arithmetic_make_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.build(str(folder), 0, hidden=hidden, layers=2, heads=2, mlp=2 * hidden)
-    return folder
 
 
 def setup_of(model_dir: Path, compute: ComputeSettings) -> TrainerSetup:
@@ -39,10 +28,15 @@ def setup_of(model_dir: Path, compute: ComputeSettings) -> TrainerSetup:
     return TrainerSetup(model_dir=model_dir, optimizer=optimizer, seed=3, compute=compute, reference_dir=model_dir)
 
 
+async def weights_of(trainer: Trainer, folder: Path) -> dict[str, bytes]:
+    """Writes a trainer's model and reads the files."""
+    await trainer.write_weights(folder, WeightsOrder())
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) -> Path:
-    """Returns a model's folder."""
-    return build_model(repository_root, tmp_path_factory.mktemp("model"), hidden=32)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -17,8 +16,9 @@ from fulmen.client import Client
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.rollout_pb2 import Rollout
 from fulmen_cli.local.stack import LocalStack
-from tests.support.otlp_collector import Collector
-from tests.support.training import BUILD, POLICY, publish_training_inputs
+from tests.support.algorithm.runs import FINAL_RUN_STATES
+from tests.support.algorithm.training import create_run, publish_training_inputs
+from tests.support.service_kit.otlp_collector import Collector
 
 # vLLM's attention on a CPU wants heads of 32; room for long answers.
 BUILDER = b"""\
@@ -57,13 +57,12 @@ SETTINGS = {
     },
     "engine_mismatch": {"warn": 0.0001, "stop": 0.001},
 }
-FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
 WAIT_S = 900  # two starts of vLLM on a machine that is busy with the other half of the suite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A run that has ended, the stack that still serves its policy, and what its services told of themselves."""
+    """A run that has ended, the stack that still serves its policy, and the traces of its services."""
 
     collector: Collector
     stack: LocalStack
@@ -75,17 +74,15 @@ class Trained:
 
     @property
     def metrics(self) -> list[Mapping[str, float]]:
-        """Returns the metrics of each step."""
         return [event.step.values for event in self.events if event.HasField("step")]
 
     @property
     def notices(self) -> list[str]:
-        """Returns what the run said."""
         return [event.notice.message for event in self.events if event.HasField("notice")]
 
     @property
     def served_ns(self) -> list[int]:
-        """Returns when vLLM was there: the first time, and after the kill."""
+        """Returns when vLLM began to serve: at the start and after the kill."""
         return [e.event_time.ToNanoseconds() for e in self.events if "vLLM serves after" in e.notice.message]
 
     async def troubled_rollouts(self) -> list[Rollout]:
@@ -101,24 +98,17 @@ class Trained:
 async def train(stack: LocalStack, client: Client, root: Path, collector: Collector) -> Trained:
     """Carries a run out; vLLM's own process is killed after its second step."""
     inputs = await publish_training_inputs(client, root, builder=BUILDER)
-    run = pb.TrainingRun(
-        name="trainingRuns/on-vllm",
-        algorithm="grpo",
-        settings_json=json.dumps(SETTINGS),
-        policy=pb.PolicySpec(name=POLICY, build=BUILD),
-        inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-    )
-    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
+    name = await create_run(client, "on-vllm", inputs, SETTINGS)
     events: list[pb.TrainingRunEvent] = []
     killed: list[int] = []
     killed_ns = 0
     async with asyncio.timeout(WAIT_S):
-        async for answer in client.training_runs.WatchTrainingRun(service_pb.WatchTrainingRunRequest(name=run.name)):
+        async for answer in client.training_runs.WatchTrainingRun(service_pb.WatchTrainingRunRequest(name=name)):
             events.append(answer.event)
             if answer.event.step.step == KILLED_AT and not killed:
                 killed, killed_ns = vllm_processes(stack), time.time_ns()
                 os.kill(killed[0], signal.SIGKILL)
-            if answer.event.run.state in FINAL:
+            if answer.event.run.state in FINAL_RUN_STATES:
                 return Trained(
                     collector=collector,
                     stack=stack,
@@ -144,5 +134,4 @@ def descendants(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> bytes:
-    """Returns the command line of a process."""
     return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -35,7 +35,7 @@ async def fulmen(*arguments: str | Path, limit_s: float = LIMIT_S) -> Done:
         TimeoutError: if it does not end within the limit; it is dead then.
     """
     words = [str(argument) for argument in arguments]
-    return await _run([sys.executable, "-c", "from fulmen_cli.main import main; main()", *words], {}, limit_s)
+    return await _run([sys.executable, "-m", "fulmen_cli", *words], {}, limit_s)
 
 
 async def run_module(module: str, *arguments: str, environment: Mapping[str, str], limit_s: float = LIMIT_S) -> Done:

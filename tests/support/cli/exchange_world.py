@@ -16,7 +16,7 @@ import torch
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import build
-from fulmen_algorithm.persistence.state_folder import StateFolder
+from fulmen_algorithm.persistence.run_files import StateFolder
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import NO_POLICY, RunState, TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
@@ -24,8 +24,9 @@ from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.exchange.world import Member, layout_of, settings_named
+from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
 RUN = "trainingRuns/small"
@@ -40,7 +41,7 @@ def token(role: Role, project: str = "projects/default") -> str:
 def keep_run(folder: Path, settings: Mapping[str, Any], *, name: str = RUN, tell: Tell | None = None) -> None:
     """Puts a run that waits into the state folder of a service; `tell` writes its history."""
     with StateFolder(folder) as state:
-        runs = RunRegistry(open_file=state.run_files, clock=lambda: NOW)
+        runs = RunRegistry(state, clock=lambda: NOW)
         run = TrainingRun(
             name=name,
             project="projects/default",
@@ -60,8 +61,11 @@ def keep_run(folder: Path, settings: Mapping[str, Any], *, name: str = RUN, tell
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[str]:
     """Starts the algorithm service of a state folder, without what trains; yields its address."""
-    settings = AlgorithmServiceSettings(port=0, metrics_port=0, signing_key=KEY, state_dir=folder)
     async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(serving_keys(KeyService(KEY)))
+        settings = AlgorithmServiceSettings(
+            port=0, metrics_port=0, token=token(Role.SERVICE), store_target=store, state_dir=folder
+        )
         parts = await build(settings, stack)
         await parts.server.server.start()
         exchange = asyncio.create_task(parts.roles["gradient_exchange"].run(), name="exchange")

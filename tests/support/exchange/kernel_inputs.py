@@ -35,44 +35,36 @@ def assert_same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> None:
         assert same_bits(left, right), f"tensor {index} differs"
 
 
-def selected(of: Kernels, gradient: Tensor, state: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Selects with feedback; returns the payload, what is kept back, and a segment that the payload was added to."""
-    residual, sum_ = state.clone(), state.clone()
-    taken = of.feedback_select(gradient.clone(), residual, threshold)
-    of.add_sparse(*taken, sum_)
-    return (*taken, residual, sum_)
-
-
-def corrected(of: Kernels, gradient: Tensor, state: Tensor, threshold: float, *, nesterov: bool) -> tuple[Tensor, ...]:
-    """Selects as DGC does, two rounds; returns both payloads, u and v."""
-    velocity, accumulated = state.clone(), state.flip(0).contiguous()
-    first = of.dgc_select(gradient.clone(), velocity, accumulated, 0.9, nesterov, threshold)
-    second = of.dgc_select(gradient.clone(), velocity, accumulated, 0.9, nesterov, threshold)
-    return (*first, *second, velocity, accumulated)
-
-
-def stepped(of: Kernels, gradient: Tensor, state: Tensor, *, nesterov: bool) -> tuple[Tensor, ...]:
-    """Takes two steps with momentum, the second in the place of its gradient; returns what the steps are, and u."""
-    velocity, first, second = state.clone(), torch.empty_like(state), gradient.flip(0).contiguous()
-    of.correct(gradient.clone(), velocity, 0.9, nesterov, first)
-    of.correct(second, velocity, 0.9, nesterov, second)
-    return first, second, velocity
-
-
-def quantised(of: Kernels, values: Tensor, state: Tensor, *, bits: int, block: int = 512) -> tuple[Tensor, ...]:
-    """Quantises; returns the payload, and a segment that it was added to."""
-    packed, scales = of.quantise(values, bits=bits, block=block, begin=4096 * 2**21 - 4096, seed=0xDEADBEEF12345678)
-    sum_ = state.clone()
-    of.add_quantised(packed, scales, sum_, bits=bits, block=block)
-    return packed, scales, sum_
-
-
-def rounded(of: Kernels, values: Tensor, *, bits: int, block: int = 512) -> tuple[Tensor, ...]:
-    """Rounds to the nearest; returns the payload, and what is left of the values."""
-    packed, scales = of.nearest(values, bits=bits, block=block)
-    left = values.clone()
-    of.add_quantised(packed, -scales, left, bits=bits, block=block)
-    return packed, scales, left
+def results(
+    of: Kernels, gradient: Tensor, state: Tensor, *, threshold: float, nesterov: bool, bits: int, block: int = 512
+) -> tuple[Tensor, ...]:
+    """Runs every kernel on copies of two inputs; returns all outputs and changed states."""
+    gradient, state = gradient.clone(), state.clone()
+    residual, velocity, accumulated, momentum = (state.clone() for _ in range(4))
+    taken = of.feedback_select(gradient, residual, threshold)
+    sparse_sum = state.clone()
+    of.add_sparse(*taken, sparse_sum)
+    of_two_rounds = [
+        part
+        for _ in range(2)
+        for part in of.dgc_select(gradient.clone(), velocity, accumulated, 0.9, nesterov, threshold)
+    ]
+    first, second = torch.empty_like(state), gradient.flip(0).contiguous()
+    of.correct(gradient, momentum, 0.9, nesterov, first)
+    of.correct(second, momentum, 0.9, nesterov, second)  # in place
+    packed, scales = of.quantise(gradient, bits=bits, block=block, begin=4096 * 2**21 - 4096, seed=0xDEADBEEF12345678)
+    quantised_sum = state.clone()
+    of.add_quantised(packed, scales, quantised_sum, bits=bits, block=block)
+    nearest, steps = of.nearest(gradient, bits=bits, block=block)
+    left = gradient.clone()
+    of.add_quantised(nearest, -steps, left, bits=bits, block=block)
+    return (
+        *(*taken, residual, sparse_sum),
+        *(*of_two_rounds, velocity, accumulated),
+        *(first, second, momentum),
+        *(packed, scales, quantised_sum),
+        *(nearest, steps, left),
+    )
 
 
 def rounded_multiples(of: Kernels, *, device: str = "cpu") -> list[int]:

@@ -22,7 +22,7 @@ class Line:
         delay_s: The longest delay of a piece.
         held_after: Bytes to the server after which no more go through; None: all go.
         holds_answers: Whether nothing that comes from the server goes through.
-        to_damage: ParameterSlices each way that are still to be damaged.
+        to_damage: Pieces each way that are still to be damaged.
         carried: Bytes that went to the server.
     """
 

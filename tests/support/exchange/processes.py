@@ -23,7 +23,7 @@ import torch
 from safetensors.numpy import load_file
 
 from fulmen.rpc.channel import open_channel
-from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
@@ -31,8 +31,8 @@ from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from fulmen_exchange.server.runs import OpenRuns
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
-from fulmen_service_kit.server import build_server
-from fulmen_service_kit.tokens import TokenVerifier
+from fulmen_service_kit.rpc.server import build_server
+from fulmen_service_kit.security.tokens import TokenVerifier
 from tests.support.exchange.line import Line
 from tests.support.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
 
@@ -154,7 +154,7 @@ class Nursery:
         return started
 
     def close(self) -> None:
-        """Ends all that were started, the newest first: nobody calls a line while it ends."""
+        """Ends all that were started, the newest first: no process calls a line while it ends."""
         for started in reversed(self._started):
             started.close()
 
@@ -325,7 +325,6 @@ async def _serving(pipe: Connection, port: int, folder: Path | None) -> None:
     made = build_server(
         SampleSettings(port=port, dev_mode=True, log_level="warning"),
         verifier=TokenVerifier(""),
-        policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),
     )

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fulmen.errors import TrainingRunNotFound
-from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.transport.exchange_runs import CallerRuns
 from fulmen_exchange.codecs.codec import BLOCK, Bucket, Round, SegmentCodec, State
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.registry import load_codecs
-from fulmen_exchange.server.folders import Run
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_exchange.server.shards import ServedShard
 from fulmen_exchange.settings import CodecSettings
-from fulmen_service_kit.server import RpcServer, build_server
+from fulmen_service_kit.rpc.server import RpcServer, build_server
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
-from fulmen_service_kit.tokens import TokenVerifier
 
 RUN, OTHER_RUN = "trainingRuns/1", "trainingRuns/2"
 LEASE_S = 3600.0
@@ -47,19 +48,14 @@ class Clock:
         return self.now_s
 
 
-def project_of(training_run: str) -> str:
-    if training_run not in (RUN, OTHER_RUN):
-        raise TrainingRunNotFound("There is no such training run.")
-    return "projects/default"
-
-
 @dataclass
 class Site:
     """A server, and what it needs to be started again at the same port."""
 
     clock: Clock = field(default_factory=Clock)
     folder: Path | None = None
-    is_over: Callable[[Run], bool] = lambda _: False
+    over: Collection[str] = ()
+    """Names of the runs that have ended."""
     limits: ExchangeLimits = field(default_factory=ExchangeLimits)
     options: dict[str, object] = field(default_factory=lambda: {"dev_mode": True})
     port: int = 0
@@ -70,9 +66,17 @@ class Site:
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def project_of(self, training_run: str) -> str:
+        if training_run not in (RUN, OTHER_RUN):
+            raise TrainingRunNotFound("There is no such training run.")
+        return "projects/default"
+
+    def is_over(self, training_run: str, project: str) -> bool:
+        return training_run in self.over
+
     async def start(self) -> None:
         self.servicer = GradientExchangeServicer(
-            runs=CallerRuns(project_of=project_of, is_over=self.is_over),
+            runs=CallerRuns(cast(RunRegistry, self)),
             folder=self.folder,
             clock=self.clock,
             limits=self.limits,
@@ -80,7 +84,6 @@ class Site:
         self.server = build_server(
             SampleSettings(port=self.port, **self.options),  # type: ignore[arg-type]
             verifier=TokenVerifier(str(self.options.get("signing_key", ""))),
-            policy=POLICY,
             service_names=[GRADIENT_EXCHANGE_SERVICE],
             register=lambda server: add_exchange(self.servicer, server),
         )

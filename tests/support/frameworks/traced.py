@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from fulmen.ids import trace_id_of
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.frameworks.model import multiply
 from tests.support.frameworks.world import ENVIRONMENTS, QUIET, ROOT, Outside
 from tests.support.llm_proxy.backend import Backend

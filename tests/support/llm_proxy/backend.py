@@ -4,18 +4,14 @@ Its "tokens" are the UTF-8 bytes of the text, so that a test can compute every t
 log-probability on its own. It answers chat completions, whole and streamed, with token ids and
 log-probabilities when asked, says what a script says, by default an echo or a call of the first tool
 that it is offered, and has switches for the ways in which real servers fail.
-
-Run `python -m tests.support.llm_proxy.backend --port 8100` to have one as a process.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -352,21 +348,3 @@ def _delta(completion: Completion, text: str, start: int) -> JSON:
             pieces.append(piece)
         begin = end
     return {"tool_calls": pieces}
-
-
-async def _serve(port: int) -> None:
-    async with Backend(port=port) as backend:
-        print(backend.url, flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serves until the process is stopped."""
-    parser = argparse.ArgumentParser(description="A deterministic OpenAI-compatible model server.")
-    parser.add_argument("--port", type=int, default=0)
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(parser.parse_args().port))
-
-
-if __name__ == "__main__":
-    main()

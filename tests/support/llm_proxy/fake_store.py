@@ -23,7 +23,6 @@ from fulmen.store.v1 import (
     attempt_pb2,
     lease_service_pb2,
     lease_service_pb2_grpc,
-    project_service_pb2,
     project_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
@@ -34,15 +33,18 @@ from fulmen.store.v1 import (
     span_service_pb2_grpc,
 )
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from tests.support.service_kit.key_store import KeyService
 
+SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
 _QUESTIONS_KEPT = 100
 
 
 class FakeStore:
     """What the store holds; survives `stop` and `start`, as a database would."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, signing_key: str = SIGNING_KEY) -> None:
         self.port = 0
+        self.keys = KeyService(signing_key)
         self.versions: dict[str, list[resource_pb2.ResourceVersion]] = {}
         self.chunks: dict[str, span_pb2.SpanChunk] = {}
         self.appended = asyncio.Semaphore(0)
@@ -57,7 +59,6 @@ class FakeStore:
         self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
         """The attempts of each question, as the proxy asked; the last ones."""
         self._asked = asyncio.Event()
-        self.revoked: list[str] = []
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
         self.watchers: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
@@ -81,7 +82,7 @@ class FakeStore:
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(_Resources(self), self._server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(_Spans(self), self._server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(self), self._server)
-        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(_Projects(self), self._server)
+        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.keys, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -100,6 +101,12 @@ class FakeStore:
                     call = ModelCallRecord.FromString(record.model_call) if record.model_call else None
                     found.append((Span.FromString(record.otlp_span), call))
         return sorted(found, key=lambda pair: pair[0].start_time_unix_nano)
+
+    def record(self, attempt: str) -> ModelCallRecord:
+        """Returns the record of an attempt's only call."""
+        [(_, record)] = self.spans(attempt)
+        assert record is not None
+        return record
 
     def stands(self, attempt: str, status: int, *, project: str = DEFAULT_PROJECT, **fields: int) -> None:
         """Says how an attempt stands from now on."""
@@ -218,16 +225,6 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
             mode=rollout_pb2.ROLLOUT_MODE_TRAIN,
             current_epoch=number,
         )
-
-
-class _Projects(project_service_pb2_grpc.ProjectServiceServicer):
-    def __init__(self, store: FakeStore) -> None:
-        self._store = store
-
-    async def ListRevokedTokens(
-        self, request: project_service_pb2.ListRevokedTokensRequest, _: grpc.aio.ServicerContext
-    ) -> project_service_pb2.ListRevokedTokensResponse:
-        return project_service_pb2.ListRevokedTokensResponse(token_ids=self._store.revoked)
 
 
 class _Spans(span_service_pb2_grpc.SpanServiceServicer):

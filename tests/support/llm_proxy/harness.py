@@ -27,9 +27,10 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.app import build_proxy
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.llm_proxy.fake_store import SIGNING_KEY
 
-SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
 POLICY = "arithmetic"
 MODEL = "tiny"
 
@@ -142,14 +143,18 @@ def target(
 
 @asynccontextmanager
 async def running_proxy(
-    store_target: str, *, signing_key: str = SIGNING_KEY, **settings: Any
+    store_target: str, *, signing_key: str = SIGNING_KEY, backend_url: str = "", **settings: Any
 ) -> AsyncIterator[RunningProxy]:
-    """Runs a proxy until the block ends, then drains and stops it as the lifecycle does."""
+    """Runs a proxy until the block ends, then drains and stops it as the lifecycle does.
+
+    Args:
+        backend_url: the backend `one`, to which a trainable route leads; empty for no backend and no route.
+    """
     signer = TokenSigner(signing_key)
     token = signer.issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
     resolved = LlmProxySettings(
         **{
-            "signing_key": signing_key,
+            "attempt_key_secret": attempt_secrets(signing_key),
             "token": token,
             "store_target": store_target,
             "port": 0,
@@ -166,7 +171,11 @@ async def running_proxy(
         channel = open_channel(f"127.0.0.1:{parts.server.port}", token=token)
         session = aiohttp.ClientSession()
         try:
-            yield RunningProxy(parts=parts, signer=signer, channel=channel, http=session, registry=registry)
+            running = RunningProxy(parts=parts, signer=signer, channel=channel, http=session, registry=registry)
+            if backend_url:
+                await running.register("one", backend_url)
+                await running.put_route(target("one"))
+            yield running
         finally:
             ended = [role for role in roles if role.done()]
             await session.close()

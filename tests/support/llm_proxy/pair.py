@@ -11,7 +11,7 @@ from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.llm_proxy.scripted_backend import Act, ScriptedBackend
+from tests.support.llm_proxy.scripted_backend import Manner, ScriptedBackend
 
 DEADLINE_S = 30
 QUIET = {"health_interval_s": 300}
@@ -20,7 +20,7 @@ QUIET = {"health_interval_s": 300}
 
 @asynccontextmanager
 async def a_pair(
-    store: FakeStore, first: Act, *, route: dict[str, Any] | None = None, **settings: Any
+    store: FakeStore, first: Manner, *, route: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[RunningProxy, ScriptedBackend, Backend]]:
     """Runs a proxy with a route to a scripted backend, `odd`, and one that is well, `well`."""
     async with AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.llm_proxy.harness import SIGNING_KEY
 
 READY_LIMIT_S = 30
 
@@ -70,6 +74,14 @@ class ProxyProcess:
         await self.process.wait()
 
 
+def new_attempt(rollout_id: uuid.UUID | None = None, *, signing_key: str = SIGNING_KEY) -> tuple[str, str]:
+    """Returns the name of an attempt, of a new rollout if none is given, and its key."""
+    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id or uuid7(), number=1)
+    return str(name), TokenSigner(signing_key).attempt_key(
+        name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600
+    )
+
+
 @asynccontextmanager
 async def proxy_process(
     store_target: str, ready: Path, *, signing_key: str, **settings: object
@@ -78,7 +90,7 @@ async def proxy_process(
     token = TokenSigner(signing_key).issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
     ready.unlink(missing_ok=True)
     values = {
-        "signing_key": signing_key,
+        "attempt_key_secret": attempt_secrets(signing_key),
         "token": token,
         "store_target": store_target,
         "port": 0,

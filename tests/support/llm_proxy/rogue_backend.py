@@ -310,6 +310,10 @@ class RogueBackend:
         self.next_acts.extend(acts)
         return len(self.asked)
 
+    async def question(self, path: str) -> bytes:
+        """Answers a question about its health: there is none."""
+        return response(b"", status=b"404 Not Found")
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -332,7 +336,7 @@ class RogueBackend:
         headers = {name.lower(): value for name, _, value in pairs}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
-            writer.write(response(b"", status=b"404 Not Found"))
+            writer.write(await self.question(path))
             return True
         asked = Asked(path=path, headers=headers, body=body, connection=number)
         self.asked.append(asked)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from fulmen.llm_proxy.v1 import backend_pb2, capture_service_pb2, route_pb2
@@ -23,6 +24,7 @@ from tests.support.llm_proxy.rogue_backend import (
     MESSAGES,
     RESPONSES,
     RogueBackend,
+    serve_well,
 )
 from tests.support.llm_proxy.vendors.errors import error_of
 
@@ -164,7 +166,7 @@ class RogueWorld:
 @asynccontextmanager
 async def rogue_world(**settings: Any) -> AsyncIterator[RogueWorld]:
     """Runs a store, the backend and the proxy, with a route for each way in which calls are passed on."""
-    base = {"backend_keys": {"vendor": BACKEND_KEY}, "health_interval_s": 300}
+    base = {"backend_keys": {"vendor": {"key": BACKEND_KEY, "hosts": ["127.0.0.1"]}}, "health_interval_s": 300}
     async with (
         FakeStore() as store,
         RogueBackend() as backend,
@@ -180,6 +182,24 @@ async def rogue_world(**settings: Any) -> AsyncIterator[RogueWorld]:
             await proxy.put_route(place, model=model)
         await proxy.put_route(target("engine"), model=TINY)
         yield RogueWorld(proxy=proxy, backend=backend, store=store)
+
+
+def rogue_fixtures(**settings: Any) -> tuple[Any, Any]:
+    """Returns the fixtures `shared` and `world` of a module: one proxy, checked after each test to be idle and serving."""
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module")
+    async def shared() -> AsyncIterator[RogueWorld]:
+        async with rogue_world(**settings) as running:
+            yield running
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def world(shared: RogueWorld) -> AsyncIterator[RogueWorld]:
+        shared.backend.act = serve_well
+        yield shared
+        shared.backend.act = serve_well
+        await shared.is_well()
+
+    return shared, world
 
 
 def request_of(path: str, model: str) -> dict[str, Any]:

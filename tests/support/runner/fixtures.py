@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.support.runner.harness import SIGNING_KEY, RunnerProcess, bundle_of, spec_of
+from tests.support.runner.harness import SIGNING_KEY, RunnerProcess, bundle_of, rollouts_of, spec_of
 from tests.support.runner.proxy_double import ProxyDouble
-from tests.support.runner.stores import Store
+from tests.support.runner.store_double import StoreDouble
+from tests.support.runner.stores import Ended, RealStore
 
+Store = RealStore | StoreDouble
 StartRunner = Callable[..., Awaitable[RunnerProcess]]
 PublishAgent = Callable[..., Awaitable[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A store, a model proxy, and the means to publish agents and to start runners, which end with the test."""
+
+    store: Store
+    proxy: ProxyDouble
+    start: StartRunner
+    publish: PublishAgent
+
+    @property
+    def double(self) -> StoreDouble:
+        """The in-memory store."""
+        assert isinstance(self.store, StoreDouble)
+        return self.store
+
+    async def attempts(self, agent: str, tasks: list[object], **policy: Any) -> list[list[Ended]]:
+        """Runs an agent on each task; returns the attempts of each rollout."""
+        names = await self.store.create(rollouts_of(agent, tasks, **policy))
+        ended = await self.store.ended(names)
+        return [ended[name] for name in names]
+
+    async def run(self, agent: str, task: object, **policy: Any) -> Ended:
+        """Runs an agent on a task; returns the only attempt."""
+        [[ended]] = await self.attempts(agent, [task], **policy)
+        return ended
 
 
 @pytest_asyncio.fixture
@@ -54,3 +85,9 @@ def publish_agent(store: Store) -> PublishAgent:
         return await store.publish("agent.tests", spec_of(bundle=bundle, **spec))
 
     return publish
+
+
+@pytest.fixture
+def world(store: Store, proxy: ProxyDouble, start_runner: StartRunner, publish_agent: PublishAgent) -> World:
+    """Returns what most tests of a runner need."""
+    return World(store=store, proxy=proxy, start=start_runner, publish=publish_agent)

@@ -25,7 +25,7 @@ from fulmen.store.v1 import (
     span_service_pb2,
     span_service_pb2_grpc,
 )
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of, spec_of, token
 from tests.support.runner.oracle import Expected
 from tests.support.runner.stores import RealStore
@@ -189,7 +189,7 @@ class Watched:
 
 
 class Fleet:
-    """The runners; each harm returns when its runner works again, or goes on."""
+    """The runners; each harm returns when its runner works again."""
 
     def __init__(self, store: RealStore, folder: Path, *, count: int, settings: Mapping[str, object]) -> None:
         self._folder = folder
@@ -222,7 +222,7 @@ class Fleet:
         await self._again(index, status=0)
 
     async def pause(self, index: int, _: random.Random) -> None:
-        """Holds a runner still until all that it ran is lost, lets it go on, and waits until it has stopped that."""
+        """Pauses a runner until its leases are lost, resumes it, and waits until it has stopped their attempts."""
         runner = self._runners[index]
         runner.send(signal.SIGSTOP)
         held = _running(runner)

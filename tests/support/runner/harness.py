@@ -18,11 +18,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, JudgeEntry, PythonEntry
 from fulmen.store.v1.rollout_pb2 import Rollout, RolloutPolicy
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 SIGNING_KEY = "a signing key that only the tests know, 32+"
-START_DEADLINE_S = 30.0
-END_DEADLINE_S = 30.0
+START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 30.0
 
 
 def token(role: Role = Role.RUNNER) -> str:
@@ -73,10 +73,10 @@ class RunnerProcess:
             limit=1 << 20,
         )
         self._reading = asyncio.create_task(self._read())
-        await self.logged("session_opened", START_DEADLINE_S)
+        await self.logged("session_opened", START_TIMEOUT_S)
         return self
 
-    async def logged(self, event: str, deadline_s: float = END_DEADLINE_S, count: int = 1) -> dict[str, Any]:
+    async def logged(self, event: str, deadline_s: float = END_TIMEOUT_S, count: int = 1) -> dict[str, Any]:
         """Waits until an event was logged `count` times; returns the last."""
 
         def found() -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class RunnerProcess:
     async def exit_code(self) -> int:
         """Waits for its end."""
         assert self._process is not None
-        async with asyncio.timeout(END_DEADLINE_S):
+        async with asyncio.timeout(END_TIMEOUT_S):
             if self._reading is not None:
                 await self._reading
             return await self._process.wait()
@@ -183,7 +183,7 @@ def rollouts_of(agent: str, tasks: list[object], *, timeout_s: float = 60, max_a
     ]
 
 
-async def wait_for_exit(pid: int, deadline_s: float = END_DEADLINE_S) -> None:
+async def wait_for_exit(pid: int, deadline_s: float = END_TIMEOUT_S) -> None:
     """Waits until a process that is no child of this one has ended."""
     try:
         handle = os.pidfd_open(pid)

@@ -15,7 +15,7 @@ from aiohttp import web
 from fulmen.errors import TokenInvalid
 from fulmen.llm_proxy.v1 import capture_service_pb2 as messages
 from fulmen.llm_proxy.v1 import capture_service_pb2_grpc
-from fulmen_service_kit.tokens import TokenVerifier
+from fulmen_service_kit.security.tokens import TokenVerifier
 
 
 class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
@@ -73,7 +73,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
             await self._news.wait_for(lambda: len(self._waiting) >= count)
 
     def release(self) -> None:
-        """Lets the calls that wait go on, and holds no more."""
+        """Releases the held calls, and holds no more."""
         self.holding = False
         for waiting in self._waiting:
             if not waiting.done():

@@ -8,6 +8,7 @@ resumption with the attempts that still run, retry of INFRA, LEASE_LOST and RELE
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,10 +42,12 @@ from fulmen.store.v1 import (
 from fulmen.store.v1 import (
     lease_service_pb2 as messages,
 )
-from fulmen_service_kit.auth import Authenticator, RolePolicy, current_caller
-from fulmen_service_kit.introspection import introspected
-from fulmen_service_kit.rpc_edge import RpcEdge
-from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
+from fulmen_service_kit.rpc.edge import RpcEdge
+from fulmen_service_kit.security.auth import Authenticator, current_caller
+from fulmen_service_kit.security.introspection import introspected
+from fulmen_service_kit.security.tokens import TokenSigner, TokenVerifier
+from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.stores import LEASE_TTL_S, Ended, ended_of
 
 RETRIED = (failure_pb2.FAILURE_KIND_INFRA, failure_pb2.FAILURE_KIND_LEASE_LOST, failure_pb2.FAILURE_KIND_RELEASED)
 FREE_OF_CHARGE = failure_pb2.FAILURE_KIND_RELEASED
@@ -96,7 +99,7 @@ class StoreDouble(
         failing_reads: How many further reads of resources fail.
     """
 
-    def __init__(self, *, signing_key: str, lease_ttl_s: float = 6.0) -> None:
+    def __init__(self, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
         self.entries: dict[str, Entry] = {}
         self.swallow_acks = False
         self.refuse_results = 0
@@ -108,8 +111,8 @@ class StoreDouble(
         self.loads: list[lease_pb2.RunnerLoad] = []
         self.labels: dict[str, str] = {}
         self.otlp_spans: list[Span] = []
-        self._verifier = TokenVerifier(signing_key)
-        self._signer = TokenSigner(signing_key)
+        self._verifier = TokenVerifier(SIGNING_KEY)
+        self._signer = TokenSigner(SIGNING_KEY)
         self._ttl_s = lease_ttl_s
         self._queue: deque[str] = deque()
         self._sessions: dict[str, Session] = {}
@@ -117,27 +120,27 @@ class StoreDouble(
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self.port = 0
+        self.target = ""
 
     # --- what tests do ---
 
+    async def __aenter__(self) -> StoreDouble:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def start(self) -> None:
         """Serves on a free port, or on the same one as before."""
-        open_policy = RolePolicy(
-            services={
-                "fulmen.store.v1.LeaseService": frozenset({Role.RUNNER}),
-                "fulmen.store.v1.ResourceService": frozenset({Role.RUNNER}),
-                "fulmen.store.v1.ProjectService": frozenset({Role.RUNNER}),
-                "opentelemetry.proto.collector.trace.v1.TraceService": frozenset({Role.RUNNER, Role.ATTEMPT}),
-            },
-            rpcs={},
-        )
-        edge = RpcEdge(Authenticator(verifier=self._verifier, policy=open_policy, dev_mode=False))
+        edge = RpcEdge(Authenticator(verifier=self._verifier, dev_mode=False))
         self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.target = f"127.0.0.1:{self.port}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -156,15 +159,24 @@ class StoreDouble(
             if session.expiry is not None:
                 session.expiry.cancel()
 
-    def publish(self, resource_id: str, content: bytes, sha256: bytes = b"") -> str:
-        """Adds a version of a resource and returns its name."""
+    async def kill(self) -> None:
+        """Dies without notice; what was accepted stays."""
+        await self.stop()
+
+    async def revive(self) -> None:
+        """Serves again on the same port."""
+        await self.start()
+
+    async def publish(self, resource_id: str, content: bytes) -> str:
+        """Adds a version of a resource; returns its name."""
         versions = self._resources.setdefault(resource_id, [])
         name = f"resources/{resource_id}/versions/{len(versions) + 1}"
+        sha256 = hashlib.sha256(content).digest()
         versions.append(resource_pb2.ResourceVersion(name=name, content=content, sha256=sha256))
         return name
 
-    def create(self, rollouts: Iterable[rollout_pb2.Rollout]) -> list[str]:
-        """Queues rollouts and returns their names."""
+    async def create(self, rollouts: Iterable[rollout_pb2.Rollout]) -> list[str]:
+        """Queues rollouts; returns their names."""
         created = []
         for rollout in rollouts:
             rollout.name = rollout.name or rollout_name(rollout.project or DEFAULT_PROJECT, uuid7())
@@ -174,16 +186,23 @@ class StoreDouble(
         self._dispatch()
         return created
 
-    def cancel(self, name: str) -> None:
-        """Asks the holder of a rollout to stop it."""
-        for session in self._sessions.values():
-            attempts = [attempt for attempt in session.held if attempt.startswith(f"{name}/")]
-            if attempts and session.outgoing is not None:
-                cancelled = messages.CancelledAttempts(attempts=attempts)
-                session.outgoing.put_nowait(messages.StreamLeasesResponse(cancel=cancelled))
+    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
+        """Waits until all are final; returns their attempts, oldest first."""
+        await self.until(lambda: all(self.entries[name].final for name in names))
+        attempts = {name: self.entries[name].ended for name in names}
+        return {name: [ended_of(a.attempt, a.failure_kind, a.result) for a in attempts[name]] for name in names}
+
+    async def cancel(self, names: list[str]) -> None:
+        """Asks the holders of rollouts to stop them."""
+        for name in names:
+            for session in self._sessions.values():
+                attempts = [attempt for attempt in session.held if attempt.startswith(f"{name}/")]
+                if attempts and session.outgoing is not None:
+                    cancelled = messages.CancelledAttempts(attempts=attempts)
+                    session.outgoing.put_nowait(messages.StreamLeasesResponse(cancel=cancelled))
 
     def end_sessions(self) -> None:
-        """Ends every session, as their TTL would, and tells their streams."""
+        """Ends every session, as their TTL would, and notifies their streams."""
         for session in list(self._sessions.values()):
             if session.outgoing is not None:
                 lost = messages.LostLeases(attempts=list(session.held))
@@ -200,10 +219,6 @@ class StoreDouble(
         async with asyncio.timeout(deadline_s), self._changed:
             await self._changed.wait_for(condition)
 
-    def is_final(self, names: Iterable[str]) -> bool:
-        """Tells whether all rollouts are final."""
-        return all(self.entries[name].final for name in names)
-
     def held_attempts(self) -> list[str]:
         """Returns all attempts that run."""
         return [attempt for session in self._sessions.values() for attempt in session.held]
@@ -211,10 +226,6 @@ class StoreDouble(
     def credit_count(self) -> int:
         """Returns how much work the runners have asked for and not got."""
         return sum(session.credits for session in self._sessions.values())
-
-    def session_count(self) -> int:
-        """Returns how many sessions are alive."""
-        return len(self._sessions)
 
     # --- what runners do ---
 
@@ -278,7 +289,7 @@ class StoreDouble(
     ) -> resource_service_pb2.GetResourcesResponse:
         if self.failing_reads:
             self.failing_reads -= 1
-            raise DatabaseUnavailable("The database is away, says the test.")
+            raise DatabaseUnavailable("The database is unavailable, by order of the test.")
         found = []
         for name in request.names:
             resource_id, _, number = name.removeprefix("resources/").partition("/versions/")

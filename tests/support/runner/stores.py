@@ -1,4 +1,4 @@
-"""The two stores that the suite runs against, behind one face."""
+"""The real store as a process, and how attempts end in it; `StoreDouble` has the same methods."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import (
     attempt_pb2,
     failure_pb2,
+    lease_pb2,
     resource_pb2,
     resource_service_pb2_grpc,
     rollout_pb2,
@@ -27,13 +26,12 @@ from fulmen.store.v1 import (
 from fulmen.store.v1 import (
     rollout_service_pb2 as rollouts,
 )
-from fulmen_service_kit.tokens import Role
-from tests.support.runner.harness import SIGNING_KEY, digest_of, token
-from tests.support.runner.store_double import StoreDouble
+from fulmen_service_kit.security.tokens import Role
+from tests.support.runner.harness import SIGNING_KEY, token
 
 LEASE_TTL_S = 6.0
-FINAL_DEADLINE_S = 60.0
-START_DEADLINE_S = 60.0
+FINAL_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,70 +45,6 @@ class Ended:
     output: bytes = b""
 
 
-class Store(Protocol):
-    """What the suite needs of a store."""
-
-    target: str
-
-    async def publish(self, resource_id: str, content: bytes) -> str:
-        """Publishes a version; returns its name."""
-
-    async def create(self, batch: Iterable[rollout_pb2.Rollout]) -> list[str]:
-        """Queues rollouts; returns their names."""
-
-    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
-        """Waits until all are final; returns their attempts, oldest first."""
-
-    async def cancel(self, names: list[str]) -> None:
-        """Cancels rollouts."""
-
-    async def kill(self) -> None:
-        """Dies without notice; what it had accepted stays."""
-
-    async def revive(self) -> None:
-        """Comes back on the same port."""
-
-
-class DoubleStore:
-    """The in-memory double."""
-
-    def __init__(self, double: StoreDouble) -> None:
-        self.double = double
-        self.target = f"127.0.0.1:{double.port}"
-
-    async def publish(self, resource_id: str, content: bytes) -> str:
-        return self.double.publish(resource_id, content, digest_of(content))
-
-    async def create(self, batch: Iterable[rollout_pb2.Rollout]) -> list[str]:
-        return self.double.create(batch)
-
-    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
-        await self.double.until(lambda: self.double.is_final(names), FINAL_DEADLINE_S)
-        return {name: [self._view(a) for a in self.double.entries[name].ended] for name in names}
-
-    async def cancel(self, names: list[str]) -> None:
-        for name in names:
-            self.double.cancel(name)
-
-    async def kill(self) -> None:
-        await self.double.stop()
-
-    async def revive(self) -> None:
-        await self.double.start()
-
-    def _view(self, attempted: object) -> Ended:
-        result = attempted.result
-        if result is None:
-            return Ended(attempt=attempted.attempt, kind=_kind(attempted.failure_kind), message="")
-        return Ended(
-            attempt=attempted.attempt,
-            kind=_kind(attempted.failure_kind),
-            message=result.failure_message,
-            rewards={(r.dimension, r.step if r.HasField("step") else None): r.value for r in result.rewards},
-            output=result.output,
-        )
-
-
 class RealStore:
     """`python -m fulmen_store serve` over a real PostgreSQL."""
 
@@ -121,6 +55,13 @@ class RealStore:
         self._process: asyncio.subprocess.Process | None = None
         self._channel: FulmenChannel | None = None
         self.target = f"127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> RealStore:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         """Starts it and waits until it serves."""
@@ -143,7 +84,7 @@ class RealStore:
         )
         assert self._process.stdout is not None
         lines = []
-        async with asyncio.timeout(START_DEADLINE_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             async for line in self._process.stdout:
                 lines.append(line.decode())
                 if '"event": "serving"' in lines[-1]:
@@ -159,7 +100,7 @@ class RealStore:
             await self._channel.close()
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
-            async with asyncio.timeout(START_DEADLINE_S):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 await self._draining
                 await self._process.wait()
 
@@ -179,12 +120,12 @@ class RealStore:
     async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
         stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
         missing, found = set(names), {}
-        async with asyncio.timeout(FINAL_DEADLINE_S):
+        async with asyncio.timeout(FINAL_TIMEOUT_S):
             stream = stub.WatchRollouts(rollouts.WatchRolloutsRequest())
             async for message in stream:
                 for rollout in (r for group in message.groups for r in group.rollouts):
                     missing.discard(rollout.name)
-                    found[rollout.name] = [_view(attempt) for attempt in rollout.attempts]
+                    found[rollout.name] = [ended_of(each.name, each.failure_kind, each) for each in rollout.attempts]
                 if not missing:
                     break
             stream.cancel()
@@ -201,23 +142,17 @@ class RealStore:
         await self.start()
 
 
-def real_store_exists() -> bool:
-    """Tells whether the store service can be started here."""
-    return any(Path(entry, "fulmen_store", "__main__.py").is_file() for entry in sys.path if entry)
-
-
-def _view(attempt: attempt_pb2.Attempt) -> Ended:
+def ended_of(name: str, kind: int, result: attempt_pb2.Attempt | lease_pb2.AttemptResult | None) -> Ended:
+    """Returns how an attempt ended; without a result, it did not report."""
     return Ended(
-        attempt=attempt.name,
-        kind=_kind(attempt.failure_kind),
-        message=attempt.failure_message,
-        rewards={(r.dimension, r.step if r.HasField("step") else None): r.value for r in attempt.rewards},
-        output=attempt.output,
+        attempt=name,
+        kind=failure_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_") if kind else "",
+        message=result.failure_message if result else "",
+        rewards={
+            (r.dimension, r.step if r.HasField("step") else None): r.value for r in (result.rewards if result else ())
+        },
+        output=result.output if result else b"",
     )
-
-
-def _kind(value: int) -> str:
-    return failure_pb2.FailureKind.Name(value).removeprefix("FAILURE_KIND_") if value else ""
 
 
 def _free_port() -> int:

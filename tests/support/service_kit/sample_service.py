@@ -5,12 +5,11 @@ from contextlib import AsyncExitStack
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
-from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.cli import service_cli
 from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.rpc.server import build_server
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, ServiceSettings, settings_config
-from fulmen_service_kit.tokens import Role, TokenVerifier
 
 SERVICE = "fulmen.store.v1.RolloutService"
 
@@ -23,7 +22,7 @@ class SampleSettings(KeyHolderSettings):
 
 
 class SampleServicer(rpc.RolloutServiceServicer):
-    """Answers one rpc; another tells the background role to fail."""
+    """Answers one rpc; another makes the background role fail."""
 
     def __init__(self) -> None:
         self.fail = asyncio.Event()
@@ -39,15 +38,15 @@ class SampleServicer(rpc.RolloutServiceServicer):
 
 
 class Failing:
-    """A background role that raises when it is told to."""
+    """A background role that raises on an event."""
 
-    def __init__(self, told: asyncio.Event) -> None:
-        self._told = told
+    def __init__(self, fail: asyncio.Event) -> None:
+        self._fail = fail
 
     async def run(self) -> None:
         """Waits, then raises."""
-        await self._told.wait()
-        raise RuntimeError("told to")
+        await self._fail.wait()
+        raise RuntimeError("as requested")
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -56,7 +55,6 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     server = build_server(
         settings,
         verifier=TokenVerifier(settings.signing_keys()),
-        policy=RolePolicy(services={SERVICE: frozenset({Role.CLIENT})}, rpcs={}),
         service_names=[SERVICE],
         register=lambda server: rpc.add_RolloutServiceServicer_to_server(servicer, server),
     )

@@ -38,10 +38,32 @@ class _Row:
     hedged: bool = False
     hedge: tuple[UUID, int] | None = None
 
+    def grant(self, session_id: UUID) -> Grant:
+        """Grants the next epoch."""
+        self.granted += 1
+        return Grant(
+            rollout_id=self.item.rollout_id,
+            session_id=session_id,
+            epoch=self.granted,
+            project_id=self.item.project_id,
+            request=b"request",
+        )
+
+    def ended(self, end: AttemptEnd, superseded: tuple[UUID, int] | None = None) -> EndedAttempt:
+        """Returns what is told of an end."""
+        return EndedAttempt(
+            item=self.item,
+            session_id=end.report.session_id,
+            epoch=end.report.epoch,
+            kind=end.report.kind,
+            rollout_state=end.rollout_state,
+            superseded=superseded,
+        )
+
 
 @dataclass(slots=True)
 class MemoryLeaseTable:
-    """Keeps live rollouts in a dictionary; sessions named in `over` have ended."""
+    """Keeps live rollouts in a dictionary; `over` are the sessions that have ended."""
 
     rows: dict[UUID, _Row] = field(default_factory=dict)
     ends: dict[tuple[UUID, int], EndedReport] = field(default_factory=dict)
@@ -73,17 +95,8 @@ class MemoryLeaseTable:
             if one is None or one.session_id == session_id or one.age_s < min_age_s:
                 continue
             row = self.rows[rollout_id]
-            row.granted += 1
+            grants.append(row.grant(session_id))
             row.hedge = session_id, row.granted
-            grants.append(
-                Grant(
-                    rollout_id=rollout_id,
-                    session_id=session_id,
-                    epoch=row.granted,
-                    project_id=row.item.project_id,
-                    request=b"request",
-                )
-            )
         return grants
 
     async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
@@ -106,16 +119,7 @@ class MemoryLeaseTable:
                 del self.rows[report.rollout_id]
             else:
                 (row.session_id, row.epoch), row.hedge = rival, None
-            written.append(
-                EndedAttempt(
-                    item=row.item,
-                    session_id=report.session_id,
-                    epoch=report.epoch,
-                    kind=report.kind,
-                    rollout_state=end.rollout_state,
-                    superseded=rival if decided else None,
-                )
-            )
+            written.append(row.ended(end, superseded=rival if decided else None))
         return written
 
     def _note(self, row: _Row, lease: tuple[UUID, int], kind: FailureKind, report: bytes) -> None:
@@ -136,17 +140,8 @@ class MemoryLeaseTable:
             row = self.rows.get(rollout_id)
             if row is None or row.session_id is not None or row.run_at > time.monotonic():
                 continue
-            row.granted += 1
+            grants.append(row.grant(session_id))
             row.session_id, row.epoch, row.leased_at = session_id, row.granted, time.monotonic()
-            grants.append(
-                Grant(
-                    rollout_id=rollout_id,
-                    session_id=session_id,
-                    epoch=row.epoch,
-                    project_id=row.item.project_id,
-                    request=b"request",
-                )
-            )
         return grants
 
     async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
@@ -189,15 +184,7 @@ class MemoryLeaseTable:
                 row.charged += end.charge
                 row.run_at = time.monotonic() + end.delay_s
             self._note(row, (report.session_id, report.epoch), report.kind, report.report)
-            written.append(
-                EndedAttempt(
-                    item=row.item,
-                    session_id=report.session_id,
-                    epoch=report.epoch,
-                    kind=report.kind,
-                    rollout_state=end.rollout_state,
-                )
-            )
+            written.append(row.ended(end))
         return written
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:

@@ -17,10 +17,10 @@ from fulmen.ids import parse_rollout_name, parse_runner_name, rollout_name, runn
 from fulmen.store.v1 import lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
-from tests.support.rollouts import moment
 from tests.support.store.model_client import StreamClient
 from tests.support.store.model_world import World
 from tests.support.store.rollout_model import Lease, Modelled
+from tests.support.store.rollouts import moment
 from tests.support.store.running import LIMIT_S
 
 __all__ = ["QueueClients", "kinds", "pick", "picks", "replica_numbers", "when"]

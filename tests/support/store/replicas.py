@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.postgres import PostgresServer
 from tests.support.store.running import SIGNING_KEY
 

@@ -26,7 +26,7 @@ from fulmen.store.v1 import (
     span_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 from fulmen_store.app import build
 from fulmen_store.settings import StoreSettings
 
@@ -102,8 +102,24 @@ async def running_store(dsn: str, **settings: Any) -> AsyncIterator[StoreHandle]
                 task.result()
 
 
+@asynccontextmanager
+async def replicas(dsn: str, count: int, **settings: Any) -> AsyncIterator[list[StoreHandle]]:
+    """Runs several stores that know one another."""
+    async with AsyncExitStack() as stack:
+        handles = [await stack.enter_async_context(running_store(dsn, **settings)) for _ in range(count)]
+        await meet(*handles)
+        yield handles
+
+
+async def meet(*handles: StoreHandle) -> None:
+    """Renews each replica's membership twice, so that the first knows the last and how many runners each has."""
+    for _ in range(2):
+        for handle in handles:
+            await handle.parts.roles["membership-renewer"].renew_once()
+
+
 class Runner:
-    """A lease stream as a runner would hold it, with everything it was told."""
+    """A lease stream as a runner has it; messages that were read and not expected stay in `inbox`."""
 
     def __init__(self, stubs: Stubs) -> None:
         self._stubs = stubs
@@ -137,7 +153,7 @@ class Runner:
         return message
 
     async def expect(self, kind: str) -> Any:
-        """Reads until a message of one kind comes; others stay in the inbox."""
+        """Reads until a message of one kind comes."""
         for index, message in enumerate(self.inbox):
             if message.WhichOneof("message") == kind:
                 return getattr(self.inbox.pop(index), kind)
@@ -170,6 +186,12 @@ class Runner:
         )
         return [ack.status for ack in (await self.expect("ack")).acks]
 
+    async def release(self, assignments: list[lease_pb2.Assignment]) -> list[int]:
+        """Gives leases back and returns the statuses of the answer."""
+        released = lease_service_pb2.ReleasedAttempts(attempts=[one.attempt for one in assignments])
+        await self.stream.write(lease_service_pb2.StreamLeasesRequest(release=released))
+        return [ack.status for ack in (await self.expect("ack")).acks]
+
 
 def results_of(assignments: list[lease_pb2.Assignment], **result: Any) -> list[lease_pb2.AttemptResult]:
     """Makes one result for each assignment."""
@@ -187,6 +209,34 @@ async def create(stubs: Stubs, count: int = 1, *, request_id: str = "", **fields
         )
     )
     return [rollout.name for rollout in response.rollouts]
+
+
+async def cancel(stubs: Stubs, *names: str) -> tuple[int, int]:
+    """Cancels rollouts; returns how many are cancelled and how many are asked to stop."""
+    answer = await stubs.rollouts.CancelRollouts(rollout_service_pb2.CancelRolloutsRequest(names=names))
+    return answer.cancelled_count, answer.cancelling_count
+
+
+async def report(stubs: Stubs, assignments: list[lease_pb2.Assignment], **result: Any) -> list[int]:
+    """Reports attempts by a call and returns the statuses of the answer."""
+    request = lease_service_pb2.CompleteAttemptsRequest(results=results_of(assignments, **result))
+    return [ack.status for ack in (await stubs.leases.CompleteAttempts(request)).acks]
+
+
+async def queue_stats(stubs: Stubs, **selection: Any) -> rollout_service_pb2.GetQueueStatsResponse:
+    """Returns the statistics of a queue."""
+    request = rollout_service_pb2.GetQueueStatsRequest(**selection)
+    answer: rollout_service_pb2.GetQueueStatsResponse = await stubs.rollouts.GetQueueStats(request)
+    return answer
+
+
+async def pages_of(call: Any, request: Any) -> list[Any]:
+    """Returns every page of a list."""
+    pages = [await call(request)]
+    while pages[-1].next_page_token:
+        request.page_token = pages[-1].next_page_token
+        pages.append(await call(request))
+    return pages
 
 
 async def create_project(stubs: Stubs, name: str, **fields: Any) -> project_service_pb2.Project:
@@ -213,10 +263,9 @@ async def until_state(stubs: Stubs, name: str, state: int) -> rollout_pb2.Rollou
 
 
 async def until_queued(stubs: Stubs, count: int) -> None:
-    """Waits until the statistics say that so many rollouts wait: a count that took long is told again for a while."""
-    request = rollout_service_pb2.GetQueueStatsRequest()
+    """Waits until the statistics, which may be cached, count so many queued rollouts."""
     async with asyncio.timeout(LIMIT_S):
-        while (await stubs.rollouts.GetQueueStats(request)).queued_count != count:  # noqa: ASYNC110  # state of the store
+        while (await queue_stats(stubs)).queued_count != count:  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.02)
 
 

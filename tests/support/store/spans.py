@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import zstandard
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -12,32 +13,44 @@ from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
 from tests.support.store.running import LIMIT_S, Stubs
 
-__all__ = ["append", "chunk_of", "stored"]
+__all__ = ["append", "chunk_of", "packed", "span", "stored"]
+
+SECOND = 1_000_000_000
 
 
-def chunk_of(attempt: str, count: int = 3, *, model_call: bytes = b"") -> span_pb2.SpanChunk:
-    """Makes a chunk of spans with distinct ids."""
+def span(name: str, *, start: float = 1, seconds: float = 0.0, error: bool = False, **attributes: Any) -> Any:
+    """Makes a span; underscores in names of attributes become dots."""
+    kinds = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+    return trace_pb2.Span(
+        name=name,
+        span_id=uuid7().bytes[-8:],
+        trace_id=uuid7().bytes,
+        start_time_unix_nano=round(start * SECOND),
+        end_time_unix_nano=round((start + seconds) * SECOND),
+        attributes=[
+            {"key": key.replace("_", "."), "value": {kinds[type(value)]: value}} for key, value in attributes.items()
+        ],
+        status={"code": trace_pb2.Status.STATUS_CODE_ERROR if error else trace_pb2.Status.STATUS_CODE_UNSET},
+    )
+
+
+def packed(attempt: str, *spans: Any, model_call: bytes = b"") -> span_pb2.SpanChunk:
+    """Makes a chunk of spans."""
     records = [
-        span_pb2.SpanRecord(
-            otlp_span=trace_pb2.Span(
-                name=f"span-{index}",
-                span_id=uuid7().bytes[-8:],
-                trace_id=uuid7().bytes,
-                start_time_unix_nano=1000 + index,
-            ).SerializeToString(),
-            model_call=model_call,
-            scope="tests",
-        )
-        for index in range(count)
+        span_pb2.SpanRecord(otlp_span=each.SerializeToString(), scope="tests", model_call=model_call) for each in spans
     ]
-    payload = span_pb2.SpanBatch(spans=records).SerializeToString()
     return span_pb2.SpanChunk(
         attempt=attempt,
         chunk_id=str(uuid7()),
-        span_count=count,
+        span_count=len(records),
         codec=span_pb2.SPAN_CODEC_ZSTD,
-        payload=zstandard.ZstdCompressor().compress(payload),
+        payload=zstandard.ZstdCompressor().compress(span_pb2.SpanBatch(spans=records).SerializeToString()),
     )
+
+
+def chunk_of(attempt: str, count: int = 3, *, model_call: bytes = b"") -> span_pb2.SpanChunk:
+    """Makes a chunk of so many spans, one after the other."""
+    return packed(attempt, *(span(f"span-{index}", start=1 + index) for index in range(count)), model_call=model_call)
 
 
 async def append(stubs: Stubs, *chunks: span_pb2.SpanChunk) -> pb.AppendSpansResponse:

@@ -1,4 +1,3 @@
-import importlib.util
 import random
 from pathlib import Path
 
@@ -7,27 +6,23 @@ import torch
 
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
+from tests.support.algorithm.models import small_model
 from tests.support.algorithm.run_service import (  # noqa: F401  (fixtures)
+    carry_out,
     grpo_draft,
     open_service,
+    service,
     sft_draft,
     tiny_model,
     world,
 )
-
-MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest model of the arithmetic example's family."""
     torch.set_num_threads(1)
-    directory = tmp_path_factory.mktemp("model")
-    spec = importlib.util.spec_from_file_location("make_model", MAKE_MODEL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.build(str(directory), 0, hidden=32, layers=2, heads=2, mlp=64)
-    return directory
+    return small_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import jwt
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -26,8 +25,9 @@ from fulmen.errors import (
 from fulmen_cli.exits import CommandFailed, Exit, reported
 from fulmen_cli.local.credentials import Credentials
 from fulmen_cli.local.record import StackFolder
-from fulmen_cli.local.stack import mint_tokens
 from fulmen_cli.main import app
+from fulmen_service_kit.security.keys import StoreKeys
+from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
 
 runner = CliRunner()
 
@@ -134,21 +134,36 @@ def test_a_token_is_signed_with_the_key_of_the_stack(tmp_path: Path) -> None:
 
     result = runner.invoke(app, ["token", "--role", "runner", "--days", "1", "--state-dir", str(tmp_path)])
 
-    claims = jwt.decode(result.output.strip(), key, algorithms=["HS256"], issuer="fulmen")
-    assert (claims["role"], claims["prj"]) == ("runner", "projects/*")
+    caller = TokenVerifier(key).verify(result.output.strip())
+    assert (caller.role, caller.project) == ("runner", "projects/*")
 
 
-def test_a_local_stack_serves_every_project(tmp_path: Path) -> None:
+def test_a_local_stack_serves_every_project_with_tokens_that_live_days(tmp_path: Path) -> None:
+    credentials = Credentials(tmp_path)
+    credentials.renew_client_token()
+    files = [credentials.client_token_file, credentials.token_file("service"), credentials.token_file("runner")]
+
+    callers = [TokenVerifier(credentials.signing_key()).verify(file.read_text().strip()) for file in files]
+
+    assert [(caller.role, caller.project) for caller in callers] == [
+        ("admin", "projects/*"),
+        ("service", "projects/*"),
+        ("runner", "projects/*"),
+    ]
+    assert max(caller.expires_s - caller.issued_s for caller in callers) <= 14 * 86_400
+    of_one = credentials.token_file("runner", project="projects/a").read_text().strip()
+    assert TokenVerifier(credentials.signing_key()).verify(of_one).project == "projects/a"
+
+
+def test_the_secret_of_attempt_keys_belongs_to_the_signing_key_and_signs_no_role(tmp_path: Path) -> None:
     key = Credentials(tmp_path).signing_key()
 
-    tokens = mint_tokens(key)
+    printed = runner.invoke(app, ["token", "--attempt-key-secret", "--state-dir", str(tmp_path)]).output
 
-    claims = [jwt.decode(token, key, algorithms=["HS256"]) for token in tokens.values()]
-    assert sorted((claim["role"], claim["prj"]) for claim in claims) == [
-        ("admin", "projects/*"),
-        ("runner", "projects/*"),
-        ("service", "projects/*"),
-    ]
+    assert printed.strip().encode() in StoreKeys(key).current().attempts
+    assert printed == Credentials(tmp_path).attempt_secret_file().read_text()
+    with pytest.raises(TokenInvalid):
+        TokenVerifier(key).verify(TokenSigner(printed).issue(Role.ADMIN, subject="eve", ttl_s=60))
 
 
 def test_a_token_without_a_key_is_not_found(tmp_path: Path) -> None:
@@ -158,7 +173,9 @@ def test_a_token_without_a_key_is_not_found(tmp_path: Path) -> None:
 def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     credentials = Credentials(tmp_path)
     key, engine = credentials.signing_key(), credentials.engine_token()
-    credentials.save_client_token("a token")
+    credentials.renew_client_token()
+    credentials.token_file("runner")
+    credentials.attempt_secret_file()
 
     assert (credentials.signing_key(), credentials.engine_token()) == (key, engine)
     assert len(key) >= 32

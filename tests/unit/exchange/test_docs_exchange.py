@@ -1,4 +1,4 @@
-"""What docs/exchange.md and docs/metrics.md say of settings, refusals, metrics and metrics is so."""
+"""What docs/exchange.md and docs/metrics.md say of settings, refusals and metrics is true."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("text", sorted(REFUSED))
 def test_what_is_refused_is_refused_in_these_words(page: str, text: str) -> None:
-    assert text in [row[0].strip("`") for row in rows_after(page, "| it says | because |")]
+    assert text in [row[0].strip("`") for row in rows_after(page, "| error | reason |")]
     with pytest.raises(ValidationError, match=re.escape(text.removesuffix(" ..."))):
         AlgorithmSettings(**REFUSED[text])
 
@@ -109,7 +109,7 @@ def test_what_goes_wrong_while_a_run_goes_on_is_told_in_these_words(page: str, r
     folders = ("libs/gradient_exchange/src", "services/algorithm/src")
     sources = [path for folder in folders for path in (repository_root / folder).rglob("*.py")]
     said = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    for [text, _] in rows_after(page, "| it says | what to do |"):
+    for [text, _] in rows_after(page, "| error | remedy |"):
         fixed = re.split(r"HOST:PORT| N$|; see id", text.strip("`"))[0]
         assert len(fixed) > 10
         assert fixed in said, text

@@ -105,25 +105,6 @@ def test_weights_that_are_asked_for_are_the_same_on_all_ranks_at_any_time() -> N
         assert torch.equal(later, two)
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.8])
-def test_what_is_kept_back_decays_from_round_to_round(decay: float) -> None:
-    def kept(rank: Rank) -> float:
-        [state] = rank.reducer.state()["codecs"]
-        return float(torch.cat([piece["tensors"]["residual"] for piece in state["kept"].values()]).norm())
-
-    def work(rank: Rank) -> float:
-        steps(rank, 3)
-        before = kept(rank)
-        for _ in range(3):
-            step(rank, skipped=True)
-        return kept(rank) / before
-
-    # Hardly anything is sent.
-    assert on_ranks(work, "topk", world=2, outer={**OUTER, "decay": decay}, ratio=4096.0) == pytest.approx(
-        [decay] * 2, rel=1e-2
-    )
-
-
 def test_settling_every_step_is_nothing_without_an_outer_loop() -> None:
     def work(rank: Rank) -> int:
         rank.reduce(1)
@@ -160,17 +141,6 @@ def test_weights_that_are_not_finite_on_a_rank_are_left_behind_by_all() -> None:
         assert any("not finite" in text for text in events)
 
 
-def test_there_is_something_to_tell_only_when_something_was_exchanged() -> None:
-    def work(rank: Rank) -> list[bool]:
-        found = []
-        for _ in range(6):
-            step(rank)
-            found.append(bool(rank.reducer.drain().metrics))
-        return found
-
-    assert on_ranks(work, "none", world=2, outer=OUTER) == [[False, False, True] * 2] * 2
-
-
 @pytest.mark.parametrize("codec", ["none", "topk", "qsgd", "powersgd"])
 @pytest.mark.parametrize(("at", "settles"), [(3, True), (4, True), (4, False)])
 def test_a_run_goes_on_bit_for_bit(codec: str, at: int, settles: bool) -> None:
@@ -201,6 +171,7 @@ def test_a_run_goes_on_bit_for_bit(codec: str, at: int, settles: bool) -> None:
         assert torch.equal(wanted, got)
 
 
+@pytest.mark.long(short=True)
 def test_a_network_learns_with_the_defaults_at_a_high_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.exchange.thread_ranks.model_of", lambda _: network(0))
     teacher = network(1)

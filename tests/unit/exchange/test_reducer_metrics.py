@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_exchange.metrics import LARGEST, SLOTS, Energy, GroupReport, RankReport, RoundCosts, gather
+from fulmen_exchange.metrics import LARGEST, SLOTS, Energy, GroupReport, RankReport, gather
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange.thread_ranks import Meeting, Rank, ThreadLink, on_ranks
 
@@ -70,7 +70,7 @@ def test_energies_are_those_of_the_equations(seed: int, share: float) -> None:
     sent = np.where(np.abs(wanted) >= np.quantile(np.abs(wanted), 1 - share), wanted * 1.001, 0.0)
     energy = Energy()
     for part in (slice(0, 300), slice(300, 1000)):
-        given_ = {"came": came[part], "sent": sent[part], "kept": (wanted - sent)[part]}
+        given_ = {"gradient": came[part], "sent": sent[part], "residual": (wanted - sent)[part]}
         energy.add(**{name: torch.tensor(value, dtype=torch.float32) for name, value in given_.items()})
     norm = np.linalg.norm
     assert energy.means() == pytest.approx(
@@ -88,19 +88,8 @@ def test_energies_are_those_of_the_equations(seed: int, share: float) -> None:
 
 def test_nothing_is_said_of_gradients_that_are_zeros() -> None:
     energy = Energy()
-    energy.add(came=torch.zeros(9), sent=torch.zeros(9), kept=None)
+    energy.add(gradient=torch.zeros(9), sent=torch.zeros(9), residual=None)
     assert energy.means() == {}
-
-
-def test_what_rounds_took_adds_up() -> None:
-    spent = RoundCosts(rounds=1, raw_bytes=400, encode_s=0.5)
-    spent += RoundCosts(rounds=2, raw_bytes=600, sent_bytes=100, encode_s=0.25, wait_s=1.0)
-    metrics = spent.metrics()
-    assert metrics["exchange_rounds"] == 3
-    assert metrics["exchange_ratio"] == 10
-    assert metrics["exchange_encode_seconds"] == 0.75
-    assert metrics["exchange_wait_seconds"] == 1.0
-    assert RoundCosts().metrics()["exchange_ratio"] == 1.0
 
 
 @pytest.mark.parametrize(("codec", "sums"), [("none", 3), ("bf16", 3), ("qsgd", 2), ("topk", 2)])

@@ -15,7 +15,7 @@ from torch import Tensor
 from fulmen_exchange.layout import ParameterSpan
 from fulmen_exchange.policies.state import PolicyStateInvalid
 from fulmen_exchange.registry import load_codecs
-from fulmen_exchange.residuals import ResidualsInvalid, cut, joined, lay
+from fulmen_exchange.residuals import ResidualsInvalid, assign, merge, split
 from tests.support.exchange.aggregators import stored
 from tests.support.exchange.thread_ranks import Rank, on_ranks
 
@@ -47,7 +47,7 @@ def settings_for(codec: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_as_many_ranks_go_on_bit_for_bit(codec: str) -> None:
+def test_the_same_number_of_ranks_resumes_bit_for_bit(codec: str) -> None:
     given = settings_for(codec, full_sync_every=6)
     found = on_ranks(first, codec, world=2, **given)
     again = on_ranks(then([state for state, _ in found]), codec, world=2, **given)
@@ -120,7 +120,7 @@ def test_with_another_number_of_ranks_all_that_was_kept_back_is_sent_in_the_end(
 
 def test_the_momentum_of_ranks_that_are_gone_goes_on() -> None:
     def total(states: Sequence[dict[str, Any]], name: str) -> Tensor:
-        found = [one["kept"]["0.weight"]["tensors"][name] for state in states for one in state["codecs"]]
+        found = [one["states"]["0.weight"]["tensors"][name] for state in states for one in state["codecs"]]
         return torch.stack(found).sum(0)
 
     states = [state for state, _ in on_ranks(first, "dgc", world=3, ratio=10.0)]
@@ -152,8 +152,8 @@ def test_another_layout_goes_on_from_the_same_state() -> None:
 
     for before, after in zip(states, on_ranks(work, "dgc", world=2, ratio=10.0, dense=["2.*"]), strict=True):
         for one, other in zip(before["codecs"], after["codecs"], strict=True):
-            for name, piece in one["kept"].items():
-                tensors = other["kept"][name]["tensors"]
+            for name, piece in one["states"].items():
+                tensors = other["states"][name]["tensors"]
                 assert all(torch.equal(tensor, tensors[key]) for key, tensor in piece["tensors"].items())
 
 
@@ -173,10 +173,13 @@ def test_states_of_another_run_are_refused() -> None:
     of_nobody = {"begin": 0, "tensors": {"residual": torch.ones(3)}}
     damaged = [
         ({**state, "format": 7}, "another version"),
-        ({**state, "codecs": [{**entry, "kept": {"nobody.weight": of_nobody}}]}, "nobody.weight"),
-        ({**state, "codecs": [{**entry, "kept": {"0.weight": {**of_nobody, "begin": 11699}}}]}, "0.weight"),
+        ({**state, "codecs": [{**entry, "states": {"nobody.weight": of_nobody}}]}, "nobody.weight"),
+        ({**state, "codecs": [{**entry, "states": {"0.weight": {**of_nobody, "begin": 11699}}}]}, "0.weight"),
         ({**state, "codecs": [{**entry, "codec": "gone"}]}, "gone"),
-        ({**state, "codecs": [{**entry, "kept": {"0.weight": {"begin": 0, "tensors": {"u": torch.ones(3)}}}}]}, "u of"),
+        (
+            {**state, "codecs": [{**entry, "states": {"0.weight": {"begin": 0, "tensors": {"u": torch.ones(3)}}}}]},
+            "u of",
+        ),
     ]
 
     def work(rank: Rank) -> int:
@@ -211,9 +214,9 @@ def test_what_was_cut_at_one_set_of_ends_can_be_laid_at_another(
         at = sorted({0, total, *(min(end, total) for end in offsets)})
         return list(pairwise(at))
 
-    pieces = [cut(places, {"t": whole[left:right]}, begin=left) for left, right in parts(ends)]
-    wholes = joined(pieces, {place.name: place.rows for place in places})
+    pieces = [split(places, {"t": whole[left:right]}, begin=left) for left, right in parts(ends)]
+    wholes = merge(pieces, {place.name: place.rows for place in places})
     found = torch.full((total,), float("nan"))
     for left, right in parts(others):
-        lay(places, wholes, {"t": found[left:right]}, begin=left)
+        assign(places, wholes, {"t": found[left:right]}, begin=left)
     assert torch.equal(found, whole)

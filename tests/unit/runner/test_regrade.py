@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,8 +16,9 @@ from fulmen.ids import DEFAULT_PROJECT, attempt_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.attempts.program import encode_output
 from fulmen_runner.regrade import AgentFailed, Bench, Stored, open_regrader
+from tests.support.runner.harness import bundle_of
 
-GRADERS = b"""\
+GRADERS = """\
 import asyncio
 import fulmen
 from pathlib import Path
@@ -60,13 +59,7 @@ def same_environment() -> Iterator[None]:
 
 def bench(**changes: Any) -> Bench:
     """Packs the graders."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in (("graders.py", GRADERS), ("data.txt", b"7.5")):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    packed = buffer.getvalue()
+    packed = bundle_of({"graders.py": GRADERS, "data.txt": "7.5"})
     return Bench(archive=packed, archive_sha256_hex=hashlib.sha256(packed).hexdigest(), **changes)
 
 
@@ -176,7 +169,7 @@ async def test_a_judge_without_a_model_proxy_is_infrastructure() -> None:
     assert found["failure"]["kind"] == "INFRA"
 
 
-async def test_a_grader_that_cannot_be_loaded_is_told_at_once() -> None:
+async def test_a_grader_that_cannot_be_loaded_is_an_error_on_opening() -> None:
     with pytest.raises(AgentFailed, match="no callable 'missing'"):
         async with open_regrader(python("missing"), bench()):
             pass

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen.agent_config import (
+from fulmen.runner.v1 import agent_spec_pb2
+from fulmen.train_toml.agent import (
     AgentConfig,
     ContainerConfig,
     JudgeConfig,
@@ -18,8 +19,7 @@ from fulmen.agent_config import (
     agent_spec,
     read_agent,
 )
-from fulmen.config_reader import TableReader
-from fulmen.runner.v1 import agent_spec_pb2
+from fulmen.train_toml.reader import TableReader
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import fulmen
 from fulmen.agent import begin_step, require_current
-from fulmen.recorded import MAX_CONTENT_CHARS, MAX_DEPTH, json_text
+from fulmen.spans.recorded import MAX_CONTENT_CHARS, MAX_DEPTH, json_text
 
 KEY = "the-key-of-the-attempt"
 

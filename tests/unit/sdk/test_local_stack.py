@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fulmen import local_stack
-from fulmen.client import Targets
-from fulmen.local_stack import LocalStack, LocalStackMissing, find_local_stack
+from fulmen import client
+from fulmen.client import LocalStack, LocalStackMissing, Targets, find_local_stack
 
 STACK = LocalStack(targets=Targets(store="host:1", algorithm="host:2", llm_proxy="host:3"), token="a secret")
 
@@ -20,7 +19,7 @@ def find(state_dir: Path) -> LocalStack | None:
 
 
 def register(monkeypatch: pytest.MonkeyPatch, *entry_points: EntryPoint) -> None:
-    monkeypatch.setattr(local_stack, "entry_points", lambda *, group: [e for e in entry_points if e.group == group])
+    monkeypatch.setattr(client, "entry_points", lambda *, group: [e for e in entry_points if e.group == group])
 
 
 def test_the_running_stack_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

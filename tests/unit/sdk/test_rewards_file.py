@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.rewards_file import append_rewards, append_undelivered_spans, tell_undelivered_spans
+from fulmen.rewards_file import append_rewards, append_undelivered_spans, report_undelivered_spans
 
 
 def test_each_statement_is_a_line_of_json(tmp_path: Path) -> None:
@@ -24,12 +24,12 @@ def test_each_statement_is_a_line_of_json(tmp_path: Path) -> None:
 def test_spans_that_did_not_arrive_are_told_to_a_person_and_to_a_runner_if_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_undelivered_spans(1)
+    report_undelivered_spans(1)
     path = tmp_path / "rewards"
     monkeypatch.setenv("FULMEN_REWARDS_FILE", str(path))
-    tell_undelivered_spans(0)
+    report_undelivered_spans(0)
     assert not path.exists()
-    tell_undelivered_spans(3)
+    report_undelivered_spans(3)
     assert json.loads(path.read_text()) == {"undelivered_spans": 3}
     told = [f"fulmen: {count} spans of this process did not reach the store." for count in (1, 3)]
     assert capsys.readouterr().err.splitlines() == told

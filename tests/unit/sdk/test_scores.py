@@ -107,7 +107,7 @@ def test_every_wrong_line_is_named() -> None:
         ({**name, "rewards": [{"dimension": "x", "value": float("inf")}]}, "reward 1 needs"),
         ({**name, "rewards": [{**reward, "step": -1}]}, "`step` must be"),
         ({**name, "rewards": [{**reward, "span_id": "00ff"}]}, "`span_id` must be"),
-        ({**name, "rewards": [reward, reward]}, "reward 2 is there twice"),
+        ({**name, "rewards": [reward, reward]}, "reward 2 occurs twice"),
         (
             {
                 "rollout": "projects/default/rollouts/0",

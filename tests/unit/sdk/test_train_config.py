@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.train_config import ConfigError, load_agent_and_data, load_train_config, with_overrides
+from fulmen.train_toml.train import ConfigError, load_agent_and_data, load_train_config, with_overrides
 
 GOOD = """
 name = "arithmetic"

@@ -15,15 +15,15 @@ from fulmen.agent import GRADER_AGENT
 from fulmen.model_call import (
     ModelCallInvalid,
     pack_logprobs,
-    pack_model_call,
     pack_token_ids,
     unpack_logprobs,
     unpack_token_ids,
 )
 from fulmen.store.v1.span_pb2 import SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories import BreakReason, DropReason, trajectories, trajectory
-from tests.unit.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
-from tests.unit.sdk.trajectory_reference import PlainCall, PlainSpan, World, dropped_calls, reference_rows
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from tests.support.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
+from tests.support.sdk.trajectory_reference import PlainCall, PlainSpan, World, dropped_calls, reference_rows
 
 
 @given(world=attempts(), order=st.randoms(use_true_random=False), compressed=st.booleans())
@@ -121,12 +121,8 @@ MORE = {"role": "user", "content": "more"}
 def test_a_conversation_that_does_not_continue_by_token_says_why(
     second_prompt: list[int], second_messages: list[dict[str, object]], answer: dict[str, object], reason: BreakReason
 ) -> None:
-    first = record_of(plain([1, 2], [3, 4], request=_talk([USER])), 0)
-    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
-        first.model_call
-    )
-    call.response_json = json.dumps({"choices": [{"message": answer}]}).encode()
-    first.model_call = call.SerializeToString()
+    said = json.dumps({"choices": [{"message": answer}]})
+    first = record_of(plain([1, 2], [3, 4], request=_talk([USER]), answer=said), 0)
     second = record_of(plain(second_prompt, [5], request=_talk(second_messages)), 1)
     result = trajectory([chunk_of([first, second])])
     assert len(result.rows) == 2
@@ -238,13 +234,9 @@ def test_several_samples_of_one_prompt_all_stay() -> None:
 
 
 def test_the_chat_view_holds_the_whole_conversation() -> None:
-    record = record_of(plain([1], [2], request=json.dumps({"messages": [USER], "tools": [{"type": "function"}]})), 0)
-    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
-        record.model_call
-    )
-    call.response_json = json.dumps({"choices": [{"message": SAID}]}).encode()
-    record.model_call = call.SerializeToString()
-    [row] = trajectory([chunk_of([record])]).rows
+    request = json.dumps({"messages": [USER], "tools": [{"type": "function"}]})
+    answer = json.dumps({"choices": [{"message": SAID}]})
+    [row] = trajectory([chunk_of([record_of(plain([1], [2], request=request, answer=answer), 0)])]).rows
     assert row.messages == (USER, SAID)
     assert row.tools == ({"type": "function"},)
 
@@ -265,9 +257,7 @@ def test_spans_that_are_no_model_calls_are_left_out() -> None:
 
 def test_a_record_that_contradicts_itself_is_refused() -> None:
     record = record_of(plain([1], [2]), 0)
-    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
-        record.model_call
-    )
+    call = ModelCallRecord.FromString(record.model_call)
     call.completion_logprobs = b""
     record.model_call = call.SerializeToString()
     with pytest.raises(ModelCallInvalid):

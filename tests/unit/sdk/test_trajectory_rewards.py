@@ -23,7 +23,7 @@ from fulmen.trajectories import (
     read_rewards,
     trajectory,
 )
-from tests.unit.sdk.trajectory_cases import (
+from tests.support.sdk.trajectory_cases import (
     FIRST_SPAN,
     attempts,
     attribute,
@@ -34,7 +34,7 @@ from tests.unit.sdk.trajectory_cases import (
     span_id,
     span_record,
 )
-from tests.unit.sdk.trajectory_reference import (
+from tests.support.sdk.trajectory_reference import (
     PlainCall,
     PlainReward,
     PlainSpan,

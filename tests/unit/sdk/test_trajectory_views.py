@@ -27,8 +27,8 @@ from fulmen.trajectories import (
     triplets,
 )
 from fulmen.trajectories.export import COLUMNS, View, records
-from tests.unit.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
-from tests.unit.sdk.trajectory_reference import PlainCall, World, dropped_calls
+from tests.support.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
+from tests.support.sdk.trajectory_reference import PlainCall, World, dropped_calls
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"role": "assistant", "content": "hi"}

@@ -1,4 +1,4 @@
-"""A service is ready when all that it needs is there; what it can do without is told all the same."""
+"""A service is ready when its needed parts are; optional parts are only reported."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from fulmen_store.scheduling.backlog import ReadyItem
 from fulmen_store.spans.chunks import Chunk, NewChunk
 from fulmen_store.traces import RolloutTraces
-from tests.support.own_traces import KeptTraces, id_of, parent_of
+from tests.support.service_kit.own_traces import KeptTraces, id_of, parent_of
 from tests.support.store.project_names import known_projects
 
 LATER_MS = 5_000

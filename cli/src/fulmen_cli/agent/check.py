@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fulmen.agent_config import agent_spec
+from fulmen.train_toml.agent import agent_spec
 from fulmen_cli.agent.hints import Attempt, hints
 from fulmen_cli.agent.models import EchoModel, Endpoint, Models
 from fulmen_cli.agent.recording import Recording

@@ -88,7 +88,7 @@ def message(
 
 
 def _deliver() -> None:
-    from fulmen.tracing import flush
+    from fulmen.spans.tracing import flush
 
     # The runner learns of undelivered spans when this process exits.
     if flush():

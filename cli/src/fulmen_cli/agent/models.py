@@ -104,7 +104,7 @@ class EchoModel:
 
     @property
     def name(self) -> str:
-        """Says what it is."""
+        """Returns a description."""
         return "the built-in model, which repeats its input"
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:

@@ -32,7 +32,7 @@ class CallRecord:
         model: What the agent asked for.
         status: The HTTP status of the answer.
         request: The request's JSON.
-        answer: The answer's JSON; of a stream, what its events add up to.
+        answer: The answer's JSON, assembled from the events of a stream.
         usage: Tokens, as the answer says.
         error: What the answer says is wrong; empty for a good one.
         started_ns: When it began, nanoseconds since 1970.

@@ -12,9 +12,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fulmen.agent_config import AgentConfig
-from fulmen.config_reader import ConfigError
-from fulmen.train_config import load_agent_and_data
+from fulmen.train_toml.agent import AgentConfig
+from fulmen.train_toml.reader import ConfigError
+from fulmen.train_toml.train import load_agent_and_data
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.train.bundle import pack_bundle
 

@@ -7,23 +7,27 @@ import datetime
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
+import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fulmen.client import Client
 from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
+from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
-from fulmen.store.v1 import rollout_service_pb2, runner_registry_service_pb2
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.status import CLOCK_METADATA_KEY
+from fulmen.store.v1 import resource_service_pb2, rollout_service_pb2, runner_registry_service_pb2
 from fulmen_cli.connection import Connection, claims_of
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
 
-__all__ = ["clock_of", "deployment", "token"]
+__all__ = ["clocks", "deployment", "token"]
 
 LIMIT_S: Final = 5.0
 CALL_LIMIT_S: Final = 60.0
@@ -31,8 +35,8 @@ PROBES: Final = 3
 SLOW_S: Final = 0.25
 PAGE_SIZE: Final = 1000
 SOON: Final = datetime.timedelta(days=7)
-# What the store's leases and two clocks that agree leave open.
-SKEW: Final = datetime.timedelta(seconds=2)
+SKEW_S: Final = 2.0
+STORE: Final = "store"
 STORE_READINESS: Final = "fulmen.store.v1"
 ALL_PROJECTS: Final = "projects/*"
 OK: Final = 200
@@ -41,11 +45,12 @@ SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """The result of a health check: its latency, or the problem."""
+    """The result of a health check: its latency and how far its clock is ahead of this one, or the problem."""
 
     status: int | None = None
     latency_s: float = 0.0
     problem: str = ""
+    ahead_s: float | None = None
 
 
 async def deployment(connection: Connection, *, model: str = "") -> list[Finding]:
@@ -73,7 +78,9 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
     async with connection.open() as client:
         if health["store"].status is not None:
             ready = await _health(connection, targets.store, service=STORE_READINESS)
-            findings += [_database(ready), *await _queue(client), *await _runners(client, bearer)]
+            ahead_s = {name: each.ahead_s for name, each in health.items() if each.ahead_s is not None}
+            findings += [_database(ready), *await _queue(client), *await _runners(client), clocks(ahead_s)]
+            findings += await _resources(client)
         # Each proxy has breakers of its own.
         for name, answer in health.items():
             if name.startswith("proxy") and answer.status is not None:
@@ -102,27 +109,25 @@ def token(bearer: str | None, now: datetime.datetime) -> Finding:
     )
 
 
-def clock_of(
-    runners: Sequence[runner_registry_service_pb2.Runner], bearer: str | None, now: datetime.datetime
-) -> Finding:
-    """Does this machine's clock agree with the deployment's?
+def clocks(ahead_s: Mapping[str, float]) -> Finding:
+    """Do the clocks of services and of this machine agree with the store's?
 
-    A session was opened before the store's now, and its lease ends after it: that bounds the store's clock.
+    Args:
+        ahead_s: Time by which the clock of each service is ahead of this machine's, seconds.
     """
-    earliest = [each.create_time.ToDatetime(datetime.UTC) for each in runners]
-    if (claims := claims_of(bearer or "")) and "iat" in claims:
-        earliest.append(datetime.datetime.fromtimestamp(claims["iat"], datetime.UTC))
-    latest = [each.lease_expire_time.ToDatetime(datetime.UTC) for each in runners]
-    behind = max(earliest, default=now) - now
-    ahead = now - min(latest, default=now)
-    advice = "Set both clocks, best by NTP: tokens and deadlines go by them."
-    if behind > SKEW:
-        text = f"this machine is at least {behind.total_seconds():.0f} s behind the deployment"
-        return Finding(what="clocks", ok=False, text=text, advice=advice)
-    if ahead > SKEW:
-        text = f"this machine is at least {ahead.total_seconds():.0f} s ahead of the deployment"
-        return Finding(what="clocks", ok=False, text=text, advice=advice)
-    return Finding(what="clocks", ok=True, text="in agreement with the deployment's")
+    if STORE not in ahead_s:
+        return Finding(what="clocks", ok=None, text="not compared: the store did not tell its time")
+    store_s = ahead_s[STORE]
+    found = {name: each - store_s for name, each in ahead_s.items() if name != STORE} | {"this machine": -store_s}
+    wrong = [
+        f"{name} is {abs(each):.1f} s {'ahead of' if each > 0 else 'behind'} the store"
+        for name, each in found.items()
+        if abs(each) > SKEW_S
+    ]
+    if wrong:
+        advice = "Set the clocks, best by NTP: tokens and deadlines go by them."
+        return Finding(what="clocks", ok=False, text="; ".join(wrong), advice=advice)
+    return Finding(what="clocks", ok=True, text=f"all within {SKEW_S:.0f} s of the store's")
 
 
 async def _health(connection: Connection, target: str, *, service: str = "") -> _Answer:
@@ -137,9 +142,21 @@ async def _health(connection: Connection, target: str, *, service: str = "") -> 
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_S)
                 took.append(time.monotonic() - begun)
                 status = answer.status
+            ahead_s = await _ahead_s(channel)
         except FulmenError as error:
             return _Answer(problem=error.message)
-    return _Answer(status=status, latency_s=statistics.median(took[1:]))
+    return _Answer(status=status, latency_s=statistics.median(took[1:]), ahead_s=ahead_s)
+
+
+async def _ahead_s(channel: FulmenChannel) -> float | None:
+    """Returns how far a service's clock is ahead of this machine's, up to half of a call; None if it does not tell."""
+    begun_s = time.time()
+    call = health_pb2_grpc.HealthStub(channel.plain()).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
+    try:
+        told = dict(await call.trailing_metadata() or ()).get(CLOCK_METADATA_KEY, "")
+    except grpc.RpcError:
+        return None
+    return int(told) / 1e9 - (begun_s + time.time()) / 2 if str(told).isdecimal() else None
 
 
 def _service(name: str, target: str, answer: _Answer, *, meant: bool) -> Finding:
@@ -176,7 +193,7 @@ def _database(answer: _Answer) -> Finding:
     return Finding(
         what="database",
         ok=False,
-        text="the store has no database: it refuses what it cannot commit",
+        text="the store has no database, and refuses calls that need a commit",
         advice="Check PostgreSQL's log, disk and connections; the store reconnects by itself.",
     )
 
@@ -208,23 +225,42 @@ async def _queue(client: Client) -> list[Finding]:
     return found
 
 
-async def _runners(client: Client, bearer: str | None) -> list[Finding]:
+async def _runners(client: Client) -> list[Finding]:
     try:
         listed = await client.runners.ListRunners(
             runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE), timeout=LIMIT_S
         )
     except FulmenError:
         return []
-    now = datetime.datetime.now(datetime.UTC)
     ours = metadata.version("fulmen")
     others = sorted({each.info.version for each in listed.runners} - {ours, ""})
     if others:
         text = f"this is {ours}, runners are {', '.join(others)}"
         advice = "One release apart works; see docs/upgrading.md for the order."
-        versions = Finding(what="skew", ok=None, text=text, advice=advice)
-    else:
-        versions = Finding(what="skew", ok=True, text=f"client and all runners are {ours}")
-    return [versions, clock_of(listed.runners, bearer, now)]
+        return [Finding(what="skew", ok=None, text=text, advice=advice)]
+    return [Finding(what="skew", ok=True, text=f"client and all runners are {ours}")]
+
+
+async def _resources(client: Client) -> list[Finding]:
+    """Are the newest versions that services act on readable?"""
+    problems: list[str] = []
+    try:
+        for kind in CHECKED_KINDS:
+            request = resource_service_pb2.ListResourceVersionsRequest(kind=kind, page_size=PAGE_SIZE)
+            listed = await client.resources.ListResourceVersions(request, timeout=LIMIT_S)
+            for version in listed.resources:
+                names = resource_service_pb2.GetResourcesRequest(names=[version.name])
+                found = (await client.resources.GetResources(names, timeout=LIMIT_S)).resources[0]
+                problems += [
+                    f"{version.name}: {problem.field} {problem.description}"
+                    for problem in content_problems(kind, found.content)
+                ]
+    except FulmenError as error:
+        return [Finding(what="resources", ok=None, text=f"not checked: {error.message}", advice="See the store's log.")]
+    if problems:
+        advice = "Services set them aside. Publish a new version, or put the route or backend again."
+        return [Finding(what="resources", ok=False, text=f"unreadable: {'; '.join(problems)}", advice=advice)]
+    return [Finding(what="resources", ok=True, text="services can read all that they act on")]
 
 
 async def _backends(connection: Connection, target: str, what: str) -> Finding:

@@ -112,7 +112,12 @@ def _secrets(connection: Connection, folder: StackFolder) -> Iterator[str]:
     """Yields the known secrets."""
     yield connection.bearer() or ""
     credentials = Credentials(folder.path)
-    for path in (credentials.signing_key_file, credentials.client_token_file, *folder.path.glob("*.key")):
+    for path in (
+        credentials.signing_key_file,
+        credentials.client_token_file,
+        *folder.path.glob("*.key"),
+        *folder.path.glob("*.token"),
+    ):
         if path.is_file() and os.access(path, os.R_OK):
             yield path.read_text(encoding="utf-8").strip()
 

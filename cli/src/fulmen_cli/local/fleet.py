@@ -109,7 +109,7 @@ class FleetPace:
 
         Args:
             now_s: monotonic seconds.
-            wanted: what the work wants now.
+            wanted: Number of runners for the current demand.
             count: how many run and do not drain.
         """
         wanted = max(self.limits.minimum, min(self.limits.maximum, wanted))
@@ -177,12 +177,12 @@ class FleetKeeper:
         runners: Runners,
         pace: FleetPace,
         store_target: str,
-        token: str,
+        token: Callable[[], str],
         slots_per_runner: int = DEFAULT_SLOTS,
         interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes an administrator's token."""
+        """Takes what returns an administrator's token."""
         self._runners = runners
         self._pace = pace
         self._store_target = store_target

@@ -16,8 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.client import Targets
-from fulmen.local_stack import LocalStack
+from fulmen.client import LocalStack, Targets
 from fulmen_cli.local.errors import StackNotRunningError, StackRunningError
 
 __all__ = [

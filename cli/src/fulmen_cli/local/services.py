@@ -70,7 +70,8 @@ class StackPlan:
     database_url: str = field(repr=False)
     signing_key_file: Path
     engine_token: str = field(repr=False)
-    tokens: dict[str, str] = field(repr=False)
+    attempt_secret_file: Path
+    token_files: dict[str, Path]
 
 
 def runner_names(count: int) -> list[str]:
@@ -146,10 +147,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
 
 def _common(plan: StackPlan, name: str, kind: str, *, port: int) -> dict[str, str]:
     prefix = f"{PREFIX}{kind.upper()}_"
-    # A runner runs untrusted code and must not sign tokens.
-    keys = {} if kind == "runner" else {f"{prefix}SIGNING_KEY_FILE": str(plan.signing_key_file)}
     return {
-        **keys,
         f"{prefix}HOST": LOOPBACK,
         f"{prefix}PORT": str(port),
         f"{prefix}READY_FILE": str(plan.folder / "ready" / f"{name}.json"),
@@ -164,7 +162,7 @@ def _to_store(plan: StackPlan, kind: str) -> dict[str, str]:
     prefix = f"{PREFIX}{kind.upper()}_"
     return {
         f"{prefix}STORE_TARGET": targets_of(plan.ports)["store"],
-        f"{prefix}TOKEN": plan.tokens["runner" if kind == "runner" else "service"],
+        f"{prefix}TOKEN_FILE": str(plan.token_files["runner" if kind == "runner" else "service"]),
     }
 
 
@@ -181,6 +179,7 @@ def _store(plan: StackPlan) -> ServiceSpec:
             **_metrics("store", ports["store_metrics"]),
             "FULMEN_STORE_HTTP_PORT": str(ports["store_http"]),
             "FULMEN_STORE_DATABASE_URL": plan.database_url,
+            "FULMEN_STORE_SIGNING_KEY_FILE": str(plan.signing_key_file),
         },
     )
 
@@ -196,8 +195,11 @@ def _llm_proxy(plan: StackPlan) -> ServiceSpec:
         environment={
             **_common(plan, "llm_proxy", "llm_proxy", port=ports["llm_proxy"]),
             **_to_store(plan, "llm_proxy"),
+            "FULMEN_LLM_PROXY_ATTEMPT_KEY_SECRET_FILE": str(plan.attempt_secret_file),
             "FULMEN_LLM_PROXY_HTTP_PORT": str(ports["llm_proxy_http"]),
-            "FULMEN_LLM_PROXY_BACKEND_KEYS": json.dumps({ENGINE_KEY_NAME: plan.engine_token}),
+            "FULMEN_LLM_PROXY_BACKEND_KEYS": json.dumps(
+                {ENGINE_KEY_NAME: {"key": plan.engine_token, "hosts": ["127.0.0.1"]}}
+            ),
             "FULMEN_LLM_PROXY_SPOOL_DIR": str(plan.folder / "llm_proxy" / "spool"),
         },
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fulmen_cli.local.credentials import Credentials, issue_token
+from fulmen_cli.local.credentials import Credentials
 from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
 from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
@@ -38,8 +38,8 @@ __all__ = ["LocalStack", "StackSettings"]
 READY_LIMIT_S: Final = 90.0
 # Longer than the longest drain grace of a service (the runner: 30 s).
 STOP_GRACE_S: Final = 45.0
-TOKEN_LIFETIME: Final = datetime.timedelta(days=3650)
 DATABASE: Final = "database"
+RUNNERS_PROJECTS: Final = "FULMEN_RUNNER_PROJECTS"
 LOG_TAIL_LINES: Final = 15
 # Small: the whole stack shares one machine, and the demo's database is a few MB.
 DATABASE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"shared_buffers": "64MB", "max_connections": "60"})
@@ -92,6 +92,10 @@ class LocalStack:
     def client_token(self) -> str:
         """The token that the command line uses."""
         return self._credentials.client_token_file.read_text(encoding="utf-8").strip()
+
+    def renew_client_token(self) -> None:
+        """Issues the token that the command line uses again; the one before stays valid until it expires."""
+        self._credentials.renew_client_token()
 
     def process(self, name: str) -> ServiceProcess:
         """Returns the running process of a service.
@@ -321,9 +325,8 @@ class LocalStack:
         )
 
     def _plan(self, database_url: str) -> StackPlan:
-        signing_key = self._credentials.signing_key()
-        tokens = mint_tokens(signing_key)
-        self._credentials.save_client_token(tokens["admin"])
+        self._credentials.signing_key()
+        self.renew_client_token()
         return StackPlan(
             folder=self.folder.path,
             ports=self._ports,
@@ -332,8 +335,17 @@ class LocalStack:
             database_url=database_url,
             signing_key_file=self._credentials.signing_key_file.resolve(),
             engine_token=self._credentials.engine_token(),
-            tokens=tokens,
+            attempt_secret_file=self._credentials.attempt_secret_file().resolve(),
+            token_files={
+                "service": self._credentials.token_file("service").resolve(),
+                "runner": self._credentials.token_file("runner", project=self._only_project()).resolve(),
+            },
         )
+
+    def _only_project(self) -> str | None:
+        """Returns the project of runners that are set to serve one only; None if they serve several or all."""
+        served = {**os.environ, **self._settings.environment}.get(RUNNERS_PROJECTS, "").strip()
+        return None if "," in served else served or None
 
     def _preferred_ports(self) -> dict[str, int]:
         # Prefer those of the last start: commands waiting for the stack to come back know no others.
@@ -379,14 +391,6 @@ class LocalStack:
 _WITHOUT_PROCESS: Final = frozenset(
     {ServiceState.WAITING, ServiceState.RESTARTING, ServiceState.STOPPED, ServiceState.FAILED}
 )
-
-
-def mint_tokens(signing_key: str) -> dict[str, str]:
-    """Signs a token for each role of a local stack; the user of the machine is admin."""
-    return {
-        role: issue_token(signing_key, role, subject=f"local-{role}", ttl_s=TOKEN_LIFETIME.total_seconds())
-        for role in ("admin", "service", "runner")
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

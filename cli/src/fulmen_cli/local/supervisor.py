@@ -31,6 +31,7 @@ DEATH_WINDOW_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 8.0
 DATABASE_CHECK_INTERVAL_S: Final = 5.0
+TOKEN_INTERVAL_S: Final = 86_400.0
 EXIT_FAILED: Final = 1
 SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
 
@@ -108,13 +109,14 @@ class Supervisor:
         for name in self._stack.service_names:
             self._keep(name, self._keep_service(name))
         self._keep("database", self._keep_database())
+        self._keep("client-token", self._keep_client_token())
         if self._settings.max_runners is not None:
             limits = FleetRange(minimum=self._settings.runners, maximum=self._settings.max_runners)
             fleet = FleetKeeper(
                 runners=self,
                 pace=self._pace or FleetPace(limits),
                 store_target=self._stack.targets["store"],
-                token=self._stack.client_token,
+                token=lambda: self._stack.client_token,
                 slots_per_runner=self._slots_per_runner(),
             )
             self._keep("fleet", fleet.run())
@@ -212,6 +214,11 @@ class Supervisor:
         while True:
             await asyncio.sleep(DATABASE_CHECK_INTERVAL_S)
             await self._stack.check_database()
+
+    async def _keep_client_token(self) -> None:
+        while True:
+            await asyncio.sleep(TOKEN_INTERVAL_S)
+            self._stack.renew_client_token()
 
 
 def _is_runner(service: ServiceRecord) -> bool:

@@ -14,7 +14,7 @@ from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, StateDirOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit, reported
-from fulmen_cli.local.credentials import SECRET_BYTES, Credentials, issue_token
+from fulmen_cli.local.credentials import SECRET_BYTES, Credentials, attempt_secrets, issue_token
 from fulmen_cli.local.record import DEFAULT_STATE_DIR
 from fulmen_cli.output import as_dict, enum_word, print_json, print_rows, when
 from fulmen_cli.project.commands import project_name
@@ -39,6 +39,8 @@ Examples:
     fulmen token --role client --signing-key-file /run/secrets/signing.key
 
     fulmen token --new-key > signing.key
+
+    fulmen token --attempt-key-secret --signing-key-file signing.key > attempt.key
 """
 
 
@@ -82,6 +84,9 @@ def sign(
         Path | None, typer.Option(help="The deployment's signing key; by default that of the local stack.")
     ] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Prints a new signing key instead.")] = False,
+    attempt_key_secret: Annotated[
+        bool, typer.Option("--attempt-key-secret", help="Prints the LLM proxy's secret of attempt keys instead.")
+    ] = False,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
 ) -> None:
     """Signs a token with the deployment's key and prints it, unless there is a subcommand."""
@@ -92,6 +97,9 @@ def sign(
             sys.stdout.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
             return
         key = _signing_key(signing_key_file or Credentials(state_dir.resolve()).signing_key_file)
+        if attempt_key_secret:
+            sys.stdout.write(attempt_secrets(key) + "\n")
+            return
         reach = project_name(project) if project else None
         token = issue_token(key, role.value, subject=subject, ttl_s=days * SECONDS_PER_DAY, project=reach)
         sys.stdout.write(token + "\n")

@@ -209,7 +209,7 @@ def _refusal(status: int, document: Json, retry_after_s: float) -> CommandFailed
 
 
 def _problem(document: Json) -> str | None:
-    """Returns what an answer or event tells of an error, in any of the dialects; None if it tells none."""
+    """Returns the error in an answer or event of any dialect, or None."""
     holder = document.get("response") if isinstance(document.get("response"), dict) else document
     error = holder.get("error") if isinstance(holder, dict) else None
     if error:
@@ -219,7 +219,7 @@ def _problem(document: Json) -> str | None:
 
 
 def _usage(document: Json) -> Json:
-    """Returns the usage that an answer or event tells, wherever its API has it."""
+    """Returns the usage in an answer or event of any API."""
     for holder in (document, document.get("response"), document.get("message")):
         if isinstance(holder, dict) and isinstance(holder.get("usage"), dict):
             found: Json = holder["usage"]

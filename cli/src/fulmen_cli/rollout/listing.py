@@ -20,7 +20,7 @@ async def listed(
 ) -> list[rollout_pb2.Rollout]:
     """Reads pages until `limit` rollouts or the end; a short page is not the end."""
     found: list[rollout_pb2.Rollout] = []
-    with working("looking") as progress:
+    with working("searching") as progress:
         while len(found) < limit:
             request.page_size = min(PAGE_SIZE, limit - len(found))
             page = await client.rollouts.ListRollouts(request)

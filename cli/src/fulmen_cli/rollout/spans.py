@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fulmen.client import Client
 from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
-from fulmen.span_export import SPAN_COLUMNS, SpanRows
+from fulmen.spans.export import SPAN_COLUMNS, SpanRows
 from fulmen.store.v1 import span_service_pb2
 from fulmen_cli.command import new_group, remote_command
 from fulmen_cli.connection import Connection

@@ -27,7 +27,7 @@ async def pause(connection: Connection, run: RunArgument, output: OutputOption =
     async with connection.open() as client:
         found = (await client.training_runs.PauseTrainingRun(request)).training_run
     if found.state == training_run_pb2.TRAINING_RUN_STATE_RUNNING:
-        _show(found, output, note="is asked to pause, and does so when the step under way allows it")
+        _show(found, output, note="will pause as soon as the current step allows")
     else:
         _show(found, output)
 

@@ -98,7 +98,7 @@ def _failed(runner: runner_registry_service_pb2.Runner) -> str:
 
 CALL_LIMIT_S: Final = 10.0
 POLL_INTERVAL_S: Final = 0.5
-# The longest grace that a runner's settings allow, and what it takes to end after it.
+# The longest grace that a runner's settings allow, plus the time to exit.
 MAX_GRACE_S: Final = 3600.0
 END_S: Final = 60.0
 AUTOMATIC: Final = "auto"
@@ -240,7 +240,7 @@ async def _address(connection: Connection, target: str) -> str:
     """Returns a runner's address.
 
     Raises:
-        CommandFailed: if there is no such runner, several, or it does not tell.
+        CommandFailed: if no runner or several match, or it does not answer.
     """
     if ":" in target:
         return target

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fulmen.train_config import ConfigError
+from fulmen.train_toml.train import ConfigError
 
 __all__ = ["Bundle", "pack_bundle"]
 

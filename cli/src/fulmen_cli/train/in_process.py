@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.agent_config import LimitsConfig
-from fulmen.train_config import TrainConfig
+from fulmen.train_toml.agent import LimitsConfig
+from fulmen.train_toml.train import TrainConfig
 from fulmen_cli.command import run_at_once
 from fulmen_cli.connection import Connection
 from fulmen_cli.local.in_process import DEBUGGING, InProcessStack, run_with_agents_in_main_thread

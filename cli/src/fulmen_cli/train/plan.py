@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.train_config import PolicyConfig, StageConfig, TrainConfig
+from fulmen.train_toml.train import PolicyConfig, StageConfig, TrainConfig
 
 __all__ = ["run_id", "training_run"]
 

@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fulmen.agent_config import AgentConfig, agent_spec
 from fulmen.client import Client
 from fulmen.errors import ResourceNotFound
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
-from fulmen.train_config import ConfigError
+from fulmen.train_toml.agent import AgentConfig, agent_spec
+from fulmen.train_toml.train import ConfigError
 from fulmen_cli.train.bundle import Bundle
 from fulmen_cli.train.task_files import Dataset
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.train_config import ConfigError, DataConfig
+from fulmen.train_toml.train import ConfigError, DataConfig
 
 __all__ = ["Dataset", "read_datasets"]
 

@@ -25,7 +25,15 @@ from fulmen_exchange.metrics import Energy, RoundCosts
 from fulmen_exchange.policies.decision import CodecChoice, CodecKey
 from fulmen_exchange.policies.policy import own_choice
 from fulmen_exchange.registry import load_codecs, make_codec
-from fulmen_exchange.residuals import ParameterSlices, ParameterTensors, ResidualsInvalid, cut, digest_of, joined, lay
+from fulmen_exchange.residuals import (
+    ParameterSlices,
+    ParameterTensors,
+    ResidualsInvalid,
+    assign,
+    digest_of,
+    merge,
+    split,
+)
 from fulmen_exchange.settings import CodecSettings
 
 WAVE_BYTES = 8 * 2**20
@@ -70,7 +78,7 @@ class BucketSums:
         self._link = link
         self._own = own_choice(settings).key
         self._layout = Layout.of(list(parameters.items()), settings, shards=link.shards)
-        self._places = [*self._layout.buckets, _in_a_row(self._layout.dense, parameters)]
+        self._places = [*self._layout.buckets, _consecutive(self._layout.dense, parameters)]
         self.compressed = sum(map(_size_of, self._layout.buckets))
         self._begins = list(accumulate(map(_size_of, self._places), initial=0))
         [like, *_] = parameters.values()
@@ -129,7 +137,7 @@ class BucketSums:
                 self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
         if self._places[-1]:
             self._all_reduce(self._filled(len(self._layout.buckets), tensors, None).flat)
-        self._hand_out(tensors, present)
+        self._write_back(tensors, present)
         self._lap("decode_s")
         self._costs.raw_bytes += self._flat.numel() * 4
         return self._costs
@@ -151,7 +159,7 @@ class BucketSums:
             put = partial(own.codec.correct, _state_of(own, bucket))
         fill(bucket.flat, self._places[index], tensors, put)
         if carrier is not own and index in own.dirty:
-            own.codec.give_back(bucket.flat, own.states[index])
+            own.codec.release(bucket.flat, own.states[index])
             own.dirty.remove(index)
         return bucket
 
@@ -160,14 +168,14 @@ class BucketSums:
     ) -> None:
         state = _state_of(memory, bucket)
         memory.dirty.add(bucket.index)
-        kept = None if codec.kept is None else state[codec.kept]
+        residual = None if codec.residual_name is None else state[codec.residual_name]
         round_ = replace(round_, bucket=bucket.index)
-        if energy is None or kept is None:
+        if energy is None or residual is None:
             codec.reduce(bucket, state, self._all_reduce, round_)
         else:
-            came, before = bucket.flat.clone(), bucket.flat + kept
+            gradient, before = bucket.flat.clone(), bucket.flat + residual
             codec.reduce(bucket, state, self._all_reduce, round_)
-            energy.add(came=came, sent=before - kept, kept=kept)
+            energy.add(gradient=gradient, sent=before - residual, residual=residual)
 
     def _all_reduce(self, tensor: Tensor) -> None:
         self._lap("encode_s")
@@ -193,13 +201,14 @@ class BucketSums:
     ) -> list[Payload]:
         state = _state_of(memory, bucket)
         memory.dirty.add(bucket.index)
-        came = None if energy is None else bucket.flat.clone()
+        gradient = None if energy is None else bucket.flat.clone()
         payloads = codec.encode(bucket.flat, state, bucket.offsets, round_)
         self._lap("encode_s")
-        if energy is not None and came is not None:
+        if energy is not None and gradient is not None:
             sent = torch.zeros_like(bucket.flat)
             _add(codec, payloads, bucket.offsets, sent)
-            energy.add(came=came, sent=sent, kept=None if codec.kept is None else state[codec.kept])
+            residual = None if codec.residual_name is None else state[codec.residual_name]
+            energy.add(gradient=gradient, sent=sent, residual=residual)
             self._lap(None)
         return payloads
 
@@ -233,7 +242,7 @@ class BucketSums:
             _add(codec.reply(), sums.replies, bucket.offsets, bucket.flat)
         self._lap("decode_s")
 
-    def _hand_out(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
+    def _write_back(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
         """Replaces tensors by views of the buckets."""
         for index, places in enumerate(self._places):
             flat = self._bucket(index).flat
@@ -264,18 +273,22 @@ class BucketSums:
         """Returns the states of all codecs on this rank, by parameter name; copies on the CPU."""
         found = []
         for (name, bits), memory in self.codec_memories.items():
-            kept: ParameterSlices = {}
-            alike: dict[str, State] = {}
+            own_slices: ParameterSlices = {}
+            shared_tensors: dict[str, State] = {}
             for index, state in memory.states.items():
-                own, shared = _parted(memory.codec, state)
-                kept |= cut(self._places[index], own)
+                own, shared = _partition(memory.codec, state)
+                own_slices |= split(self._places[index], own)
                 if shared:
-                    alike[digest_of(self._places[index])] = {key: one.cpu().clone() for key, one in shared.items()}
+                    shared_tensors[digest_of(self._places[index])] = {
+                        key: one.cpu().clone() for key, one in shared.items()
+                    }
             of_shard: ParameterSlices = {}
             for index, state in memory.shard.states.items() if memory.shard is not None else ():
-                of_shard |= cut(self._places[index], state, begin=self._layout.offsets_of(index)[self._link.rank])
-            if kept or alike or of_shard:
-                found.append({"codec": name, "bits": bits, "kept": kept, "alike": alike, "shard": of_shard})
+                of_shard |= split(self._places[index], state, begin=self._layout.offsets_of(index)[self._link.rank])
+            if own_slices or shared_tensors or of_shard:
+                found.append(
+                    {"codec": name, "bits": bits, "states": own_slices, "shared": shared_tensors, "shard": of_shard}
+                )
         return found
 
     def restore(self, states: Sequence[Sequence[dict[str, Any]]], *, mine: Sequence[int]) -> None:
@@ -299,36 +312,36 @@ class BucketSums:
             of_ranks = [[one for one in state if (one["codec"], one["bits"]) == key] for state in states]
             everyone = [one for entries in of_ranks for one in entries]
             memory = self._memory(key)
-            kept = joined((one["kept"] for rank in mine for one in of_ranks[rank]), sizes)
-            self._lay_kept(memory, kept, everyone[0]["alike"])
+            merged = merge((one["states"] for rank in mine for one in of_ranks[rank]), sizes)
+            self._restore_states(memory, merged, everyone[0]["shared"])
             if isinstance(memory.codec, SegmentCodec):
                 memory.shard = self._link.use(memory.codec)
-                self._lay_shard(memory, memory.codec, joined((one["shard"] for one in everyone), sizes))
+                self._restore_shard(memory, memory.codec, merge((one["shard"] for one in everyone), sizes))
 
-    def _lay_kept(self, memory: CodecMemory, kept: ParameterTensors, alike: Mapping[str, State]) -> None:
+    def _restore_states(self, memory: CodecMemory, merged: ParameterTensors, all_shared: Mapping[str, State]) -> None:
         for index, places in enumerate(self._places):
-            shared = alike.get(digest_of(places), {})
-            if shared or any(place.name in kept for place in places):
+            shared = all_shared.get(digest_of(places), {})
+            if shared or any(place.name in merged for place in places):
                 memory.dirty.add(index)
-                own, target = _parted(memory.codec, _state_of(memory, self._bucket(index)))
-                lay(places, kept, own)
+                own, target = _partition(memory.codec, _state_of(memory, self._bucket(index)))
+                assign(places, merged, own)
                 for name, tensor in shared.items():
                     if name not in target or target[name].numel() != tensor.numel():
                         raise ResidualsInvalid(f"{name} stored by another codec")
                     target[name].copy_(tensor)
 
-    def _lay_shard(self, memory: CodecMemory, codec: SegmentCodec, wholes: ParameterTensors) -> None:
+    def _restore_shard(self, memory: CodecMemory, codec: SegmentCodec, merged: ParameterTensors) -> None:
         if memory.shard is None:
             return
         for index, places in enumerate(self._layout.buckets):
-            if any(place.name in wholes for place in places):
+            if any(place.name in merged for place in places):
                 left, right = self._layout.offsets_of(index)[self._link.rank :][:2]
                 state = codec.reply().new_state(self._bucket(index).flat[left:right])
-                lay(places, wholes, state, begin=left)
+                assign(places, merged, state, begin=left)
                 memory.shard.states[index] = state
 
 
-def _in_a_row(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[ParameterSpan, ...]:
+def _consecutive(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[ParameterSpan, ...]:
     """Lays out parameters one after another, each as a column."""
     ends = list(accumulate((parameters[name].numel() for name in names), initial=0))
     return tuple(
@@ -350,7 +363,7 @@ def _state_of(memory: CodecMemory, bucket: Bucket) -> State:
     return memory.states[bucket.index]
 
 
-def _parted(codec: Codec, state: State) -> tuple[State, State]:
+def _partition(codec: Codec, state: State) -> tuple[State, State]:
     """Returns the tensors of a state that cover the bucket, and those that all ranks share."""
     names = codec.shared if isinstance(codec, LinearCodec) else ()
     shared = {name: state[name] for name in names if name in state}

@@ -86,11 +86,11 @@ class Exchanger:
             False if a tensor is not finite on any rank; nothing is changed then.
         """
         self._link.begin()
-        told = self._gather(tensors, step_info)
-        if not told.finite:
+        report = self._gather(tensors, step_info)
+        if not report.finite:
             return False
         self.number += 1
-        decision = self._policy.decide(_round_stats(self.number, told))
+        decision = self._policy.decide(_round_stats(self.number, report))
         self._events += decision.events
         if isinstance(self._settings.outer, OuterLoopSettings):
             for memory in self._sums.codec_memories.values():
@@ -106,7 +106,7 @@ class Exchanger:
             flush=decision.flush,
         )
         choice = decision.choice if decision.enabled else PLAIN
-        costs = self._sums.sum(tensors, choice, round_, present=told.present, energy=energy)
+        costs = self._sums.sum(tensors, choice, round_, present=report.present, energy=energy)
         self._costs += costs
         self._measured = {"codec_s": costs.encode_s + costs.decode_s, "transfer_s": costs.transfer_s}
         if energy is not None:
@@ -121,14 +121,14 @@ class Exchanger:
             means["metric"] = step_info.metric
         own = RankReport(norm=norm, compute_s=step_info.compute_s, present=tensors.keys(), means=means)
         began = perf_counter()
-        told = gather(own, self._names, self._link, self._device)
+        report = gather(own, self._names, self._link, self._device)
         self._costs.wait_s += perf_counter() - began
-        self._shown |= {f"exchange_{name}": told.means[name] for name in SAMPLED if name in told.means}
+        self._shown |= {f"exchange_{name}": report.means[name] for name in SAMPLED if name in report.means}
         limit = self._sums.local_clip
-        if told.finite and limit is not None and norm > limit / self._link.size**0.5:
+        if report.finite and limit is not None and norm > limit / self._link.size**0.5:
             for tensor in tensors.values():
                 tensor.mul_(limit / self._link.size**0.5 / norm)
-        return told
+        return report
 
     def emit(self, event: str) -> None:
         """Adds an event, the same on every rank, to the next report."""
@@ -161,7 +161,7 @@ class Exchanger:
         }
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that all former ranks returned; starts anew without states.
+        """Restores the states that all former ranks returned; without states, starts as new.
 
         Of n ranks, rank r restores the states whose rank modulo n is r.
 
@@ -182,14 +182,14 @@ class Exchanger:
             self._measured = dict(states[mine[0]]["measured"]) if mine else {}
 
 
-def _round_stats(number: int, told: GroupReport) -> RoundStats:
-    means, seconds = told.means, None
+def _round_stats(number: int, report: GroupReport) -> RoundStats:
+    means, seconds = report.means, None
     if "codec_s" in means and "transfer_s" in means:
-        seconds = Seconds(compute_s=told.compute_s, codec_s=means["codec_s"], transfer_s=means["transfer_s"])
+        seconds = Seconds(compute_s=report.compute_s, codec_s=means["codec_s"], transfer_s=means["transfer_s"])
     return RoundStats(
         number=number,
         progress=means["progress"],
-        gradient_norms=told.norms,
+        gradient_norms=report.norms,
         captured=means.get("captured"),
         residual=means.get("residual_norm"),
         sparsity=means.get("sparsity"),

@@ -81,35 +81,35 @@ class Energy:
     new one.
     """
 
-    came: float = 0.0
+    gradient: float = 0.0
     sent: float = 0.0
     missing: float = 0.0
     both: float = 0.0
     zeros: int = 0
     elements: int = 0
-    keeps: bool = False
+    has_residual: bool = False
 
-    def add(self, *, came: Tensor, sent: Tensor, kept: Tensor | None) -> None:
+    def add(self, *, gradient: Tensor, sent: Tensor, residual: Tensor | None) -> None:
         """Adds a bucket.
 
         Args:
-            came: Gradient, float32 [n].
+            gradient: Gradient, float32 [n].
             sent: C(x), float32 [n].
-            kept: Residual afterwards, float32 [n]; None without error feedback.
+            residual: Residual afterwards, float32 [n]; None without error feedback.
         """
-        missing = came - sent if kept is None else kept
-        self.came += float(came.square().sum())
+        missing = gradient - sent if residual is None else residual
+        self.gradient += float(gradient.square().sum())
         self.sent += float(sent.square().sum())
         self.missing += float(missing.square().sum())
         self.both += float((sent * missing).sum())
-        self.zeros += came.numel() - int(came.count_nonzero())
-        self.elements += came.numel()
-        self.keeps |= kept is not None
+        self.zeros += gradient.numel() - int(gradient.count_nonzero())
+        self.elements += gradient.numel()
+        self.has_residual |= residual is not None
 
     def means(self) -> dict[str, float]:
         """Returns the statistics to average over the ranks (`MEANS`); empty if nothing was sent."""
         wanted = self.sent + 2 * self.both + self.missing
-        if not self.came or wanted <= 0:
+        if not self.gradient or wanted <= 0:
             return {}
         found = {
             "captured": self.sent / wanted,
@@ -118,8 +118,8 @@ class Energy:
         }
         if self.sent:
             found["gradient_cosine"] = (self.sent + self.both) / sqrt(self.sent * wanted)
-        if self.keeps:
-            found["residual_norm"] = sqrt(self.missing / self.came)
+        if self.has_residual:
+            found["residual_norm"] = sqrt(self.missing / self.gradient)
         return found
 
 
@@ -159,21 +159,21 @@ class GroupReport:
     means: Mapping[str, float]
 
 
-def gather(told: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
+def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
     """Sums the reports of all ranks.
 
     Args:
-        told: Report of this rank.
+        own: Report of this rank.
         names: Names of all parameters, in the same order on every rank.
         link: Link to the other ranks.
         device: Device of the summed tensor.
     """
-    finite, slot = told.norm <= LARGEST, link.rank % SLOTS
+    finite, slot = own.norm <= LARGEST, link.rank % SLOTS
     norms, seconds = [0.0] * SLOTS, [0.0] * SLOTS
-    norms[slot], seconds[slot] = told.norm if finite else 0.0, told.compute_s
-    known = {name: value for name, value in told.means.items() if isfinite(value)}
+    norms[slot], seconds[slot] = own.norm if finite else 0.0, own.compute_s
+    known = {name: value for name, value in own.means.items() if isfinite(value)}
     means = [number for name in MEANS for number in (known.get(name, 0.0), float(name in known))]
-    present = [float(name in told.present) for name in names]
+    present = [float(name in own.present) for name in names]
     numbers = torch.tensor([float(not finite), *means, *norms, *seconds, *present], device=device)
     link.all_reduce(numbers)
     bad, *rest = numbers.tolist()

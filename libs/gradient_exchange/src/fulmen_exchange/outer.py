@@ -131,5 +131,5 @@ def decay_residuals(codec: Codec, states: Iterable[State], settings: OuterLoopSe
         settings: Settings of the outer loop.
     """
     for state in states:
-        if codec.kept is not None:
-            state[codec.kept].mul_(settings.decay)
+        if codec.residual_name is not None:
+            state[codec.residual_name].mul_(settings.decay)

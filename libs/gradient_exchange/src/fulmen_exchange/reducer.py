@@ -35,7 +35,7 @@ class CodecReducer:
         self._parameters = parameters
         self._link = link
         self._exchanger = exchanger
-        self._situation = StepInfo()
+        self._step_info = StepInfo()
         self._outer: OuterLoop | None = None
         if isinstance(settings.outer, OuterLoopSettings):
             self._outer = OuterLoop(settings.outer)
@@ -90,7 +90,7 @@ class CodecReducer:
             # Losses are normalised over the rows of all ranks: scale to the size of the sum.
             for gradient in gradients.values():
                 gradient.mul_(self._link.size)
-            self._situation = replace(step_info, compute_s=self._situation.compute_s + step_info.compute_s)
+            self._step_info = replace(step_info, compute_s=self._step_info.compute_s + step_info.compute_s)
             return
         if not self._exchanger.sum(gradients, step_info):
             # Makes every rank skip the step.
@@ -116,12 +116,12 @@ class CodecReducer:
     def _step(self, outer: OuterLoop) -> None:
         """Takes an outer step."""
         moved = outer.pseudo_gradients()
-        if self._exchanger.sum(moved, self._situation):
+        if self._exchanger.sum(moved, self._step_info):
             averages = {name: sum_.div_(self._link.size) for name, sum_ in moved.items()}
         else:
             averages = {name: torch.zeros_like(one) for name, one in moved.items()}
             self._exchanger.emit("weights of a rank were not finite: all ranks returned to the last outer step")
-        self._situation = replace(self._situation, compute_s=0.0)
+        self._step_info = replace(self._step_info, compute_s=0.0)
         outer.apply(averages)
         self._check_weights()
 
@@ -162,7 +162,7 @@ class CodecReducer:
         return state
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """See `GradientReducer`. The weights must be restored before; without states it starts anew from them.
+        """See `GradientReducer`. The weights must be restored before; without states, it starts as new from them.
 
         Raises:
             ResidualsInvalid: if the states belong to another run.

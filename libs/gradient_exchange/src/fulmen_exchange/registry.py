@@ -65,4 +65,4 @@ else:
         Union[tuple(entry.settings for entry in load_codecs().values())],  # noqa: UP007 - known at run time alone
         Field(discriminator="codec"),
     ]
-"""Settings of any codec that is there, told apart by their `codec`."""
+"""Settings of any registered codec, discriminated by `codec`."""

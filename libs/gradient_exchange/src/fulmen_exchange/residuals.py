@@ -26,9 +26,9 @@ class ResidualsInvalid(Exception):
     """A stored state does not match the run."""
 
 
-def cut(places: Sequence[ParameterSpan], tensors: State, *, begin: int = 0) -> ParameterSlices:
+def split(places: Sequence[ParameterSpan], tensors: State, *, begin: int = 0) -> ParameterSlices:
     """Copies tensors that cover a bucket from element `begin` on, split by parameter."""
-    pieces: ParameterSlices = {}
+    slices: ParameterSlices = {}
     end = begin + min((tensor.numel() for tensor in tensors.values()), default=0)
     for place in places:
         left, right = max(begin, place.begin), min(end, place.end)
@@ -39,34 +39,34 @@ def cut(places: Sequence[ParameterSpan], tensors: State, *, begin: int = 0) -> P
                 .clone()  # a view would be stored with its whole storage
                 for name, tensor in tensors.items()
             }
-            pieces[place.name] = {"begin": left - place.begin, "tensors": copies}
-    return pieces
+            slices[place.name] = {"begin": left - place.begin, "tensors": copies}
+    return slices
 
 
-def joined(all_pieces: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> ParameterTensors:
+def merge(all_slices: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> ParameterTensors:
     """Merges slices by addition.
 
     Args:
-        all_pieces: Slices of several ranks or shards.
+        all_slices: Slices of several ranks or shards.
         sizes: Elements of each existing parameter.
 
     Raises:
         ResidualsInvalid: if a slice belongs to an unknown parameter or exceeds it.
     """
-    wholes: dict[str, dict[str, Tensor]] = {}
-    for pieces in all_pieces:
-        for parameter, piece in pieces.items():
-            for name, tensor in piece["tensors"].items():
-                begin, size = piece["begin"], sizes.get(parameter, 0)
+    merged: dict[str, dict[str, Tensor]] = {}
+    for slices in all_slices:
+        for parameter, slice_ in slices.items():
+            for name, tensor in slice_["tensors"].items():
+                begin, size = slice_["begin"], sizes.get(parameter, 0)
                 if begin + tensor.numel() > size:
                     raise ResidualsInvalid(f"stored {name} of {parameter} does not match the parameter")
-                whole = wholes.setdefault(parameter, {})
+                whole = merged.setdefault(parameter, {})
                 # Adding to minus zero leaves every value's bits unchanged.
                 whole.setdefault(name, torch.full((size,), -0.0))[begin : begin + tensor.numel()] += tensor
-    return wholes
+    return merged
 
 
-def lay(places: Sequence[ParameterSpan], wholes: ParameterTensors, tensors: State, *, begin: int = 0) -> None:
+def assign(places: Sequence[ParameterSpan], merged: ParameterTensors, tensors: State, *, begin: int = 0) -> None:
     """Copies merged tensors into tensors that cover a bucket from element `begin` on.
 
     Raises:
@@ -75,7 +75,7 @@ def lay(places: Sequence[ParameterSpan], wholes: ParameterTensors, tensors: Stat
     end = begin + min((tensor.numel() for tensor in tensors.values()), default=0)
     for place in places:
         left, right = max(begin, place.begin), min(end, place.end)
-        for name, whole in wholes.get(place.name, {}).items():
+        for name, whole in merged.get(place.name, {}).items():
             if name not in tensors:
                 raise ResidualsInvalid(f"{name} of {place.name} stored by another codec")
             if left < right:

@@ -10,7 +10,7 @@ import uvloop
 from fulmen.errors import FulmenError
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.lifecycle import Build, run_service
-from fulmen_service_kit.logs import configure_logs
+from fulmen_service_kit.observability.logs import configure_logs
 from fulmen_service_kit.settings import ServiceSettings
 
 Run = Callable[[ServiceSettings, Build], Coroutine[None, None, int]]

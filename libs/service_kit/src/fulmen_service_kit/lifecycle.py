@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from fulmen_service_kit.server import RpcServer
+from fulmen_service_kit.rpc.server import RpcServer
 from fulmen_service_kit.settings import ServiceSettings
 
 # Thresholds of the three generations of the garbage collector.
@@ -73,7 +73,7 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
         StartupError: If it cannot start.
     """
     # Deferred: not needed by commands such as `migrate`.
-    from fulmen_service_kit.telemetry import Telemetry
+    from fulmen_service_kit.observability.telemetry import Telemetry
 
     telemetry = Telemetry(settings)
     stop = asyncio.Event()
@@ -116,7 +116,7 @@ def _quieten_collector() -> None:
 async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.Event) -> int:
     ports = {"port": parts.server.port, **parts.ports}
     if parts.serve_metrics:
-        from fulmen_service_kit.telemetry import serve_metrics
+        from fulmen_service_kit.observability.telemetry import serve_metrics
 
         ports["metrics_port"], _ = serve_metrics(settings, parts.server.readiness)
     await parts.server.server.start()

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.tls import TlsFiles
 from fulmen.watched_file import WatchedFile
-from fulmen_service_kit.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
+from fulmen_service_kit.security.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
 
 
 class ServiceSettings(BaseSettings):
@@ -128,7 +128,11 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def secret_names(cls) -> list[str]:
         """Returns the names of secret settings, which may come from a file."""
-        return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
+        return [
+            name
+            for name, field in cls.model_fields.items()
+            if (field.description or "").endswith("Secret.") or "SecretStr" in str(field.annotation)
+        ]
 
     def secret(self, name: str) -> Secret:
         """Returns a secret setting; one from a file follows the file.
@@ -168,12 +172,12 @@ class ServiceSettings(BaseSettings):
 
 
 class KeyHolderSettings(ServiceSettings):
-    """Settings of a service that holds the deployment's signing keys and verifies tokens itself."""
+    """Settings of a service that holds the deployment's signing keys: the store."""
 
     signing_key: SecretStr = Field(
         default=SecretStr(""),
         description="Signing keys of the deployment, one per line, at least 32 bytes each: the first signs, all are accepted. "
-        "Secret.",
+        "The store's alone. Secret.",
     )
 
     @model_validator(mode="after")
@@ -196,7 +200,8 @@ class KeyHolderSettings(ServiceSettings):
 
 def settings_config(prefix: str) -> SettingsConfigDict:
     """Returns the configuration of a settings class with a variable prefix such as `FULMEN_STORE_`."""
-    return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid")
+    # An error that showed its input would show secrets.
+    return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         emit_reward,
     )
     from fulmen.operations import operation
-    from fulmen.tracing import flush
+    from fulmen.spans.tracing import flush
 
 __all__ = [
     "CURRENT_SPAN",
@@ -40,7 +40,7 @@ _MODULES = {
         "emit_reward",
     ),
     "fulmen.operations": ("operation",),
-    "fulmen.tracing": ("flush",),
+    "fulmen.spans.tracing": ("flush",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

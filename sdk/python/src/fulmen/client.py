@@ -1,13 +1,17 @@
 """A channel to each service, with its generated stubs; no class here mirrors an rpc.
 
 Stubs raise the classes of `fulmen.errors`. A service without a target fails at its first use, not at the start.
+The local stack is a separate distribution, registered under the entry point group `fulmen.local_stack`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
 
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
@@ -23,7 +27,19 @@ from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
 from fulmen.tls import TlsFiles
 
-__all__ = ["Client", "Targets", "connect"]
+__all__ = [
+    "DEFAULT_STATE_DIR",
+    "Client",
+    "LocalStack",
+    "LocalStackMissing",
+    "Targets",
+    "connect",
+    "connect_local",
+    "find_local_stack",
+]
+
+_LOCAL_STACKS: Final = "fulmen.local_stack"
+DEFAULT_STATE_DIR: Final = Path(".fulmen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +94,45 @@ async def connect(targets: Targets, *, token: Token, tls: TlsFiles | None = None
             backends=BackendServiceStub(llm_proxy),
             completions=CompletionServiceStub(llm_proxy),
         )
+
+
+class LocalStackMissing(Exception):
+    """Raised when no local stack is installed or running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStack:
+    """A running local stack.
+
+    Attributes:
+        targets: Addresses of its services.
+        token: Token of the role client.
+    """
+
+    targets: Targets
+    token: str | None = field(repr=False)
+
+
+def find_local_stack(state_dir: Path = DEFAULT_STATE_DIR) -> LocalStack:
+    """Returns the local stack running on a state directory.
+
+    Raises:
+        LocalStackMissing: if none is installed or running there.
+    """
+    for entry_point in entry_points(group=_LOCAL_STACKS):
+        find: Callable[[Path], LocalStack | None] = entry_point.load()
+        stack = find(state_dir)
+        if stack is None:
+            raise LocalStackMissing(f"no stack is running on {state_dir}: start one with `fulmen up`")
+        return stack
+    raise LocalStackMissing('the local stack is not installed: pip install "fulmen[local]"')
+
+
+def connect_local(state_dir: Path = DEFAULT_STATE_DIR) -> AbstractAsyncContextManager[Client]:
+    """Opens channels to the local stack running on a state directory.
+
+    Raises:
+        LocalStackMissing: if none is installed or running there.
+    """
+    stack = find_local_stack(state_dir)
+    return connect(stack.targets, token=stack.token)

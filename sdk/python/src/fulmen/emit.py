@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fulmen import attributes as names
 from fulmen.agent import FINAL_DIMENSION, RewardKey, current, current_step, require_current
+from fulmen.spans import attributes as names
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -96,7 +96,7 @@ def emit_annotation(attributes: Mapping[str, object]) -> None:
         attributes: At most 64. Numbers and booleans are unchanged, texts are truncated to 8192 characters, and other
             values become JSON of at most that length.
     """
-    from fulmen.recorded import plain_attributes
+    from fulmen.spans.recorded import plain_attributes
 
     plain, was_cut = plain_attributes(attributes)
     _span(names.ANNOTATION_SPAN, plain, was_cut=was_cut)
@@ -110,7 +110,7 @@ def emit_message(content: str, *, role: str = "assistant", attributes: Mapping[s
         role: Author: `system`, `user`, `assistant`, `tool`, or another word.
         attributes: Further attributes, as for `emit_annotation`.
     """
-    from fulmen.recorded import cut, plain_attributes
+    from fulmen.spans.recorded import cut, plain_attributes
 
     text, was_cut = cut(content)
     more, more_cut = plain_attributes(attributes or {})
@@ -126,7 +126,7 @@ def emit_object(value: object, *, name: str = "", attributes: Mapping[str, objec
         name: Name of the value.
         attributes: Further attributes, as for `emit_annotation`.
     """
-    from fulmen.recorded import cut, json_text, kind_of, plain_attributes
+    from fulmen.spans.recorded import cut, json_text, kind_of, plain_attributes
 
     text, was_cut = json_text(value)
     more, more_cut = plain_attributes(attributes or {})
@@ -141,7 +141,7 @@ def emit_exception(error: BaseException, *, attributes: Mapping[str, object] | N
         error: The exception, recorded with its traceback in OpenTelemetry's format.
         attributes: Further attributes, as for `emit_annotation`.
     """
-    from fulmen.recorded import plain_attributes
+    from fulmen.spans.recorded import plain_attributes
 
     more, was_cut = plain_attributes(attributes or {})
     _span(names.EXCEPTION_SPAN, more, was_cut=was_cut, error=error)
@@ -198,8 +198,8 @@ def _span(
     """Creates a span of zero duration below the open one."""
     from opentelemetry import trace
 
-    from fulmen.recorded import cut
-    from fulmen.tracing import parent_context, tracer
+    from fulmen.spans.recorded import cut
+    from fulmen.spans.tracing import parent_context, tracer
 
     known = dict(attributes)
     step = current_step()

@@ -1,4 +1,4 @@
-"""One model call, token by token: packs and reads `fulmen.type.v1.ModelCallRecord`.
+"""One model call, token by token: packs its arrays and reads `fulmen.type.v1.ModelCallRecord`.
 
 Invariant: on the wire every array is little-endian and unpadded, four bytes per entry, on any machine; a `ModelCall`
 has one log-probability per completion token, and its `versions` cover the completion in order.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.store.v1.span_pb2 import SpanRecord
-from fulmen.type.v1.model_call_pb2 import ModelCallRecord, PolicyVersionRange
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 
 _T = TypeVar("_T", int, float)
 
@@ -144,43 +144,6 @@ class ModelCall:
             position = versions.end
         if self.versions and position != len(self.completion) // ENTRY_BYTES:
             raise ModelCallInvalid("The policy version ranges do not cover the completion.")
-
-
-def pack_model_call(
-    *,
-    model: str,
-    policy: str,
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    logprobs: Sequence[float],
-    versions: Iterable[VersionRange] = (),
-    finish_reason: str = "stop",
-    temperature: float | None = None,
-    request_json: bytes = b"",
-    response_json: bytes = b"",
-    agent_name: str = "",
-) -> ModelCallRecord:
-    """Packs a usable model call.
-
-    Raises:
-        ModelCallInvalid: If ids and log-probabilities differ in number.
-    """
-    if len(completion_ids) != len(logprobs):
-        raise ModelCallInvalid("Completion tokens and log-probabilities differ in number.")
-    return ModelCallRecord(
-        model=model,
-        policy=policy,
-        prompt_token_ids=pack_token_ids(prompt_ids),
-        completion_token_ids=pack_token_ids(completion_ids),
-        completion_logprobs=pack_logprobs(logprobs),
-        policy_versions=[PolicyVersionRange(version=v.version, start=v.start, end=v.end) for v in versions],
-        finish_reason=finish_reason,
-        usable=True,
-        temperature=temperature,
-        request_json=request_json,
-        response_json=response_json,
-        agent_name=agent_name,
-    )
 
 
 def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCall:

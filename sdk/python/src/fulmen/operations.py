@@ -15,10 +15,10 @@ from typing import Any, TypeVar, overload
 
 from opentelemetry import trace
 
-from fulmen import attributes as names
 from fulmen.agent import acting_agent, acting_as, current_step
-from fulmen.recorded import cut, json_text, plain_attributes
-from fulmen.tracing import parent_context, tracer
+from fulmen.spans import attributes as names
+from fulmen.spans.recorded import cut, json_text, plain_attributes
+from fulmen.spans.tracing import parent_context, tracer
 
 __all__ = ["Operation", "OpenOperation", "operation"]
 

@@ -26,7 +26,7 @@ __all__ = [
     "UNDELIVERED_MEMBER",
     "append_rewards",
     "append_undelivered_spans",
-    "tell_undelivered_spans",
+    "report_undelivered_spans",
 ]
 
 REWARDS_FILE_VARIABLE: Final = "FULMEN_REWARDS_FILE"
@@ -53,7 +53,7 @@ def append_undelivered_spans(path: str, count: int) -> None:
     _append(path, [{UNDELIVERED_MEMBER: count}])
 
 
-def tell_undelivered_spans(count: int) -> None:
+def report_undelivered_spans(count: int) -> None:
     """Reports undelivered spans of this process on standard error, and to the runner if any; 0 reports nothing."""
     if not count:
         return

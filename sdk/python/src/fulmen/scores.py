@@ -214,7 +214,7 @@ def read_scores(content: bytes) -> Scores:
             problems.append((number, str(error)))
             continue
         if score.rollout in seen:
-            problems.append((number, f"{score.rollout} is there twice"))
+            problems.append((number, f"{score.rollout} occurs twice"))
         seen.add(score.rollout)
         rollouts.append(score)
     if header is not None and not problems and header[2] != len(rollouts):
@@ -279,7 +279,7 @@ def _rewards(values: Sequence[Any]) -> dict[RewardKey, float]:
             case _:
                 raise ValueError(f"reward {number} needs `dimension`, a text, and `value`, a finite number")
         if key in found:
-            raise ValueError(f"reward {number} is there twice")
+            raise ValueError(f"reward {number} occurs twice")
         found[key] = float(value)
     return found
 

@@ -55,7 +55,9 @@ class WatchedFile:
                     self.version += 1
         except OSError as error:
             if not self._is_lost:
-                _log.warning("%s cannot be read any more (%s): what it held stays in force", self._path, error.strerror)
+                _log.warning(
+                    "%s can no longer be read (%s): its last content stays in force", self._path, error.strerror
+                )
             self._is_lost = True
         else:
             self._is_lost = False

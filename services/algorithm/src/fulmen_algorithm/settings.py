@@ -6,13 +6,13 @@ from typing import ClassVar, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from fulmen_algorithm.sinks.sink import NAMES as SINK_NAMES
-from fulmen_service_kit.settings import KeyHolderSettings, is_loopback, settings_config
+from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_config
 
 ALGORITHM_PORT = 7301
 METRICS_PORT = 7302
 
 
-class AlgorithmServiceSettings(KeyHolderSettings):
+class AlgorithmServiceSettings(ServiceSettings):
     """State folder, connections, engines and limits of the algorithm service."""
 
     model_config = settings_config("FULMEN_ALGORITHM_")
@@ -26,8 +26,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store.")
     llm_proxy_target: str = Field(default="127.0.0.1:7201", description="gRPC address of the LLM proxy.")
     token: SecretStr = Field(
-        default=SecretStr(""),
-        description="Token of role `service` for the store and the proxy; empty: made with `signing_key`. Secret.",
+        default=SecretStr(""), description="Token of role `service` for the store and the proxy. Secret."
     )
     outage_limit_s: float = Field(
         default=1800.0, gt=0, description="Maximum wait of a run for another service before it fails, in seconds."
@@ -41,7 +40,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     )
     engine_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Token that the engine asks for, and the proxy's `backend_keys` entry `engine`. Secret.",
+        description="Token that the engine requires; also the entry `engine` of the proxy's `backend_keys`. Secret.",
     )
     engine_backend: str = Field(
         default="engine",
@@ -56,7 +55,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Maximum batch size of generation, in requests.")
     engine_in_process: bool = Field(
-        default=False, description="Runs the engine inside the service, where a debugger reaches it; not for training."
+        default=False, description="Runs the engine in the service's process, for debugging; not for training."
     )
     vllm_command: str = Field(
         default="vllm", min_length=1, description="The vLLM program, for runs whose engine is `vllm`."
@@ -64,19 +63,19 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     vllm_start_deadline_s: float = Field(default=600.0, gt=0, description="Start timeout of vLLM, in seconds.")
     external_engines: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="JSON object of the vLLM servers that runs may name as `external` engines: address, such as"
-        " `http://10.0.0.7:8000/v1`, and API key, empty for none. Secret.",
+        description="JSON object of the vLLM servers that runs may use as `external` engines: API key, empty for none, by address"
+        " such as `http://10.0.0.7:8000/v1`. Secret.",
     )
     chat_endpoints: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="JSON object of the OpenAI-compatible endpoints that runs may name for a critic or editor: address,"
-        " such as `https://api.example.com/v1`, and API key, empty for none. Secret.",
+        description="JSON object of the OpenAI-compatible endpoints that runs may use for a critic or editor: API key, empty for"
+        " none, by address such as `https://api.example.com/v1`. Secret.",
     )
     exchange_targets: dict[str, str] = Field(
         default_factory=dict,
-        description="JSON object of the algorithm services through which ranks of runs may exchange gradients, and which"
-        " are shown a token for that: address, `host:port`, and file of the authorities (PEM) by which to know the"
-        " server, empty for no TLS. This service itself always is among them, at `127.0.0.1` and its port.",
+        description="JSON object of the algorithm services through which ranks of runs may exchange gradients: PEM file of the"
+        " server's certificate authorities, empty for no TLS, by address `host:port`. They receive a token of this"
+        " service. This service itself is always included, at `127.0.0.1` and its port.",
     )
     exchange_max_shards: int = Field(
         default=64,
@@ -85,36 +84,36 @@ class AlgorithmServiceSettings(KeyHolderSettings):
         description="Maximum number of shards of gradient sums held at a time, over all runs.",
     )
     exchange_max_elements: int = Field(
-        default=2**31, ge=1, description="Elements of one such shard, of which it may hold a few float32 each."
+        default=2**31, ge=1, description="Maximum number of elements of one shard; a few float32 are held for each."
     )
     exchange_max_staged_bytes: int = Field(
         default=8 * 2**30,
         ge=2**20,
-        description="Memory of payloads that wait for their sums, of all shards together, bytes: up to four payloads of each"
-        " rank. A rank for whose payload there is no room is refused.",
+        description="Memory for payloads that wait to be summed, over all shards, in bytes: up to four payloads per rank."
+        " Payloads beyond it are refused.",
     )
     exchange_forget_s: float = Field(
-        default=600.0, gt=0, description="How long a shard stays in memory after all ranks have left, in seconds."
+        default=600.0, gt=0, description="Time for which a shard stays in memory after all ranks have left, in seconds."
     )
     exchange_keep_s: float = Field(
         default=7 * 86_400.0,
         gt=0,
-        description="How long the sums of a run are kept in files that nobody adds to; those of a run that is over, no longer"
-        " than a shard stays in memory. Seconds.",
+        description="Time for which unused sums of a run are kept in files, in seconds; those of an ended run are kept only while"
+        " the shard is in memory.",
     )
     exchange_sums: str = Field(
         default="synced",
         pattern=r"^(synced|written|none)$",
-        description="What is done with a sum before ranks get it: on the disk, so that a crash of the machine loses nothing"
-        " (`synced`), in a file, so that one of the service does not (`written`), nothing (`none`).",
+        description="Durability of a sum before ranks get it: flushed to disk, which survives a crash of the machine (`synced`);"
+        " written to a file, which survives a crash of the service (`written`); in memory only (`none`).",
     )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
     kernels: str = Field(
         default="auto",
         pattern=r"^(auto|native|reference)$",
-        description="Loops over all elements of a gradient: compiled where that can be had (`auto`), compiled or an error"
-        " (`native`), in torch's operations (`reference`).",
+        description="Implementation of the loops over gradients: compiled if available (`auto`), compiled or an error"
+        " (`native`), or torch operations (`reference`).",
     )
     trainer_deadline_s: float = Field(
         default=3600.0,
@@ -146,6 +145,12 @@ class AlgorithmServiceSettings(KeyHolderSettings):
         if unknown := {name.strip() for name in value.split(",") if name.strip()} - set(SINK_NAMES):
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(SINK_NAMES)}")
         return value
+
+    @model_validator(mode="after")
+    def _has_token(self) -> Self:
+        if not self.dev_mode and not self.token.get_secret_value():
+            raise ValueError("token is required (`fulmen token issue --role service`)")
+        return self
 
     @model_validator(mode="after")
     def _engines_guarded(self) -> Self:

@@ -1,10 +1,11 @@
-"""Tiny untrained models over a vocabulary of one's own, for `make_model.py` files: nothing is downloaded.
+"""Tiny untrained models for `make_model.py` files; nothing is downloaded.
 
-An example supplies its tokens and how a text is split into them; the rest is common and is here.
+An example supplies its tokens and how a text is split into them.
 """
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,12 +39,12 @@ def make_tokenizer(
     """Builds a tokenizer with one token for each role marker, the end of a turn, and each piece of text.
 
     Args:
-        tokens: Known pieces of text; any other piece is unknown.
-        pre_tokenizer: Cuts a text into pieces.
-        decoder: Joins pieces again; left out, one follows the other.
-        roles: Markers of the roles that the chat template writes.
-        phrases: Texts that are one token wherever they occur, and are read before a text is cut.
-        chat_template: Writes a conversation as text.
+        tokens: Known pieces of text; other pieces become the unknown token.
+        pre_tokenizer: Splits a text into pieces.
+        decoder: Joins pieces again; None concatenates them.
+        roles: Role markers in the chat template.
+        phrases: Texts that are always one token, matched before a text is split.
+        chat_template: Jinja template that renders a conversation.
     """
     special = (PAD, UNKNOWN, END, *roles)
     vocabulary = {token: index for index, token in enumerate((*special, *phrases, *tokens))}
@@ -60,37 +61,45 @@ def make_tokenizer(
     return fast
 
 
-def save_model(
-    tokenizer: PreTrainedTokenizerFast,
-    output_dir: str,
-    seed: int,
-    *,
-    hidden: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    mlp: int = 256,
-    positions: int = 128,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Size of a model.
+
+    Attributes:
+        hidden: Width of the residual stream.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        mlp: Width of the feed-forward layers.
+        positions: Maximum length of a conversation, in tokens.
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    mlp: int = 256
+    positions: int = 128
+
+
+DEFAULT_SIZE = ModelSize()
+
+
+def save_model(tokenizer: PreTrainedTokenizerFast, output_dir: str, seed: int, size: ModelSize = DEFAULT_SIZE) -> None:
     """Writes a model directory: config and safetensors of an untrained Llama, and its tokenizer.
 
     Args:
-        tokenizer: Its tokenizer.
-        output_dir: Directory to write; made if missing.
+        tokenizer: The tokenizer.
+        output_dir: Directory to write; created if missing.
         seed: Seed of the initial weights.
-        hidden: Width of the residual stream.
-        layers: Number of layers.
-        heads: Attention heads.
-        mlp: Width of the feed-forward layers.
-        positions: Tokens that a conversation may have.
+        size: Size of the model.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=positions,
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.positions,
         initializer_range=0.04,
         tie_word_embeddings=True,
         bos_token_id=None,

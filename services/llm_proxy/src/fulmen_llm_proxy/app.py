@@ -48,7 +48,8 @@ from fulmen_llm_proxy.capture.spool_folder import open_spool
 from fulmen_llm_proxy.limits.limiter import CallLimiter
 from fulmen_llm_proxy.limits.prices import PriceTable
 from fulmen_llm_proxy.limits.usage_book import UsageBook
-from fulmen_llm_proxy.limits.usage_sync import StoreClock, UsageSync
+from fulmen_llm_proxy.limits.usage_sync import StoreClock as LimitClock
+from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.calls import CallMetrics
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
@@ -68,43 +69,21 @@ from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, sockets_of
-from fulmen_service_kit.auth import RolePolicy
-from fulmen_service_kit.failed_keys import FailedKeys
-from fulmen_service_kit.http_server import ANSWERS_SHARE, HttpServer, bind, bind_private
+from fulmen_service_kit.http.server import ANSWERS_SHARE, HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.own_traces import own_traces
-from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
-from fulmen_service_kit.server import RpcServer, build_server
+from fulmen_service_kit.observability.own_traces import own_traces
+from fulmen_service_kit.rpc.server import RpcServer, build_server
+from fulmen_service_kit.security.failed_keys import FailedKeys
+from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
+from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
+from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Role, TokenVerifier
 
 _PACKAGE = "fulmen.llm_proxy.v1"
-_SERVICES = tuple(
+SERVICE_NAMES = tuple(
     f"{_PACKAGE}.{name}" for name in ("RouteService", "BackendService", "CaptureService", "CompletionService")
-)
-POLICY = RolePolicy(
-    services={
-        f"{_PACKAGE}.RouteService": frozenset({Role.SERVICE}),
-        f"{_PACKAGE}.BackendService": frozenset({Role.SERVICE}),
-        f"{_PACKAGE}.CaptureService": frozenset({Role.RUNNER, Role.SERVICE}),
-        f"{_PACKAGE}.CompletionService": frozenset({Role.CLIENT, Role.SERVICE, Role.ATTEMPT}),
-    },
-    rpcs={},
-    audited={
-        f"/{_PACKAGE}.{rpc}": fields
-        for rpc, fields in (
-            ("BackendService/RegisterBackend", ("backend.name",)),
-            ("BackendService/DrainBackend", ("name",)),
-            ("BackendService/ResumeBackend", ("name",)),
-            ("BackendService/DeleteBackend", ("name",)),
-            ("RouteService/PutRoute", ("route.name",)),
-            ("RouteService/PromoteVersion", ("policy", "policy_version")),
-            ("RouteService/SplitTraffic", ("name", "weights", "version_weights")),
-            ("RouteService/RollbackRoute", ("name", "version")),
-            ("RouteService/DeleteRoute", ("name",)),
-        )
-    },
 )
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
 """Retries of calls to the store: without a deadline, and often enough to follow within a second of its return."""
@@ -127,6 +106,7 @@ class _State:
 
     instance_id: str
     channel: FulmenChannel
+    token: HeldToken
     registry: CollectorRegistry
     tables: TableHolder
     resources: ResourceCache
@@ -134,7 +114,8 @@ class _State:
     ledger: AttemptLedger
     guard: AttemptGuard
     queue: CaptureQueue
-    revoked: RevokedTokens
+    follower: RevocationFollower
+    published: PublishedKeys
     verifier: TokenVerifier
     response_ids: ResponseIds
     usage: UsageBook
@@ -191,18 +172,23 @@ async def build_proxy(
 async def _state(
     settings: LlmProxySettings, stack: AsyncExitStack, registry: CollectorRegistry
 ) -> tuple[_State, UsageSync]:
-    channel = open_channel(settings.store_target, token=settings.secret("token"), tls=settings.peer_tls())
+    token = HeldToken(settings.secret("token"))
+    channel = open_channel(settings.store_target, token=token, tls=settings.peer_tls())
     stack.push_async_callback(channel.close)
     session = open_session(
         connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
     )
     stack.push_async_callback(session.close)
-    siblings, sockets = await _workers(settings, stack)
-    keys, revoked = settings.signing_keys(), RevokedTokens()
-    clock = StoreClock(wall=time.time, monotonic=time.monotonic)
+    siblings, sockets = await _workers(settings, token, stack)
+    secrets, revoked, store_clock = settings.attempt_secrets(), RevokedTokens(), StoreClock()
+    keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
+    published = PublishedKeys(secrets, file=keys_file)
+    follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(channel, keys=published, clock=store_clock))
+    clock = LimitClock(wall=time.time, monotonic=time.monotonic)
     state = _State(
         instance_id=uuid.uuid4().hex,
         channel=channel,
+        token=token,
         registry=registry,
         tables=TableHolder(),
         resources=ResourceCache(),
@@ -210,15 +196,16 @@ async def _state(
         ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
         guard=AttemptGuard(clock=time.time),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        revoked=revoked,
-        verifier=TokenVerifier(keys, revoked=revoked),
-        response_ids=ResponseIds(keys.accepted),
+        follower=follower,
+        published=published,
+        verifier=TokenVerifier(published, revoked=revoked, clock=store_clock, look_up=follower.look_early),
+        response_ids=ResponseIds(secrets.accepted),
         usage=UsageBook(),
         limiter=CallLimiter(clock=clock.now),
         prices=PriceTable({pattern: price.resolved() for pattern, price in settings.prices.items()}),
         key_metrics=KeyMetrics(registry),
         session=session,
-        keys=BackendKeys({name: key.get_secret_value() for name, key in settings.backend_keys.items()}),
+        keys=BackendKeys(settings.backend_keys),
         buffer=RequestBuffer(max(settings.request_buffer_bytes, settings.max_request_bytes)),
         siblings=siblings,
         sockets=sockets,
@@ -229,7 +216,7 @@ async def _state(
 
 
 async def _workers(
-    settings: LlmProxySettings, stack: AsyncExitStack
+    settings: LlmProxySettings, token: HeldToken, stack: AsyncExitStack
 ) -> tuple[Siblings, WorkerSockets] | tuple[None, None]:
     """Opens the connections to the other workers, and names this one's sockets; (None, None) with a single process."""
     if not settings.workers_dir:
@@ -239,7 +226,7 @@ async def _workers(
         folder,
         own_index=settings.worker_index,
         count=settings.workers,
-        token=settings.secret("token"),
+        token=token,
         is_tls=settings.own_tls() is not None,
         stack=stack,
     )
@@ -263,7 +250,7 @@ async def _spool(
 
 def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
     traces = own_traces()
-    routing_metrics = RoutingMetrics(state.registry, state.states)
+    routing_metrics = RoutingMetrics(state.registry, state.states, state.tables)
     planner = CallPlanner(tables=state.tables, states=state.states, responses=StoredResponseRouter(state.response_ids))
     cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
     meter = Meter(
@@ -383,12 +370,13 @@ def _rpc_server(
     server = build_server(
         settings,
         verifier=state.verifier,
-        policy=POLICY,
-        service_names=_SERVICES,
+        project=settings.project,
+        service_names=SERVICE_NAMES,
         register=register,
         log_error_texts=False,
         private=None if state.sockets is None else state.sockets.rpc,
     )
+    server.readiness.add("keys", lambda: "" if state.published.is_known else "not loaded from the store yet")
     server.readiness.add("routes", lambda: "" if state.tables.is_loaded else "not loaded from the store yet")
     return server
 
@@ -415,7 +403,8 @@ def _roles(
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
-        "revocations": RevocationFollower(revoked=state.revoked, fetch=revoked_at_store(state.channel)),
+        "revocations": state.follower,
+        "own-token": TokenRefresher(state.token, state.channel),
         "attempt-watch": AttemptWatch(
             guard=state.guard, checks=AttemptChecks(state.channel), metrics=state.key_metrics
         ),

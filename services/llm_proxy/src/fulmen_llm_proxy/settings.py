@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_llm_proxy.limits.prices import Price
-from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_service_kit.security.secret import SigningKeys, problem_of, split_keys
+from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 
 class ModelPrice(BaseModel):
@@ -31,7 +32,16 @@ class ModelPrice(BaseModel):
         )
 
 
-class LlmProxySettings(KeyHolderSettings):
+class BackendKey(BaseModel):
+    """API key of backends, and the hosts that it may be sent to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: SecretStr
+    hosts: tuple[str, ...] = Field(min_length=1)
+
+
+class LlmProxySettings(ServiceSettings):
     """The settings of a proxy."""
 
     model_config = settings_config("FULMEN_LLM_PROXY_")
@@ -46,10 +56,17 @@ class LlmProxySettings(KeyHolderSettings):
     worker_index: int = Field(default=0, ge=0, le=63, description="Index of this worker. Set by the supervisor.")
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store, `host:port`.")
     token: SecretStr = Field(default=SecretStr(""), description="Service token for the store. Secret.")
+    attempt_key_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="Secrets of attempt keys, one per line, as `fulmen token --attempt-key-secret` prints them for the "
+        "store's signing keys. Secret.",
+    )
     project: str = Field(default=DEFAULT_PROJECT, description="Project whose routes and backends are served.")
-    backend_keys: dict[str, SecretStr] = Field(
+    backend_keys: dict[str, BackendKey] = Field(
         default_factory=dict,
-        description="API keys of backends by name, as a JSON object; a backend's `key_name` refers to it. Secret.",
+        description="API keys of backends, a JSON object by name; a backend's `key_name` refers to it. Each is sent to its"
+        ' hosts only: `{"openai": {"key": "sk-...", "hosts": ["api.openai.com"]}}`; a host may have a port and wildcards,'
+        " such as `*.example.com:8000`. Secret.",
     )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."
@@ -150,3 +167,19 @@ class LlmProxySettings(KeyHolderSettings):
         ge=1,
         description="Time for which an attempt's summary is kept after its last call or flush, seconds.",
     )
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        keys = split_keys(self.attempt_key_secret.get_secret_value())
+        if not keys and not self.dev_mode:
+            raise ValueError(
+                "attempt_key_secret is required (`fulmen token --attempt-key-secret` prints it), or dev_mode=true on a "
+                "loopback host"
+            )
+        if problem := problem_of(keys):
+            raise ValueError(f"attempt_key_secret {problem}")
+        return self
+
+    def attempt_secrets(self) -> SigningKeys:
+        """Returns the secrets of attempt keys, which follow their file."""
+        return SigningKeys(self.secret("attempt_key_secret"))

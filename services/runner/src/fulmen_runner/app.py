@@ -1,5 +1,6 @@
 """Composition root of the runner: the one module that knows all parts."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -28,17 +29,16 @@ from fulmen_runner.agents.python.host import PythonHost
 from fulmen_runner.agents.python.preparation import prepare_process
 from fulmen_runner.agents.specification import Limits, PythonTarget, Specification
 from fulmen_runner.agents.tracing.command import startup_environment
-from fulmen_runner.agents.tracing.exporter import RunnerExporter
+from fulmen_runner.agents.tracing.export import RunnerExporter
 from fulmen_runner.agents.tracing.span_counts import SpanCounts
 from fulmen_runner.agents.tracing.spans import AttemptSpans
 from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.attempts.drain import Drain
-from fulmen_runner.attempts.executor import AttemptExecutor, Captures
+from fulmen_runner.attempts.executor import AttemptExecutor, Captures, traced
 from fulmen_runner.attempts.hooks import AttemptHooks
 from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.attempts.session import LeaseSession
 from fulmen_runner.attempts.stragglers import Stragglers
-from fulmen_runner.attempts.traces import traced
 from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.hooks.loading import load_hooks
 from fulmen_runner.leases.guard import LeaseGuard, store_dialler
@@ -50,37 +50,37 @@ from fulmen_runner.slots.control import SlotControl, SlotPolicy
 from fulmen_runner.slots.keeper import SlotKeeper, SlotMonitor
 from fulmen_runner.slots.load import LoadMeter
 from fulmen_runner.slots.machine import Machine
-from fulmen_service_kit.auth import RolePolicy
-from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.own_traces import own_traces
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.observability.own_traces import own_traces
+from fulmen_service_kit.rpc.server import build_server
+from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
+from fulmen_service_kit.security.introspection import StoreVerifier
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Role
 
 VERSION = version("fulmen")
-SERVICE_NAME = "fulmen.runner.v1.RunnerService"
-POLICY = RolePolicy(
-    services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})},
-    rpcs={},
-    audited={f"/{SERVICE_NAME}/Drain": (), f"/{SERVICE_NAME}/SetSlots": ("slot_count", "automatic")},
-)
+SERVICE_NAMES = ("fulmen.runner.v1.RunnerService",)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
     """Builds the runner."""
     assert isinstance(settings, RunnerSettings)  # The command line reads this class.
-    token, tls = settings.secret("token"), settings.peer_tls()
+    token, tls = HeldToken(settings.secret("token")), settings.peer_tls()
     store = open_channel(settings.store_target, token=token, tls=tls)
     stack.push_async_callback(store.close)
 
     # Attempts: from an assignment to an outcome.
     stragglers = Stragglers()
     control = _slot_control(settings)
-    monitor = SlotMonitor(control, _captures(settings, stack))
+    monitor = SlotMonitor(control, _captures(settings, token, stack))
     hosts = Hosts(settings, agent_endpoints(settings))
     executor = build_executor(
-        settings, stack, library=StoreLibrary(store), captures=monitor, stragglers=stragglers, hosts=hosts
+        settings,
+        stack,
+        library=StoreLibrary(store),
+        captures=monitor,
+        stragglers=stragglers,
+        hosts=hosts,
+        token=token,
     )
     execute, traces = monitor.observed(executor.execute), own_traces()
     if traces is not None:
@@ -113,8 +113,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     server = build_server(
         settings,
         verifier=StoreVerifier(store),
-        policy=POLICY,
-        service_names=[SERVICE_NAME],
+        service_names=SERVICE_NAMES,
         register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
     )
     server.readiness.add("store", lambda: "" if lease_stream.is_open else "no session is open")
@@ -126,6 +125,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             "load_meter": meter,
             "slot_keeper": keeper,
             "hosts": hosts,
+            "own_token": TokenRefresher(token, store),
         },
         drain=drain.finish,
         stop_requested=drain.requested,
@@ -140,6 +140,7 @@ def build_executor(
     captures: Captures,
     stragglers: Stragglers,
     hosts: Hosts | None = None,
+    token: Callable[[], str] | None = None,
 ) -> AttemptExecutor:
     """Builds the executor of attempts, for the service and for offline runs."""
     endpoints = agent_endpoints(settings)
@@ -148,7 +149,7 @@ def build_executor(
     stack.push_async_callback(hosts.close)
     exporter = RunnerExporter(
         otlp_url=store_url(settings) if settings.peer_tls() else endpoints.otlp_url,
-        token=settings.secret("token"),
+        token=token or settings.secret("token"),
         tls=settings.peer_tls(),
         timeout_s=settings.flush_s,
     )
@@ -225,12 +226,10 @@ def store_url(settings: RunnerSettings) -> str:
     return f"{'https' if settings.peer_tls() else 'http'}://{settings.store_target}"
 
 
-def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
+def _captures(settings: RunnerSettings, token: HeldToken, stack: AsyncExitStack) -> CaptureClient:
     proxies = []
     for target in split(settings.llm_proxy_targets):
-        proxy = ProxyCaptures(
-            target=target, channel=open_channel(target, token=settings.secret("token"), tls=settings.peer_tls())
-        )
+        proxy = ProxyCaptures(target=target, channel=open_channel(target, token=token, tls=settings.peer_tls()))
         stack.push_async_callback(proxy.close)
         proxies.append(proxy)
     return CaptureClient(proxies=tuple(proxies), reach_s=settings.proxy_reach_s, flush_s=settings.flush_s)
@@ -260,7 +259,7 @@ def _hooks(settings: RunnerSettings, stack: AsyncExitStack, spans: AttemptSpans)
         return None
     counts = SpanCounts()
     hooks = AttemptHooks(
-        hooks=load_hooks(targets), timeout_s=settings.hook_deadline_s, spans=counts, flush_spans=spans.flush
+        hooks=load_hooks(targets), timeout_s=settings.hook_timeout_s, spans=counts, flush_spans=spans.flush
     )
     spans.add_processor(counts)
     stack.push_async_callback(hooks.close)

@@ -6,8 +6,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.errors import ArgumentInvalid, PermissionDenied, Violation
-from fulmen.ids import ALL_PROJECTS
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_runner.attempts.drain import Drain
@@ -15,7 +14,6 @@ from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.slots.control import SlotChange
 from fulmen_runner.slots.keeper import SlotKeeper
 from fulmen_runner.stacks import stacks_text
-from fulmen_service_kit.auth import current_caller
 
 MAX_SLOTS = 10_000
 
@@ -33,7 +31,6 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def GetStatus(self, request: messages.GetStatusRequest, context: Any) -> messages.GetStatusResponse:
         """Returns the runner's status."""
-        _require_all_projects()
         running = []
         for attempt, run in self._session.running.items():
             running.append(messages.RunningAttempt(attempt=attempt, start_time=_timestamp(run.start_unix_s)))
@@ -57,7 +54,6 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def Drain(self, request: messages.DrainRequest, context: Any) -> messages.DrainResponse:
         """Starts draining; the process exits when done."""
-        _require_all_projects()
         grace_s = self._drain.default_grace_s
         if request.HasField("grace"):
             grace_s = request.grace.ToTimedelta().total_seconds()
@@ -70,7 +66,6 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def SetSlots(self, request: messages.SetSlotsRequest, context: Any) -> messages.SetSlotsResponse:
         """Sets the number of slots, or switches to automatic."""
-        _require_all_projects()
         if request.automatic:
             if request.slot_count:
                 raise _invalid("slot_count", "must be 0 with `automatic`")
@@ -83,19 +78,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def DumpStacks(self, request: messages.DumpStacksRequest, context: Any) -> messages.DumpStacksResponse:
         """Returns the stacks of all threads and tasks."""
-        _require_all_projects()
         return messages.DumpStacksResponse(text=stacks_text())
-
-
-def _require_all_projects() -> None:
-    """Checks that the caller has access to all projects, since the rpcs affect all of them.
-
-    Raises:
-        PermissionDenied: If its token is bound to one project.
-    """
-    caller = current_caller()
-    if caller.project != ALL_PROJECTS:
-        raise PermissionDenied("token must be valid for all projects", role=caller.role)
 
 
 def _change(change: SlotChange) -> messages.SlotChange:

@@ -230,7 +230,7 @@ class RunnerSettings(ContainerSettings, JobSettings):
         default="",
         description="Hooks around attempts, comma-separated `module:name`, such as `fulmen_runner.hooks.monitor:Monitor`.",
     )
-    hook_deadline_s: float = Field(
+    hook_timeout_s: float = Field(
         default=10.0,
         gt=0,
         le=600,

@@ -23,15 +23,16 @@ from fulmen.store.v1 import (
     span_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
-from fulmen_service_kit.http_server import HttpServer, bind
+from fulmen_service_kit.http.server import HttpServer, bind
 from fulmen_service_kit.lifecycle import Role, ServiceParts
-from fulmen_service_kit.own_traces import own_traces
-from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
-from fulmen_service_kit.server import RpcServer, build_server
+from fulmen_service_kit.observability.own_traces import own_traces
+from fulmen_service_kit.rpc.server import RpcServer, build_server
+from fulmen_service_kit.security.keys import StoreKeys
+from fulmen_service_kit.security.permissions import SCALER
+from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
+from fulmen_service_kit.security.tokens import Caller, OwnToken, TokenSigner, TokenVerifier
+from fulmen_service_kit.security.tokens import Role as TokenRole
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Caller, OwnToken, TokenSigner, TokenVerifier
-from fulmen_service_kit.tokens import Role as TokenRole
-from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.migrations import migrate
 from fulmen_store.database.watch import DatabaseWatch
@@ -56,8 +57,7 @@ from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import GarbageTable, ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
-from fulmen_store.retention.maintenance import Maintenance
-from fulmen_store.retention.retention import Retention
+from fulmen_store.retention.retention import Maintenance, Retention, UsageRetention
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.feed import FeedFollower
@@ -91,12 +91,23 @@ from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
-from fulmen_store.usage.retention import UsageRetention
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
 
 __all__ = ["build"]
 
+SERVICE_NAMES: Final = (
+    "fulmen.store.v1.RolloutService",
+    "fulmen.store.v1.LeaseService",
+    "fulmen.store.v1.SpanService",
+    "fulmen.store.v1.ResourceService",
+    "fulmen.store.v1.RunnerRegistryService",
+    "fulmen.store.v1.ProjectService",
+    "fulmen.store.v1.PeerService",
+    "fulmen.store.v1.UsageService",
+    SCALER,
+    "opentelemetry.proto.collector.trace.v1.TraceService",
+)
 DRAIN_POLL_S: Final = 0.02
 
 _log = structlog.get_logger()
@@ -113,14 +124,12 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     assert isinstance(settings, StoreSettings)
     settings = _with_key(settings)
     database = await _open_database(settings, stack)
-    queue = _Queue(database, settings, stack)
+    keys = StoreKeys(settings.signing_keys())
+    queue = _Queue(database, settings, keys, stack)
     await queue.maintenance.run_once()
-    keys = settings.signing_keys()
     verifier = TokenVerifier(keys, revoked=queue.revoked)
-    services = _Services(queue, database, settings, signer=TokenSigner(keys), verifier=verifier)
-    server = build_server(
-        settings, verifier=verifier, policy=ROLE_POLICY, service_names=SERVICE_NAMES, register=services.register
-    )
+    services = _Services(queue, database, settings, keys=keys, verifier=verifier)
+    server = build_server(settings, verifier=verifier, service_names=SERVICE_NAMES, register=services.register)
     services.server = server
     server.readiness.add("database", lambda: "" if database.is_up else "it does not answer, or is read-only")
     http = services.serve_http(server, stack)
@@ -162,7 +171,7 @@ async def _open_database(settings: StoreSettings, stack: AsyncExitStack) -> Data
 class _Queue:
     """Use cases and background roles of the queue, and what they share."""
 
-    def __init__(self, database: Database, settings: StoreSettings, stack: AsyncExitStack) -> None:
+    def __init__(self, database: Database, settings: StoreSettings, keys: StoreKeys, stack: AsyncExitStack) -> None:
         traces = own_traces()
         self.stopping = asyncio.Event()
         self.events = events = QueueEvents()
@@ -218,7 +227,7 @@ class _Queue:
         self.runners = RunnerTable(database, project_names)
         self.fleet = FleetWatcher(table=self.runners)
         self.demand = FleetDemand(table=DemandTable(database), durations=durations)
-        own_token = OwnToken(settings.signing_keys(), TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
+        own_token = OwnToken(keys, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
         peers = PeerClient(own_token, tls=settings.sibling_tls())
         stack.push_async_callback(peers.close)
         self.sender = NotificationSender(
@@ -261,7 +270,7 @@ class _Queue:
 
     def _subscribe(self, database: Database) -> None:
         events, metrics = self.events, self.metrics
-        events.attempts_ended.subscribe(self.streams.forget_leases)
+        events.attempts_ended.subscribe(self.streams.remove_leases)
         events.attempts_ended.subscribe(self.durations.learn)
         events.attempts_ended.subscribe(self.updates.ended)
         events.attempts_ended.subscribe(self.dispatcher.attempts_ended)
@@ -293,9 +302,10 @@ class _Services:
         database: Database,
         settings: StoreSettings,
         *,
-        signer: TokenSigner,
+        keys: StoreKeys,
         verifier: TokenVerifier,
     ) -> None:
+        signer = TokenSigner(keys)
         self._settings, self._database = settings, database
         stopping, poll_s = queue.stopping, settings.poll_interval_s
         wakeups, rollouts, usage = queue.wakeups, queue.rollout_table, UsageTable(database)
@@ -333,6 +343,7 @@ class _Services:
             table=projects,
             token_table=tokens,
             verifier=verifier,
+            keys=keys,
         )
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
@@ -341,7 +352,7 @@ class _Services:
         self.scaler = ScalerService(demand=queue.demand, identify=self._identify, stopping=stopping)
         self.peers = PeerService(queue.receiver)
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
-        chunks = SpanTable(database, queue.project_names, blobs=blobs)
+        chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
             table=chunks,
             blobs=blobs,

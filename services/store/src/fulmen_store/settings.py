@@ -53,6 +53,12 @@ class StoreSettings(KeyHolderSettings):
         le=3600,
         description="Time after its timeout in which an attempt may still be reported before the store ends it, seconds.",
     )
+    attempt_key_grace_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=3600,
+        description="Time after an attempt's end in which its key may still add spans, seconds.",
+    )
     cancel_grace_s: float = Field(
         default=30.0,
         ge=0,

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from fulmen import attributes as names
 from fulmen.ids import attempt_name, attempt_of, rollout_name, span_id_of, trace_id_of, uuid7_unix_ms
-from fulmen_service_kit.own_traces import OwnTraces
+from fulmen.spans import attributes as names
+from fulmen_service_kit.observability.own_traces import OwnSpan, OwnTraces
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
@@ -45,11 +45,13 @@ class RolloutTraces:
                 continue
             attempt = attempt_name(new.project, chunk.rollout_id, chunk.attempt)
             self._traces.add(
-                "fulmen.store.spans",
-                trace_id=trace_id_of(attempt),
-                parent_id=span_id_of(attempt),
-                start_ns=start_ns,
-                attributes={names.SPAN_COUNT: chunk.span_count},
+                OwnSpan(
+                    name="fulmen.store.spans",
+                    trace_id=trace_id_of(attempt),
+                    parent_id=span_id_of(attempt),
+                    start_ns=start_ns,
+                    attributes={names.SPAN_COUNT: chunk.span_count},
+                )
             )
 
     def _attempt(self, one: EndedAttempt, now_ns: int) -> None:
@@ -63,27 +65,37 @@ class RolloutTraces:
             # The id of a rollout holds its creation time; when later attempts could begin is unknown.
             created_ns = min(uuid7_unix_ms(rollout_id) * _MS, leased_ns)
             self._traces.add(
-                "fulmen.store.queue", trace_id=trace_id, parent_id=parent_id, start_ns=created_ns, end_ns=leased_ns
+                OwnSpan(
+                    name="fulmen.store.queue",
+                    trace_id=trace_id,
+                    parent_id=parent_id,
+                    start_ns=created_ns,
+                    end_ns=leased_ns,
+                )
             )
         self._traces.add(
-            "fulmen.attempt",
-            trace_id=trace_id,
-            span_id=span_id_of(attempt),
-            parent_id=parent_id,
-            start_ns=leased_ns,
-            end_ns=now_ns,
-            attributes={names.ROLLOUT: rollout, names.ATTEMPT: one.epoch},
-            error=failure,
+            OwnSpan(
+                name="fulmen.attempt",
+                trace_id=trace_id,
+                span_id=span_id_of(attempt),
+                parent_id=parent_id,
+                start_ns=leased_ns,
+                end_ns=now_ns,
+                attributes={names.ROLLOUT: rollout, names.ATTEMPT: one.epoch},
+                error=failure,
+            )
         )
 
     def _rollout(self, one: EndedAttempt, now_ns: int) -> None:
         rollout = rollout_name(self._projects.name(one.item.project_id), one.item.rollout_id)
         self._traces.add(
-            "fulmen.rollout",
-            trace_id=trace_id_of(rollout),
-            span_id=span_id_of(rollout),
-            start_ns=min(uuid7_unix_ms(one.item.rollout_id) * _MS, now_ns),
-            end_ns=now_ns,
-            attributes={names.ROLLOUT: rollout},
-            error="" if one.rollout_state is RolloutState.SUCCEEDED else one.rollout_state.name,
+            OwnSpan(
+                name="fulmen.rollout",
+                trace_id=trace_id_of(rollout),
+                span_id=span_id_of(rollout),
+                start_ns=min(uuid7_unix_ms(one.item.rollout_id) * _MS, now_ns),
+                end_ns=now_ns,
+                attributes={names.ROLLOUT: rollout},
+                error="" if one.rollout_state is RolloutState.SUCCEEDED else one.rollout_state.name,
+            )
         )

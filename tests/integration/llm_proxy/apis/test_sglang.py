@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import openai
 import pytest
 
 from fulmen.llm_proxy.v1 import backend_pb2
-from tests.support.llm_proxy.backend import logprob_of, prompt_ids_of, reply_to, token_ids_of
+from tests.support.llm_proxy.backend import prompt_ids_of, reply_to, token_ids_of
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.llm_proxy.sglang import SglangBackend
@@ -43,50 +42,11 @@ async def chunks(proxy: RunningProxy, key: str, **fields: Any) -> list[Any]:
         return [chunk async for chunk in stream]
 
 
-async def assert_recorded(proxy: RunningProxy, store: FakeStore, attempt: str) -> None:
-    """Checks that one call was captured to the token."""
-    await proxy.flush(attempt)
-    [(_, record)] = store.spans(attempt)
-    expected = token_ids_of(reply_to(MESSAGES))
-    assert record is not None
-    assert (record.usable, record.unusable_reason) == (True, "")
-    assert array("i", record.prompt_token_ids).tolist() == prompt_ids_of(MESSAGES)
-    assert array("i", record.completion_token_ids).tolist() == expected
-    assert array("f", record.completion_logprobs).tolist() == pytest.approx(
-        [logprob_of(token, i) for i, token in enumerate(expected)], rel=1e-6
-    )
-    assert [(r.version, r.start, r.end) for r in record.policy_versions] == [(1, 0, len(expected))]
-
-
-async def test_a_whole_answer_is_captured_and_the_agent_sees_no_token_ids(
-    proxy: RunningProxy, store: FakeStore
-) -> None:
-    attempt, key = proxy.attempt()
-    status, answer = await proxy.chat(key, "hello")
-    assert status == 200
-    assert answer["choices"][0]["message"]["content"] == reply_to(MESSAGES)
-    assert not {"token_ids", "prompt_token_ids"} & answer["choices"][0].keys()
-    await assert_recorded(proxy, store, attempt)
-
-
-async def test_a_stream_is_captured_though_the_server_streams_no_token_ids(
-    proxy: RunningProxy, store: FakeStore, sglang: SglangBackend
-) -> None:
-    attempt, key = proxy.attempt()
-    events = await chunks(proxy, key, stream_options={"include_usage": True})
-
-    assert "".join(c.delta.content or "" for event in events for c in event.choices) == reply_to(MESSAGES)
-    assert [c.finish_reason for event in events for c in event.choices] == [None, "stop"]
-    assert events[0].choices[0].delta.role == "assistant"
-    assert events[-1].usage.completion_tokens == len(reply_to(MESSAGES))
-    assert not any({"token_ids", "prompt_token_ids"} & c.model_extra.keys() for event in events for c in event.choices)
-    [received] = sglang.received
-    assert not {"stream", "stream_options"} & received.body.keys()
-    await assert_recorded(proxy, store, attempt)
-
-
-async def test_a_stream_without_usage_asked_for_has_none(proxy: RunningProxy) -> None:
+async def test_a_captured_stream_ends_as_streams_do_and_has_its_usage_if_asked_for(proxy: RunningProxy) -> None:
     _, key = proxy.attempt()
+    *events, last = await chunks(proxy, key, stream_options={"include_usage": True})
+    assert [choice.finish_reason for event in events for choice in event.choices] == [None, "stop"]
+    assert (events[0].choices[0].delta.role, last.usage.completion_tokens) == ("assistant", len(reply_to(MESSAGES)))
     assert all(event.choices and event.usage is None for event in await chunks(proxy, key))
 
 
@@ -129,7 +89,6 @@ async def test_weights_that_changed_while_an_answer_was_made_mark_it(
     sglang.weight_version = "2"
     await proxy.chat(key, "hello")
     await proxy.flush(attempt)
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert [part.version for part in record.policy_versions] == [1, 2]
     assert (record.usable, record.unusable_reason) == (False, "policy_version_changed")

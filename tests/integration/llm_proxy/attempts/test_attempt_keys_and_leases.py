@@ -10,9 +10,9 @@ import pytest
 
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import failure_pb2, project_service_pb2, rollout_pb2, rollout_service_pb2
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
-from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.llm_proxy.waits import until_refused
 from tests.support.postgres import shared_server
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
@@ -40,9 +40,10 @@ async def stubs(real_store: StoreHandle) -> Stubs:
 @pytest.fixture
 async def proxy(real_store: StoreHandle, backend: Backend) -> AsyncIterator[RunningProxy]:
     """Yields a proxy of that store."""
-    async with asyncio.timeout(DEADLINE_S), running_proxy(real_store.target, signing_key=SIGNING_KEY) as running:
-        await running.register("one", backend.url)
-        await running.put_route(target("one"))
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        running_proxy(real_store.target, backend_url=backend.url, signing_key=SIGNING_KEY) as running,
+    ):
         yield running
 
 
@@ -83,6 +84,7 @@ async def test_a_cancelled_rollouts_call_in_flight_is_ended(
     assert (status, answer["error"]["message"]) == (403, "The rollout was cancelled; the attempt should stop.")
 
 
+@pytest.mark.long(short=True)
 async def test_the_key_of_a_runner_that_is_gone_ends_with_its_lease(proxy: RunningProxy, stubs: Stubs) -> None:
     await create(stubs, policy=AGAIN)
     runner = await Runner(stubs).open()
@@ -120,4 +122,6 @@ async def test_a_token_that_is_revoked_at_the_store_is_refused_at_the_proxy(prox
     await stubs.projects.RevokeToken(project_service_pb2.RevokeTokenRequest(token_id=issued.token_id))
     status, answer = await until_refused(proxy, issued.token)
     assert (status, answer["error"]["message"]) == (401, "The token was revoked.")
+    async with proxy.http.get(f"{proxy.url}/models", headers={"x-api-key": issued.token}) as models:
+        assert models.status == 401
     assert (await proxy.chat(proxy.signer.issue(Role.CLIENT, subject="ann", ttl_s=60)))[0] == 200

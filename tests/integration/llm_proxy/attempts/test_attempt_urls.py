@@ -11,7 +11,7 @@ import pytest
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.store.v1 import attempt_pb2, lease_service_pb2, rollout_pb2
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, target
@@ -45,8 +45,7 @@ async def test_a_call_belongs_to_the_attempt_that_its_url_names(
         assert [model.id async for model in agent.models.list()] == [MODEL]
     summary = await proxy.flush(attempt)
     assert (summary.call_count, summary.unusable_count) == (1, 0)
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert record.usable
 
 

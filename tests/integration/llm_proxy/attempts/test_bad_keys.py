@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy
 
 ALLOWED = 5
 
@@ -21,9 +21,7 @@ async def refused(proxy: RunningProxy, key: str) -> tuple[int, str, int]:
 
 
 async def test_after_many_forged_keys_an_address_waits_and_good_keys_go_on(store: FakeStore, backend: Backend) -> None:
-    async with running_proxy(store.target, auth_failures_per_minute=ALLOWED) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url, auth_failures_per_minute=ALLOWED) as proxy:
         _, good = proxy.attempt()
         _, expired = proxy.attempt(ttl_s=-10)
         told = [await refused(proxy, f"forged-{number}") for number in range(ALLOWED + 1)]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from tests.support.llm_proxy.rogue_backend import (
@@ -39,6 +37,7 @@ from tests.support.llm_proxy.rogue_world import (
     Answer,
     RogueWorld,
     request_of,
+    rogue_fixtures,
     rogue_world,
 )
 
@@ -50,21 +49,9 @@ HTML = b"<html><body>502 Bad Gateway at 10.0.0.7</body></html>"
 FIRST = EVENTS[CHAT][:3]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[RogueWorld]:
-    """Yields a proxy for the tests of this file; it tries nothing again but what it must."""
-    settings: dict[str, Any] = {"read_timeout_s": 0.15, "first_byte_timeout_s": 0.15, "retry_deadline_s": 0}
-    async with rogue_world(max_answer_bytes=MAX_ANSWER_BYTES, **settings) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: RogueWorld) -> AsyncIterator[RogueWorld]:
-    """Yields the proxy; afterwards nothing is stuck in it, and it goes on serving."""
-    shared.backend.act = serve_well
-    yield shared
-    shared.backend.act = serve_well
-    await shared.is_well()
+shared, world = rogue_fixtures(
+    max_answer_bytes=MAX_ANSWER_BYTES, read_timeout_s=0.15, first_byte_timeout_s=0.15, retry_deadline_s=0
+)
 
 
 async def call(world: RogueWorld, path: str, model: str, act: Act, key: str = "", **fields: Any) -> Answer:
@@ -77,9 +64,7 @@ async def call(world: RogueWorld, path: str, model: str, act: Act, key: str = ""
 
 async def recorded(world: RogueWorld, attempt: str) -> ModelCallRecord:
     assert (await world.proxy.flush(attempt)).flushed
-    [(_, record)] = world.store.spans(attempt)
-    assert record is not None
-    return record
+    return world.store.record(attempt)
 
 
 def last_error(path: str, stream: bytes) -> dict[str, Any]:

@@ -6,12 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 
-from fulmen.llm_proxy.v1 import backend_pb2
 from tests.support.llm_proxy.backend import Backend
-from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import RunningProxy
+from tests.support.llm_proxy.rogue_backend import (
+    CHAT,
+    DONE,
+    MESSAGES,
+    STREAM_END,
+    STREAM_HEAD,
+    Act,
+    answers,
+    chunk,
+    response,
+)
+from tests.support.llm_proxy.rogue_world import BACKEND_KEY, CLAUDE, OPENAI, RogueWorld, request_of, rogue_world
 
 MAY_REACH_A_BACKEND = {
     "host", "accept", "accept-encoding", "content-type", "content-length",
@@ -39,53 +48,25 @@ SENT = {
 }
 
 
+TOLD = (
+    b"set-cookie: backend=secret", b"server: inside/1.0", b"x-powered-by: inside", b"via: inside",
+    b"openai-organization: org-of-the-proxy", b"x-request-id: r-1", b"x-ratelimit-remaining-tokens: 17", b"retry-after: 3",
+)  # fmt: skip
+
+
 @pytest.fixture
-async def talkative() -> AsyncIterator[str]:
-    """Yields a backend that tells more than it should."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        headers = {
-            "Set-Cookie": "backend=secret",
-            "Server": "inside/1.0",
-            "X-Powered-By": "inside",
-            "Via": "inside",
-            "OpenAI-Organization": "org-of-the-proxy",
-            "X-Request-Id": "r-1",
-            "X-RateLimit-Remaining-Tokens": "17",
-            "Retry-After": "3",
-        }
-        if body.get("stream"):
-            response = web.StreamResponse(headers=headers | {"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(b"data: [DONE]\n\n")
-            return response
-        status = body.get("max_tokens", 200)
-        return web.json_response({"choices": []}, status=status, headers=headers)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    await runner.cleanup()
+async def world() -> AsyncIterator[RogueWorld]:
+    """Yields a proxy before backends of both dialects."""
+    async with rogue_world(retry_deadline_s=0) as running:
+        yield running
 
 
-async def test_a_backend_gets_the_proxys_key_and_little_of_what_the_caller_sent(
-    store: FakeStore, backend: Backend
-) -> None:
-    async with running_proxy(store.target, backend_keys={"vendor": "of-the-proxy"}) as proxy:
-        await proxy.register("keyed", backend.url, key_name="vendor")
-        await proxy.put_route(target("keyed"))
-        _, key = proxy.attempt()
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
-        headers = SENT | {"Authorization": f"Bearer {key}"}
-        async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
-            assert answer.status == 200
-    got = {name.lower(): value for name, value in backend.received[0].headers.items()}
+async def test_a_backend_gets_the_proxys_key_and_little_of_what_the_caller_sent(world: RogueWorld) -> None:
+    answer = await world.post(CHAT, request_of(CHAT, OPENAI), world.key(), **SENT)
+    assert answer.status == 200
+    got = world.backend.asked[-1].headers
     assert set(got) <= MAY_REACH_A_BACKEND
-    assert got["authorization"] == "Bearer of-the-proxy"
+    assert got["authorization"] == f"Bearer {BACKEND_KEY}"
     assert got["host"].startswith("127.0.0.1")
     for name in ("tracestate", "OpenAI-Beta", "Idempotency-Key"):
         assert got[name.lower()] == SENT[name]
@@ -93,48 +74,34 @@ async def test_a_backend_gets_the_proxys_key_and_little_of_what_the_caller_sent(
     assert got["traceparent"].split("-")[1] == SENT["traceparent"].split("-")[1]
 
 
-async def test_a_server_of_anthropics_dialect_gets_its_own_headers(store: FakeStore) -> None:
-    got: dict[str, str] = {}
-
-    async def note(request: web.Request) -> web.Response:
-        got.update({name.lower(): value for name, value in request.headers.items()})
-        message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": {}}
-        return web.json_response(message)
-
-    app = web.Application()
-    app.router.add_post("/v1/messages", note)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    async with running_proxy(store.target, backend_keys={"vendor": "of-the-proxy"}) as proxy:
-        await proxy.register("keyed", url, key_name="vendor", dialect=backend_pb2.DIALECT_ANTHROPIC)
-        await proxy.put_route(target("keyed"))
-        _, key = proxy.attempt()
-        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
-        headers = SENT | {"X-Api-Key": key, "anthropic-version": "2023-06-01"}
-        async with proxy.http.post(f"{proxy.url}/messages", json=body, headers=headers) as answer:
-            assert answer.status == 200
-    await runner.cleanup()
+async def test_a_server_of_anthropics_dialect_gets_its_own_headers(world: RogueWorld) -> None:
+    key = world.key()
+    sent = SENT | {"X-Api-Key": key, "anthropic-version": "2023-06-01"}
+    answer = await world.post(MESSAGES, request_of(MESSAGES, CLAUDE), key, **sent)
+    assert answer.status == 200
+    got = world.backend.asked[-1].headers
     assert set(got) <= (MAY_REACH_A_BACKEND | {"x-api-key", "anthropic-beta", "anthropic-version"}) - {"openai-beta"}
-    assert got["x-api-key"] == "of-the-proxy"
+    assert got["x-api-key"] == BACKEND_KEY
     assert (got["anthropic-beta"], got["anthropic-version"]) == (SENT["anthropic-beta"], "2023-06-01")
 
 
-@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"max_tokens": 400}, {"max_tokens": 429}])
+@pytest.mark.parametrize(
+    ("act", "status", "stream"),
+    [
+        (answers(response(b'{"choices": []}', *TOLD)), 200, False),
+        (answers(STREAM_HEAD[:-2], *(line + b"\r\n" for line in TOLD), b"\r\n", chunk(DONE), STREAM_END), 200, True),
+        (answers(response(b"{}", *TOLD, status=b"400 X")), 400, False),
+        (answers(response(b"{}", *TOLD, status=b"429 X")), 429, True),
+    ],
+    ids=["whole", "streamed", "refused", "throttled"],
+)
 async def test_a_caller_gets_limits_and_request_ids_and_nothing_of_the_backends_insides(
-    store: FakeStore, talkative: str, asked: dict[str, object]
+    world: RogueWorld, act: Act, status: int, stream: bool
 ) -> None:
-    async with running_proxy(store.target, retry_deadline_s=0) as proxy:
-        await proxy.register("talkative", talkative)
-        await proxy.put_route(target("talkative"), model="talkative")
-        _, key = proxy.attempt()
-        body = {"model": "talkative", "messages": [{"role": "user", "content": "x"}], **asked}
-        headers = {"Authorization": f"Bearer {key}"}
-        async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
-            await answer.read()
+    world.backend.will(act)
+    answer = await world.post(CHAT, request_of(CHAT, OPENAI) | {"stream": stream}, world.key())
     got = {name.lower(): value for name, value in answer.headers.items()}
-    assert answer.status == asked.get("max_tokens", 200)
+    assert answer.status == status
     assert set(got) <= MAY_REACH_A_CALLER
     assert (got["x-request-id"], got["x-ratelimit-remaining-tokens"], got["retry-after"]) == ("r-1", "17", "3")
     assert "secret" not in str(got)

@@ -67,8 +67,7 @@ async def test_a_call_that_waited_is_recorded_with_the_version_that_was_promoted
     assert await statuses([call]) == [200]
     await proxy.flush(attempt)
 
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert record.usable
     assert [r.version for r in record.policy_versions] == [2]
 
@@ -99,9 +98,7 @@ async def test_a_hold_that_is_set_again_moves_its_end(proxy: RunningProxy) -> No
 
 
 async def test_a_hold_is_in_force_at_every_replica(store: FakeStore, backend: Backend) -> None:
-    async with running_proxy(store.target) as first, running_proxy(store.target) as second:
-        await first.register("one", backend.url)
-        await first.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url) as first, running_proxy(store.target) as second:
         watch = second.routes.WatchRoutes(route_service_pb2.WatchRoutesRequest(), wait_for_ready=True)
         while not (await watch.read()).routes:
             pass
@@ -121,9 +118,7 @@ async def test_a_hold_is_in_force_at_every_replica(store: FakeStore, backend: Ba
 async def test_a_server_that_refuses_while_it_is_paused_fails_no_call_of_a_held_backend(
     store: FakeStore, backend: Backend
 ) -> None:
-    async with running_proxy(store.target, retry_deadline_s=0) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url, retry_deadline_s=0) as proxy:
         _, key = proxy.attempt()
         backend.switches.refusals.extend([503] * 100)
         assert (await proxy.chat(key))[0] == 503

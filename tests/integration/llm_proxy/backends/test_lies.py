@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from tests.support.llm_proxy.rogue_backend import CHAT, DONE, WHOLE, answers, event, response, serve_well, streams
-from tests.support.llm_proxy.rogue_world import TINY, RogueWorld, request_of, rogue_world
+from tests.support.llm_proxy.rogue_backend import CHAT, DONE, WHOLE, answers, event, response, streams
+from tests.support.llm_proxy.rogue_world import TINY, RogueWorld, request_of, rogue_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,19 +37,7 @@ OF_THE_ANSWER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[RogueWorld]:
-    """Yields a proxy for the tests of this file."""
-    async with rogue_world(retry_deadline_s=0) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: RogueWorld) -> AsyncIterator[RogueWorld]:
-    """Yields the proxy; afterwards nothing is stuck in it, and it goes on serving."""
-    yield shared
-    shared.backend.act = serve_well
-    await shared.is_well()
+shared, world = rogue_fixtures(retry_deadline_s=0)
 
 
 def told(lie: str) -> dict[str, Any]:

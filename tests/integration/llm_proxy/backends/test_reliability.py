@@ -19,7 +19,7 @@ from tests.support.llm_proxy.scripted_backend import ScriptedBackend
 
 async def a_key_of(proxy: RunningProxy, at: ScriptedBackend, **fields: Any) -> str:
     """Returns a key of an attempt whose calls go to a backend."""
-    at.act = "answer"
+    at.manner = "answer"
     while True:
         _, key = proxy.attempt(**fields)
         before = at.calls
@@ -45,7 +45,7 @@ async def test_a_backend_that_cannot_be_reached_costs_no_call_and_is_soon_left_a
 async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again_elsewhere(store: FakeStore) -> None:
     async with a_pair(store, "answer") as (proxy, odd, well):
         key = await a_key_of(proxy, odd)
-        odd.act, before = "half", len(well.received)
+        odd.manner, before = "half", len(well.received)
         assert (await proxy.chat(key))[0] == 200
         assert len(well.received) == before + 1
         assert (await proxy.health("odd")).last_failure_kind == "broken"
@@ -54,11 +54,11 @@ async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again_elsew
 async def test_a_stream_that_dies_is_told_within_it_never_asked_for_again_and_counts(store: FakeStore) -> None:
     async with a_pair(store, "answer") as (proxy, odd, well):
         key = await a_key_of(proxy, odd)
-        odd.act, before = "die", len(well.received)
+        odd.manner, before = "die", len(well.received)
         status, body = await stream(proxy, key)
         seen = await proxy.health("odd")
     assert status == 200
-    assert body.count(b'"content":"s"') == 1
+    assert body.count(b'"content": "H"') == 1
     assert b'"code":"backend_unavailable"' in body
     assert (seen.last_failure_kind, seen.failure_count) == ("stream_broken", 1)
     assert len(well.received) == before
@@ -67,9 +67,9 @@ async def test_a_stream_that_dies_is_told_within_it_never_asked_for_again_and_co
 async def test_a_stream_that_stalls_ends_with_an_error_and_counts(store: FakeStore) -> None:
     async with a_pair(store, "answer", read_timeout_s=0.2) as (proxy, odd, _):
         key = await a_key_of(proxy, odd)
-        odd.act = "stall"
+        odd.manner = "stall"
         _, body = await stream(proxy, key)
-        await odd.left.acquire()
+        await odd.abandoned.acquire()
         seen = await proxy.health("odd")
     assert b'"code":"backend_unavailable"' in body
     assert seen.last_failure_kind == "stream_stalled"
@@ -78,7 +78,7 @@ async def test_a_stream_that_stalls_ends_with_an_error_and_counts(store: FakeSto
 async def test_a_long_answer_is_no_failure_and_goes_to_another_replica_when_its_time_is_over(store: FakeStore) -> None:
     async with a_pair(store, "answer", first_byte_timeout_s=0.2) as (proxy, odd, _):
         key = await a_key_of(proxy, odd)
-        odd.act = "hang"
+        odd.manner = "hang"
         assert (await proxy.chat(key))[0] == 200
         seen = await proxy.health("odd")
     assert (seen.failure_count, seen.breaker) == (0, backend_pb2.BREAKER_STATE_CLOSED)
@@ -94,7 +94,7 @@ async def test_past_its_deadline_a_call_is_answered_504_and_its_backend_is_left(
         await put(proxy, target("odd"), **fields)
         attempt, key = proxy.attempt()
         status, answer = await proxy.chat(key)
-        await odd.left.acquire()
+        await odd.abandoned.acquire()
         summary = await proxy.flush(attempt)
         assert (await proxy.health("odd")).in_flight_count == 0
     assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
@@ -104,7 +104,7 @@ async def test_past_its_deadline_a_call_is_answered_504_and_its_backend_is_left(
 async def test_a_caller_that_leaves_says_nothing_about_the_backend(store: FakeStore) -> None:
     async with a_pair(store, "answer") as (proxy, odd, _):
         key = await a_key_of(proxy, odd)
-        odd.act = "hang"
+        odd.manner = "hang"
         for _ in range(5):
             while not odd.arrived.locked():
                 await odd.arrived.acquire()
@@ -113,7 +113,7 @@ async def test_a_caller_that_leaves_says_nothing_about_the_backend(store: FakeSt
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
         for _ in range(5):
-            await odd.left.acquire()
+            await odd.abandoned.acquire()
         seen = await proxy.health("odd")
     assert (seen.failure_count, seen.in_flight_count, seen.healthy) == (0, 0, True)
 
@@ -174,11 +174,11 @@ async def test_a_hedge_asks_a_second_replica_and_cancels_the_slower(store: FakeS
     async with a_pair(store, "answer") as (proxy, odd, well):
         key = await a_key_of(proxy, odd)
         await put(proxy, target("odd"), target("well"), hedge_delay=Duration(nanos=50_000_000))
-        odd.act, before = "hang", len(well.received)
+        odd.manner, before = "hang", len(well.received)
         assert (await proxy.chat(key))[0] == 200
-        await odd.left.acquire()
+        await odd.abandoned.acquire()
         status, events = await stream(proxy, key)
-        await odd.left.acquire()
+        await odd.abandoned.acquire()
         assert (status, events.count(b"[DONE]")) == (200, 1)
         assert len(well.received) == before + 2
         assert ((await proxy.health("odd")).in_flight_count, (await proxy.health("well")).in_flight_count) == (0, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -11,22 +10,13 @@ import pytest
 
 from fulmen.ids import AttemptName, uuid7
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
-from fulmen_service_kit.tokens import Role
-from tests.support.llm_proxy.backend import Backend
-from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.openai_world import AZURE, CHAT_ONLY, GPT, VENDOR_MODEL, OpenAiWorld, openai_world
+from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.rogue_backend import RESPONSES, Act, answers, hangs_after
 from tests.support.llm_proxy.rogue_world import NATIVE, RogueWorld, request_of, rogue_world
+from tests.support.llm_proxy.vendor_world import AZURE, CHAT_ONLY, CLAUDE, GPT, VENDOR_MODEL, VendorWorld
 from tests.support.llm_proxy.vendors.openai import OpenAiVendor
 
 BOTH = "gpt-anywhere"
-
-
-@pytest.fixture
-async def world(store: FakeStore, backend: Backend) -> AsyncIterator[OpenAiWorld]:
-    """Yields a proxy before four backends."""
-    async with openai_world(store, backend) as running:
-        yield running
 
 
 async def last_of(agent: openai.AsyncOpenAI, *, stream: bool, **fields: Any) -> Any:
@@ -42,8 +32,8 @@ async def last_of(agent: openai.AsyncOpenAI, *, stream: bool, **fields: Any) -> 
 
 @pytest.mark.parametrize("model", [GPT, AZURE])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_is_gone_on_from_read_and_deleted(world: OpenAiWorld, model: str, stream: bool) -> None:
-    async with world.agent() as agent:
+async def test_a_response_is_gone_on_from_read_and_deleted(world: VendorWorld, model: str, stream: bool) -> None:
+    async with world.openai_agent() as agent:
         first = await last_of(agent, stream=stream, model=model, input="one")
         second = await last_of(agent, stream=stream, model=model, input="two", previous_response_id=first.id)
         assert second.previous_response_id == first.id
@@ -55,21 +45,21 @@ async def test_a_response_is_gone_on_from_read_and_deleted(world: OpenAiWorld, m
         with pytest.raises(openai.BadRequestError) as gone:
             await agent.responses.create(model=model, input="x", previous_response_id=first.id)
     assert gone.value.code == "previous_response_not_found"
-    assert list(world.vendor.kept) == [second.id.split("~")[0]]
+    assert list(world.openai.kept) == [second.id.split("~")[0]]
 
 
-async def test_of_two_vendors_behind_a_model_the_one_that_has_the_response_is_asked(world: OpenAiWorld) -> None:
+async def test_of_two_vendors_behind_a_model_the_one_that_has_the_response_is_asked(world: VendorWorld) -> None:
     async with OpenAiVendor(models=(VENDOR_MODEL,)) as other:
         apis = [backend_pb2.API_RESPONSES]
-        await world.proxy.register("other", other.url, apis=apis, returns_token_ids=False, key_name="vendor")
+        await world.proxy.register("other", other.url, apis=apis, returns_token_ids=False, key_name="openai")
         places = [
             route_pb2.RouteTarget(backend=f"backends/{name}", backend_model=VENDOR_MODEL, weight=1)
             for name in ("openai", "other")
         ]
         await world.proxy.put_route(*places, model=BOTH)
-        for vendor in (world.vendor, other) * 4:
+        for vendor in (world.openai, other) * 4:
             # A key without an attempt: each call is drawn anew.
-            async with world.agent(client_key(world)) as agent:
+            async with world.openai_agent(client_key(world)) as agent:
                 before = len(vendor.received)
                 first = await agent.responses.create(model=BOTH, input="one")
                 while len(vendor.received) == before:
@@ -80,13 +70,13 @@ async def test_of_two_vendors_behind_a_model_the_one_that_has_the_response_is_as
                 assert (await agent.responses.retrieve(second.id)).id == second.id
 
 
-def client_key(world: OpenAiWorld) -> str:
+def client_key(world: VendorWorld) -> str:
     """Returns a key that is no attempt's."""
     return world.proxy.signer.issue(Role.CLIENT, subject="tests", ttl_s=600)
 
 
-async def test_another_project_finds_no_response_by_its_id(world: OpenAiWorld) -> None:
-    async with world.agent() as agent:
+async def test_another_project_finds_no_response_by_its_id(world: VendorWorld) -> None:
+    async with world.openai_agent() as agent:
         made = await agent.responses.create(model=GPT, input="one")
     stranger = world.proxy.signer.attempt_key(
         AttemptName(project="projects/other", rollout_id=uuid7(), number=1),
@@ -96,8 +86,8 @@ async def test_another_project_finds_no_response_by_its_id(world: OpenAiWorld) -
         mode="train",
         ttl_s=60,
     )
-    calls = len(world.vendor.received)
-    async with world.agent(stranger) as agent:
+    calls = len(world.openai.received)
+    async with world.openai_agent(stranger) as agent:
         with pytest.raises(openai.NotFoundError) as hidden:
             await agent.responses.retrieve(made.id)
         with pytest.raises(openai.BadRequestError, match="created elsewhere"):
@@ -105,11 +95,11 @@ async def test_another_project_finds_no_response_by_its_id(world: OpenAiWorld) -
         with pytest.raises(openai.NotFoundError):
             await agent.responses.retrieve(made.id.split("~")[0])
     assert hidden.value.code == "response_not_found"
-    assert len(world.vendor.received) == calls
+    assert len(world.openai.received) == calls
 
 
-async def test_a_model_whose_backend_keeps_nothing_says_so(world: OpenAiWorld) -> None:
-    async with world.agent() as agent:
+async def test_a_model_whose_backend_keeps_nothing_says_so(world: VendorWorld) -> None:
+    async with world.openai_agent() as agent:
         kept = await agent.responses.create(model=GPT, input="one")
         translated = await agent.responses.create(model=CHAT_ONLY, input="one")
         with pytest.raises(openai.BadRequestError, match="does not store responses"):
@@ -120,8 +110,8 @@ async def test_a_model_whose_backend_keeps_nothing_says_so(world: OpenAiWorld) -
         assert "~" not in unkept.id
 
 
-async def test_what_is_not_served_of_a_kept_response_is_refused_here(world: OpenAiWorld) -> None:
-    async with world.agent() as agent:
+async def test_what_is_not_served_of_a_kept_response_is_refused_here(world: VendorWorld) -> None:
+    async with world.openai_agent() as agent:
         made = await agent.responses.create(model=GPT, input="one")
         with pytest.raises(openai.BadRequestError, match="cannot be streamed"):
             await agent.responses.retrieve(made.id, stream=True)
@@ -129,16 +119,16 @@ async def test_what_is_not_served_of_a_kept_response_is_refused_here(world: Open
             await agent.post(f"/responses/{made.id}", cast_to=object)
         with pytest.raises(openai.NotFoundError, match="not found"):
             await agent.post(f"/responses/{made.id}/compact", cast_to=object)
-    async with world.agent("nonsense") as stranger:
+    async with world.openai_agent("nonsense") as stranger:
         with pytest.raises(openai.AuthenticationError):
             await stranger.responses.retrieve(made.id)
     assert wrong.value.status_code == 405
 
 
-@pytest.mark.parametrize("model", [GPT, CHAT_ONLY])
-async def test_a_stream_that_breaks_off_ends_with_a_numbered_event(world: OpenAiWorld, model: str) -> None:
-    world.vendor.cut_after = 3
-    async with world.agent() as agent:
+@pytest.mark.parametrize("model", [GPT, CHAT_ONLY, CLAUDE])
+async def test_a_stream_that_breaks_off_ends_with_a_numbered_event(world: VendorWorld, model: str) -> None:
+    world.break_stream(model, after=3, with_error=False)
+    async with world.openai_agent() as agent:
         events = [event async for event in await agent.responses.create(model=model, input="hello", stream=True)]
     assert events[-1].type == ("error" if model == GPT else "response.failed")
     assert [event.sequence_number for event in events] == list(range(len(events)))

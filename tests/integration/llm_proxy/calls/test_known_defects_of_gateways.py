@@ -15,7 +15,7 @@ import pytest
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy
 
 DEADLINE_S = 40
 ROOM_BYTES = 200_000
@@ -27,9 +27,7 @@ FLOOD_BYTES = 256 * 1024 * 1024
 async def a_small_proxy(store: FakeStore, backend: Backend) -> AsyncIterator[RunningProxy]:
     """Runs a proxy with room for one large request, or a few that are smaller."""
     sizes = {"max_request_bytes": ROOM_BYTES, "request_buffer_bytes": ROOM_BYTES}
-    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, **sizes) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, backend_url=backend.url, **sizes) as proxy:
         yield proxy
 
 

@@ -37,8 +37,7 @@ async def test_a_stream_records_which_tokens_came_before_and_after_a_promotion(
             await answer.content.read()
         await proxy.flush(attempt)
 
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert record.usable
     assert [(r.version, r.start, r.end) for r in record.policy_versions] == [(1, 0, 5), (2, 5, len("You said: hi"))]
 
@@ -57,8 +56,7 @@ async def test_a_whole_answer_that_spans_a_promotion_names_both_versions_and_is_
         summary = await proxy.flush(attempt)
 
     assert status == 200
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert [r.version for r in record.policy_versions] == [1, 2]
     assert (record.usable, record.unusable_reason) == (False, "policy_version_changed")
     assert summary.unusable_count == 1
@@ -89,7 +87,6 @@ async def test_a_hedged_call_that_the_first_replica_answers_records_the_promotio
             await proxy.flush(attempt)
 
     assert status == 200
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert [r.version for r in record.policy_versions] == [1, 2]
     assert record.unusable_reason == "policy_version_changed"

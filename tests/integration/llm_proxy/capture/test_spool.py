@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, parse_rollout_name, uuid7
+from fulmen.ids import parse_rollout_name, uuid7
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.tokens import TokenSigner
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
-from tests.support.llm_proxy.proxy_process import ProxyProcess, proxy_process
+from tests.support.llm_proxy.proxy_process import ProxyProcess, new_attempt, proxy_process
 from tests.support.llm_proxy.waits import EARLY_S
 from tests.support.postgres import shared_server
 from tests.support.store import running as real
@@ -30,19 +29,9 @@ SPOOLED = "fulmen_llm_proxy_captures_spooled_total"
 RECORDS = "fulmen_llm_proxy_spool_records"
 
 
-def attempt_of(rollout_id: uuid.UUID, *, signing_key: str = SIGNING_KEY) -> tuple[str, str]:
-    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id, number=1)
-    key = TokenSigner(signing_key).attempt_key(
-        name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600
-    )
-    return str(name), key
-
-
 async def set_up(store_target: str, backend: Backend, *, signing_key: str = SIGNING_KEY) -> None:
     """Registers the backend, a route with a policy and one without."""
-    async with running_proxy(store_target, signing_key=signing_key) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with running_proxy(store_target, backend_url=backend.url, signing_key=signing_key) as proxy:
         await proxy.put_route(target("one", policy=""), model="judge")
 
 
@@ -61,6 +50,7 @@ def content_of(call: ModelCallRecord) -> str:
     return bytes(array("i", call.prompt_token_ids).tolist()).decode().removeprefix("<user>").removesuffix("\n")
 
 
+@pytest.mark.long(short=True)
 async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_call_once_and_in_order(
     tmp_path: Path,
 ) -> None:
@@ -74,7 +64,7 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
             names = await real.create(await store.stubs(), 2)
             await set_up(store.target, backend, signing_key=real.SIGNING_KEY)
             attempts = dict(
-                attempt_of(parse_rollout_name(name).rollout_id, signing_key=real.SIGNING_KEY) for name in names
+                new_attempt(parse_rollout_name(name).rollout_id, signing_key=real.SIGNING_KEY) for name in names
             )
             running = proxy_process(store.target, ready, **options)
             proxy = await running.__aenter__()
@@ -105,13 +95,14 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
         calls = [ModelCallRecord.FromString(record.model_call) for record in records]
         assert [content_of(call) for call in calls] == [f"call {number}" for number in range(CALLS)]
         assert all(call.usable for call in calls)
-    assert [path.suffix for path in (tmp_path / "spool").iterdir() if path.is_file()] == [".lock"]
+    left = sorted(path.suffix for path in (tmp_path / "spool").iterdir() if path.is_file())
+    assert left == [".keys", ".lock"], "captures are gone, the store's public keys are kept"
 
 
 async def test_a_proxy_killed_while_it_delivers_doubles_nothing(tmp_path: Path) -> None:
     options = {"signing_key": SIGNING_KEY, "spool_dir": tmp_path / "spool"}
     ready = tmp_path / "ready.json"
-    attempt, key = attempt_of(uuid7())
+    attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S), Backend() as backend, FakeStore() as store:
         await set_up(store.target, backend)
         async with proxy_process(store.target, ready, **options) as proxy:
@@ -132,7 +123,7 @@ async def test_a_proxy_killed_while_it_delivers_doubles_nothing(tmp_path: Path) 
 async def test_a_proxy_that_is_stopped_leaves_on_disk_what_the_store_has_not_got(tmp_path: Path) -> None:
     options = {"signing_key": SIGNING_KEY, "spool_dir": tmp_path / "spool", "drain_grace_s": 20}
     ready = tmp_path / "ready.json"
-    attempt, key = attempt_of(uuid7())
+    attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S), Backend() as backend, FakeStore() as store:
         await set_up(store.target, backend)
         async with proxy_process(store.target, ready, **options) as proxy:
@@ -153,9 +144,10 @@ async def test_a_proxy_that_is_stopped_leaves_on_disk_what_the_store_has_not_got
 async def test_calls_of_before_during_and_after_the_stores_absence_arrive_in_order(
     store: FakeStore, backend: Backend, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, spool_dir=str(tmp_path)) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        running_proxy(store.target, backend_url=backend.url, spool_dir=str(tmp_path)) as proxy,
+    ):
         attempt, key = proxy.attempt()
         for number in range(5):
             await proxy.chat(key, f"call {number}")
@@ -177,9 +169,7 @@ async def test_a_full_spool_drops_what_is_not_trained_on_says_so_and_then_lets_c
     store: FakeStore, backend: Backend, tmp_path: Path
 ) -> None:
     small = {"spool_dir": str(tmp_path), "spool_bytes": 1024 * 1024, "capture_buffer_bytes": 400_000}
-    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, **small) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, backend_url=backend.url, **small) as proxy:
         await proxy.put_route(target("one", policy=""), model="judge")
         judged, judge_key = proxy.attempt()
         attempt, key = proxy.attempt()
@@ -209,9 +199,10 @@ async def test_a_full_spool_drops_what_is_not_trained_on_says_so_and_then_lets_c
 async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
     store: FakeStore, backend: Backend, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, spool_dir=str(tmp_path)) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        running_proxy(store.target, backend_url=backend.url, spool_dir=str(tmp_path)) as proxy,
+    ):
         attempt, key = proxy.attempt()
         [folder] = [path for path in tmp_path.iterdir() if path.is_dir()]
         folder.rename(tmp_path / "aside")
@@ -242,9 +233,10 @@ async def test_a_proxy_starts_on_a_full_disk_and_keeps_captures_in_memory(
     if await (await asyncio.create_subprocess_exec(*mount)).wait():
         pytest.skip("no file system can be mounted here")
     try:
-        async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, spool_dir=str(tmp_path)) as proxy:
-            await proxy.register("one", backend.url)
-            await proxy.put_route(target("one"))
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            running_proxy(store.target, backend_url=backend.url, spool_dir=str(tmp_path)) as proxy,
+        ):
             attempt, key = proxy.attempt()
             await store.stop()
             assert (await proxy.chat(key))[0] == 200

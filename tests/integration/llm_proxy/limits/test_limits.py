@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,6 @@ from tests.support.llm_proxy.backend import Backend, prompt_ids_of, reply_to, to
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.llm_proxy.rogue_backend import CHAT, WHOLE, answers, response
 from tests.support.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
-from tests.support.postgres import shared_server
 from tests.support.store.running import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 DEFAULT = "projects/default"
@@ -67,15 +66,6 @@ class World:
         """Returns what the store counted, by group."""
         answer = await self.stubs.usage.GetUsage(usage_pb.GetUsageRequest(**selection))
         return {group.name: group.usage for group in answer.groups}
-
-
-@pytest.fixture
-def database_url() -> Iterator[str]:
-    """Yields the URL of a database with the store's schema."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    yield dsn
-    server.drop(dsn)
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from fulmen_service_kit import http_server, http_wire
-from tests.support.llm_proxy.rogue_backend import CHAT, COUNT, MESSAGES, STREAM_END, Peer, chunk, serve_well
+from fulmen_service_kit.http import server as http_server
+from fulmen_service_kit.http import wire as http_wire
+from tests.support.llm_proxy.rogue_backend import CHAT, COUNT, MESSAGES, STREAM_END, Peer, chunk
 from tests.support.llm_proxy.rogue_world import (
     DEADLINE_S,
     NATIVE,
@@ -26,7 +25,7 @@ from tests.support.llm_proxy.rogue_world import (
     bounded,
     head_of,
     request_of,
-    rogue_world,
+    rogue_fixtures,
     sized,
 )
 from tests.support.llm_proxy.vendors.errors import error_of
@@ -40,11 +39,7 @@ CHUNKED = b"transfer-encoding: chunked"
 LAST = b"connection: close"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[RogueWorld]:
-    """Yields a proxy for the tests of this file."""
-    async with rogue_world(max_request_bytes=MAX_REQUEST_BYTES, request_timeout_s=0.4) as world:
-        yield world
+shared, world = rogue_fixtures(max_request_bytes=MAX_REQUEST_BYTES, request_timeout_s=0.4)
 
 
 @pytest.fixture
@@ -52,15 +47,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets connections of refused requests end soon."""
     monkeypatch.setattr(http_wire, "_LINGER_S", 0.1)
     monkeypatch.setattr(http_server, "_LINGER_S", 0.1)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: RogueWorld) -> AsyncIterator[RogueWorld]:
-    """Yields the proxy; afterwards nothing is stuck in it, and it goes on serving."""
-    shared.backend.act = serve_well
-    yield shared
-    shared.backend.act = serve_well
-    await shared.is_well()
 
 
 def chunks_of(body: bytes, size: int = 7) -> bytes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from fulmen.errors import ArgumentInvalid
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
 from fulmen_llm_proxy.apis.registry import BY_PATH
-from tests.support.llm_proxy.rogue_backend import CHAT, COMPLETIONS, COUNT, EMBEDDINGS, MESSAGES, RESPONSES, serve_well
+from tests.support.llm_proxy.rogue_backend import CHAT, COMPLETIONS, COUNT, EMBEDDINGS, MESSAGES, RESPONSES
 from tests.support.llm_proxy.rogue_world import (
     CHAT_ONLY,
     CLAUDE,
@@ -29,7 +28,7 @@ from tests.support.llm_proxy.rogue_world import (
     RogueWorld,
     bounded,
     request_of,
-    rogue_world,
+    rogue_fixtures,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,19 +38,7 @@ DEPTH = 100_000
 JSON = dict[str, Any]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[RogueWorld]:
-    """Yields a proxy for the tests of this file."""
-    async with rogue_world(max_request_bytes=MAX_REQUEST_BYTES, retry_deadline_s=0.2) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(shared: RogueWorld) -> AsyncIterator[RogueWorld]:
-    """Yields the proxy; afterwards nothing is stuck in it, and it goes on serving."""
-    shared.backend.act = serve_well
-    yield shared
-    await shared.is_well()
+shared, world = rogue_fixtures(max_request_bytes=MAX_REQUEST_BYTES, retry_deadline_s=0.2)
 
 
 def within(value: bytes) -> Callable[[bytes], bytes]:

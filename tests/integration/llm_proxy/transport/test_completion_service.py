@@ -1,4 +1,4 @@
-"""The calls of the HTTP door over gRPC: same answers, same capture, same ends."""
+"""The calls of the HTTP API over gRPC: same answers, same capture, same ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fulmen.errors import ArgumentInvalid, MessageTooLarge, TokenInvalid
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_service_pb2
-from fulmen_service_kit.http_server import HttpServer
+from fulmen_service_kit.http.server import HttpServer
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy
 
 PATH = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -56,8 +56,7 @@ async def test_a_call_is_answered_and_captured_as_over_http(
     assert answer.http_status == 200
     assert json.loads(answer.body_json)["choices"] == over_http["choices"]
     assert (await proxy.flush(attempt)).unusable_count == 0
-    [(_, record)] = store.spans(attempt)
-    assert record is not None
+    record = store.record(attempt)
     assert record.completion_token_ids
 
 
@@ -135,9 +134,7 @@ async def test_what_the_proxy_cannot_begin_is_an_error_of_the_rpc(agent: Agent, 
 
 
 async def test_too_large_a_body_and_too_many_calls_are_told(store: FakeStore, backend: Backend) -> None:
-    async with running_proxy(store.target, max_request_bytes=2048, max_in_flight=1) as proxy:
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url, max_request_bytes=2048, max_in_flight=1) as proxy:
         _, key = proxy.attempt()
         async with open_channel(f"127.0.0.1:{proxy.parts.server.port}", token=key) as channel:
             stub = completion_service_pb2_grpc.CompletionServiceStub(channel)
@@ -192,9 +189,10 @@ async def test_a_proxy_that_drains_lets_calls_finish_and_has_their_captures_deli
 
 
 async def test_calls_that_outlast_the_drain_are_cut_and_recorded(store: FakeStore, backend: Backend) -> None:
-    async with running_proxy(store.target, drain_grace_s=1) as proxy, asyncio.timeout(DEADLINE_S):
-        await proxy.register("one", backend.url)
-        await proxy.put_route(target("one"))
+    async with (
+        running_proxy(store.target, backend_url=backend.url, drain_grace_s=1) as proxy,
+        asyncio.timeout(DEADLINE_S),
+    ):
         attempt, key = proxy.attempt()
         backend.switches.gate = asyncio.Event()
         async with open_channel(f"127.0.0.1:{proxy.parts.server.port}", token=key) as channel:

@@ -14,12 +14,10 @@ import openai
 import pytest
 
 from fulmen.errors import FulmenError
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
-from fulmen_service_kit.tokens import TokenSigner
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, running_proxy, target
-from tests.support.llm_proxy.proxy_process import ProxyProcess, proxy_process
+from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, running_proxy
+from tests.support.llm_proxy.proxy_process import ProxyProcess, new_attempt, proxy_process
 
 DEADLINE_S = 90
 CALLERS = 32
@@ -33,13 +31,6 @@ async def main():
         await asyncio.Event().wait()
 asyncio.run(main())
 """
-
-
-def agent() -> tuple[str, str]:
-    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
-    signer = TokenSigner(SIGNING_KEY)
-    key = signer.attempt_key(name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600)
-    return str(name), key
 
 
 class Balancer:
@@ -97,7 +88,7 @@ async def replicas(
     try:
         async with asyncio.timeout(DEADLINE_S):
             for proxy in proxies:
-                while (await proxy.chat(agent()[1], "warm", model=MODEL))[0] != 200:
+                while (await proxy.chat(new_attempt()[1], "warm", model=MODEL))[0] != 200:
                     pass
         yield list(proxies)
     finally:
@@ -107,9 +98,8 @@ async def replicas(
 @pytest.fixture
 async def routed(store: FakeStore, backend: Backend) -> FakeStore:
     """Returns the store with a route to the backend in it."""
-    async with running_proxy(store.target) as first:
-        await first.register("one", backend.url)
-        await first.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url):
+        pass
     return store
 
 
@@ -123,10 +113,11 @@ def forget(backend: Backend) -> None:
     backend.arrived = asyncio.Semaphore(0)
 
 
+@pytest.mark.long(short=True)
 async def test_a_killed_replica_fails_its_calls_in_flight_and_no_other_and_every_caller_ends_well(
     routed: FakeStore, backend: Backend, tmp_path: Path
 ) -> None:
-    agents = [agent() for _ in range(CALLERS)]
+    agents = [new_attempt() for _ in range(CALLERS)]
     async with (
         asyncio.timeout(DEADLINE_S),
         replicas(routed.target, tmp_path, 2) as (doomed, other),
@@ -163,7 +154,7 @@ async def test_a_killed_replica_fails_its_calls_in_flight_and_no_other_and_every
 async def test_a_replica_that_is_told_to_stop_cuts_no_stream_within_its_grace(
     routed: FakeStore, backend: Backend, tmp_path: Path
 ) -> None:
-    attempt, key = agent()
+    attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S), replicas(routed.target, tmp_path, 1, drain_grace_s=30) as (proxy,):
         forget(backend)
         backend.switches.gate, backend.switches.gate_at = asyncio.Event(), 3
@@ -189,6 +180,7 @@ async def test_a_replica_that_is_told_to_stop_cuts_no_stream_within_its_grace(
         backend.switches.gate.set()
         assert set(await asyncio.gather(*calls)) == {"You said: hello"}
         assert await proxy.process.wait() == 0
+    assert not any("drain_cut_short" in line for line in proxy.log)
     spans = routed.spans(attempt)
     assert len(spans) == CALLERS
     assert all(record is not None and record.usable for _, record in spans)
@@ -215,9 +207,8 @@ async def test_while_the_store_is_frozen_calls_go_on_and_their_captures_arrive_l
         async with asyncio.timeout(DEADLINE_S):
             assert process.stdout is not None
             store_target = (await process.stdout.readline()).decode().strip()
-            async with running_proxy(store_target) as first:
-                await first.register("one", backend.url)
-                await first.put_route(target("one"))
+            async with running_proxy(store_target, backend_url=backend.url):
+                pass
             async with replicas(store_target, tmp_path, 1) as (proxy,):
                 await _through_a_freeze(proxy, process)
     finally:
@@ -226,7 +217,7 @@ async def test_while_the_store_is_frozen_calls_go_on_and_their_captures_arrive_l
 
 
 async def _through_a_freeze(proxy: ProxyProcess, store: asyncio.subprocess.Process) -> None:
-    known, new = [agent() for _ in range(4)], [agent() for _ in range(4)]
+    known, new = [new_attempt() for _ in range(4)], [new_attempt() for _ in range(4)]
 
     async def talk(key: str, calls: int) -> None:
         async with openai.AsyncOpenAI(base_url=proxy.url, api_key=key, max_retries=0) as client:

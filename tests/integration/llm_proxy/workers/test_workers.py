@@ -14,7 +14,6 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.llm_proxy.v1 import (
     backend_service_pb2,
     backend_service_pb2_grpc,
@@ -22,11 +21,11 @@ from fulmen.llm_proxy.v1 import (
     capture_service_pb2_grpc,
 )
 from fulmen.rpc.channel import open_channel
-from fulmen_service_kit.tokens import TokenSigner
+from fulmen_service_kit.security.keys import attempt_secrets
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, running_proxy, target
-from tests.support.llm_proxy.proxy_process import ProxyProcess, proxy_process
+from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, running_proxy
+from tests.support.llm_proxy.proxy_process import ProxyProcess, new_attempt, proxy_process
 
 DEADLINE_S = 90
 WORKERS = 2
@@ -37,23 +36,15 @@ CONNECTIONS = 24
 @pytest.fixture
 async def proxy(store: FakeStore, backend: Backend, tmp_path: Path) -> AsyncIterator[ProxyProcess]:
     """Yields a proxy of two workers that have heard their routes."""
-    async with running_proxy(store.target) as first:
-        await first.register("one", backend.url)
-        await first.put_route(target("one"))
+    async with running_proxy(store.target, backend_url=backend.url):
+        pass
     ready = tmp_path / "ready.json"
     async with proxy_process(store.target, ready, signing_key=SIGNING_KEY, workers=WORKERS) as running:
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(CONNECTIONS):
-                while await one_call(running, agent()[1]) == 503:
+                while await one_call(running, new_attempt()[1]) == 503:
                     pass
         yield running
-
-
-def agent() -> tuple[str, str]:
-    name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
-    signer = TokenSigner(SIGNING_KEY)
-    key = signer.attempt_key(name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600)
-    return str(name), key
 
 
 async def one_call(proxy: ProxyProcess, key: str) -> int:
@@ -104,7 +95,7 @@ def workers_of(proxy: ProxyProcess) -> list[psutil.Process]:
 async def test_every_worker_takes_calls_and_any_of_them_flushes_and_counts_them_all(
     proxy: ProxyProcess, store: FakeStore
 ) -> None:
-    attempt, key = agent()
+    attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S):
         before = sum((await calls_by_worker(proxy)).values())
         for _ in range(CONNECTIONS):
@@ -121,7 +112,7 @@ async def test_every_worker_takes_calls_and_any_of_them_flushes_and_counts_them_
 async def test_any_worker_tells_of_the_calls_that_all_of_them_have_at_a_backend(
     proxy: ProxyProcess, backend: Backend
 ) -> None:
-    _, key = agent()
+    _, key = new_attempt()
     backend.switches.gate = asyncio.Event()
     async with asyncio.timeout(DEADLINE_S):
         while backend.arrived.locked() is False:
@@ -138,7 +129,7 @@ async def test_any_worker_tells_of_the_calls_that_all_of_them_have_at_a_backend(
 
 
 async def test_a_killed_worker_is_started_again_and_the_flush_tells_that_it_was(proxy: ProxyProcess) -> None:
-    attempt, key = agent()
+    attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S):
         before = (await flushed(proxy, attempt)).instance_id
         assert (await flushed(proxy, attempt)).instance_id == before
@@ -157,7 +148,7 @@ async def test_a_killed_worker_is_started_again_and_the_flush_tells_that_it_was(
 async def test_a_stop_lets_every_worker_finish_and_leaves_no_process_behind(
     proxy: ProxyProcess, backend: Backend, store: FakeStore
 ) -> None:
-    attempt, key = agent()
+    attempt, key = new_attempt()
     workers = workers_of(proxy)
     backend.switches.gate = asyncio.Event()
     async with asyncio.timeout(DEADLINE_S):
@@ -186,7 +177,7 @@ async def test_workers_that_cannot_start_end_the_start_with_one_clear_error(tmp_
     (tmp_path / "file").write_text("")
     environment = {
         "PATH": os.environ["PATH"],
-        "FULMEN_LLM_PROXY_SIGNING_KEY": SIGNING_KEY,
+        "FULMEN_LLM_PROXY_ATTEMPT_KEY_SECRET": attempt_secrets(SIGNING_KEY),
         "FULMEN_LLM_PROXY_PORT": "0",
         "FULMEN_LLM_PROXY_HTTP_PORT": "0",
         "FULMEN_LLM_PROXY_WORKERS": str(WORKERS),

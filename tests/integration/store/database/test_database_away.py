@@ -114,20 +114,6 @@ async def test_a_killed_database_is_told_at_once_and_found_again(server: Postgre
     assert (await get(stubs, before)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
 
 
-async def test_a_database_that_restarts_again_and_again_is_found_each_time(
-    server: PostgresServer, watched: Watched
-) -> None:
-    store, outside = watched
-    stubs = await store.stubs()
-    for number in range(3):
-        await outside.until(SERVING)
-        server.embedded.stop()
-        await outside.until(NOT_SERVING)
-        await asyncio.to_thread(server.embedded.start)
-        await outside.until(SERVING)
-        assert len(await create(stubs, number + 1)) == number + 1
-
-
 async def test_a_database_that_stands_still_keeps_nobody_waiting(server: PostgresServer, watched: Watched) -> None:
     _, outside = watched
     await outside.until(SERVING)

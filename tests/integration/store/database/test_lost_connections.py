@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.database.database import Database, connect
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Yields connections to a database with the store's schema."""
-    opened = await connect(database_url, connections=2, start_limit_s=10)
-    yield opened
-    await opened.close()
+from fulmen_store.database.database import Database
 
 
 def end_connections(patch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,13 @@ what it does not want costs as much as everything that waits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-import pytest
-
 from fulmen.ids import uuid7
-from fulmen_store.database.database import HOT_SETTINGS
 from fulmen_store.database.queries import SQL
 
 WAITING = 30_000
@@ -24,12 +21,14 @@ LEASED = 200
 SESSIONS = 20
 ENDED = 20_000
 ASKED = 100
-LOWEST = UUID(int=0)
+USAGE_ROWS, RUNS, MODELS = 20_000, 100, 4
+LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
 OTHER_SESSION = uuid7()
 SESSION_IDS = [uuid7() for _ in range(SESSIONS)]
 GROUPS = [uuid7() for _ in range(10)]
-# Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities.
+# Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities. Uses of a version, ended
+# sessions, and usage of several models in 100 training runs.
 GROW = (
     """
     insert into item (id, project_id, sort_priority, run_id, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)
@@ -50,6 +49,27 @@ GROW = (
         case when n <= 100 then 10 else 1 end, 4, 0
     from generate_series(1, $1::int) n
     """,
+    "insert into resource (project_id, name, kind, last_version) values (1, 'agent.a', 'agent', 1)",
+    """
+    insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata)
+    values (1, 1, '', '', sha256(''), '', '{}')
+    """,
+    "insert into resource_use select 1, 1, id from item",
+    """
+    insert into runner_session (id, subject, project, host, info, lease_until, ended_at)
+    select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), now() from generate_series(1, 5000)
+    """,
+    """
+    insert into usage_attempt
+    select ('00000000-0000-0000-0000-' || lpad(to_hex(n / $2), 12, '0'))::uuid, 1, 'm' || n % $2, 'b', 1, n / $2 % $3,
+        1, 0, 1, 0, 1, 0
+    from generate_series(0, $1 - 1) n
+    """,
+    """
+    insert into usage_minute
+    select 1, date_trunc('minute', now()) - n / $2 * interval '1 minute', 'm' || n % $2, 'b', 1, 0, 1, 0, 1, 0
+    from generate_series(0, $1 - 1) n
+    """,
 )
 
 
@@ -61,12 +81,14 @@ class Hot:
         arguments: with which it is run.
         items: how many rows of `item` it may look at.
         ends: how many rows of `rollout_end` it may look at.
+        others: how many rows of other tables it may look at; at least one.
         index: an index of `item` that it has to use.
     """
 
     arguments: tuple[object, ...]
     items: int = 0
     ends: int = 0
+    others: Mapping[str, int] = field(default_factory=dict)
     index: str = ""
 
 
@@ -107,7 +129,26 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "get_attempts": Hot(arguments=(leased,)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
-            arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS)
+            arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS),
+            others={"runner_session": 3 * SESSIONS},
+        ),
+        "list_runners": Hot(
+            arguments=(LOWEST, 51, None), items=LEASED, others={"runner_session": 3 * SESSIONS}, index="item_leased"
+        ),
+        "delete_ended_uses": Hot(arguments=(0, 0, LOWEST, ASKED), items=3 * ASKED, others={"resource_use": 3 * ASKED}),
+        "delete_ended_uses_of_version": Hot(
+            arguments=(1, 1, ASKED), items=3 * ASKED, others={"resource_use": 3 * ASKED}
+        ),
+        "attempt_tokens": Hot(arguments=([UUID(int=7)], [1], ["projects/default"]), others={"usage_attempt": MODELS}),
+        "usage_by_attempt": Hot(
+            arguments=(1, None, UUID(int=7), UUID(int=7), 5, None, 10), others={"usage_attempt": MODELS}
+        ),
+        "usage_by_attempt of a run": Hot(
+            arguments=(1, 5, LOWEST, HIGHEST, 4, None, 10), others={"usage_attempt": USAGE_ROWS // RUNS}
+        ),
+        "usage_by_minute": Hot(
+            arguments=(1, datetime.now(UTC) - timedelta(minutes=2), None, 1, None, 10),
+            others={"usage_minute": 4 * MODELS},
         ),
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
@@ -115,18 +156,11 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
     }
 
 
-@pytest.fixture
-async def connection(database_url: str) -> Any:
-    """Yields a connection with the settings of the store."""
-    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
-    yield opened
-    await opened.close()
-
-
 async def test_hot_statements_prepared_on_empty_tables_stay_probes_when_these_have_grown(connection: Any) -> None:
     some = [uuid7() for _ in range(ASKED)]
     for name, hot in hot_statements(some, some, some).items():
-        await connection.execute(f"prepare {name} as {SQL[name]}")
+        if " " not in name:
+            await connection.execute(f"prepare {name} as {SQL[name]}")
         await _explain(connection, name, hot.arguments)
     await _grow(connection)
     statements = hot_statements(
@@ -160,7 +194,7 @@ async def _problems(connection: Any, statements: dict[str, Hot]) -> list[str]:
 
 def _broken(plan: dict[str, Any], hot: Hot) -> Iterator[str]:
     nodes = list(_nodes(plan))
-    for relation, most in (("item", hot.items), ("rollout_end", hot.ends)):
+    for relation, most in (("item", hot.items), ("rollout_end", hot.ends), *hot.others.items()):
         seen = 0.0
         for node in nodes:
             if not node.get("Relation Name", "").startswith(relation):
@@ -172,6 +206,8 @@ def _broken(plan: dict[str, Any], hot: Hot) -> Iterator[str]:
                 seen += looked * node["Actual Loops"]
         if seen > most:
             yield f"looks at {seen:.0f} rows of {relation}, {most} are enough"
+        if relation in hot.others and not seen:
+            yield f"finds nothing in {relation}"
     if hot.index and all(node.get("Index Name") != hot.index for node in nodes):
         yield f"does not use {hot.index}"
 
@@ -192,6 +228,10 @@ async def _grow(connection: Any) -> None:
     await connection.execute(GROW[0], WAITING)
     await connection.execute(GROW[1], LEASED, SESSIONS)
     await connection.execute(GROW[2], ENDED, GROUPS)
+    for statement in GROW[3:7]:
+        await connection.execute(statement)
+    await connection.execute(GROW[7], USAGE_ROWS, MODELS, RUNS)
+    await connection.execute(GROW[8], USAGE_ROWS, MODELS)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:
@@ -207,7 +247,7 @@ async def _explain(connection: Any, name: str, arguments: tuple[object, ...]) ->
     await transaction.start()
     try:
         told = await connection.fetchval(
-            f"explain (analyze, costs off, timing off, format json) execute {name} {values}"
+            f"explain (analyze, costs off, timing off, format json) execute {name.split()[0]} {values}"
         )
     finally:
         await transaction.rollback()

@@ -19,7 +19,7 @@ from fulmen.store.v1.span_service_pb2 import AppendSpansRequest
 from fulmen_cli.local.postgres import find_binaries
 from fulmen_store.database.migrations import catch_up
 from tests.support.postgres import PostgresServer
-from tests.support.rollouts import renewing
+from tests.support.store.rollouts import renewing
 from tests.support.store.running import Runner, create, get, read_feed, running_store
 from tests.support.store.spans import chunk_of, stored
 
@@ -116,31 +116,22 @@ async def test_a_dump_goes_on_in_a_younger_server(
     assert await counter_of(other) > USED_UP
 
 
-async def test_a_server_that_is_old_enough_is_left_as_it_is(database_url: str) -> None:
-    connection = await asyncpg.connect(database_url)
-    try:
-        before = await counter_of(database_url)
-        assert await catch_up(connection) == 0
-        assert await counter_of(database_url) == before
-    finally:
-        await connection.close()
-
-
-async def test_catching_up_tells_how_far_it_is(database_url: str) -> None:
-    connection = await asyncpg.connect(database_url)
+async def test_catching_up_tells_how_far_it_is_and_leaves_a_server_that_is_old_enough(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    before = await counter_of(database_url)
+    assert await catch_up(connection) == 0
+    assert await counter_of(database_url) == before
+    ahead = before + 700_000
+    await connection.execute(
+        "insert into resource (project_id, name, kind) values ((select min(id) from project), 'from-a-dump', 'bundle')"
+    )
+    await connection.execute(
+        "insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata, xid) "
+        "select id, 1, '', '', sha256(''), '', '', $1::bigint::text::xid8 from resource where name = 'from-a-dump'",
+        ahead,
+    )
     told: list[tuple[int, int]] = []
-    try:
-        ahead = await counter_of(database_url) + 700_000
-        await connection.execute(
-            "insert into resource (project_id, name, kind) values ((select min(id) from project), 'from-a-dump', 'bundle')"
-        )
-        await connection.execute(
-            "insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata, xid) "
-            "select id, 1, '', '', sha256(''), '', '', $1::bigint::text::xid8 from resource where name = 'from-a-dump'",
-            ahead,
-        )
-        taken = await catch_up(connection, on_progress=lambda done, all_of_them: told.append((done, all_of_them)))
-        assert await counter_of(database_url) > ahead
-        assert told == [(500_000, taken), (taken, taken)]
-    finally:
-        await connection.close()
+    taken = await catch_up(connection, on_progress=lambda done, all_of_them: told.append((done, all_of_them)))
+    assert await counter_of(database_url) > ahead
+    assert told == [(500_000, taken), (taken, taken)]

@@ -13,20 +13,12 @@ import pytest
 import fulmen_store
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.database.database import HOT_SETTINGS, connect
+from fulmen_store.database.database import connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.rollouts.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
 
 STORE = Path(fulmen_store.__file__).parent
 FETCHES = frozenset({"fetch", "fetch_row", "fetch_filtered"})
-
-
-@pytest.fixture
-async def connection(database_url: str) -> Any:
-    """Yields a connection with the settings of the store."""
-    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
-    yield opened
-    await opened.close()
 
 
 async def test_every_statement_can_be_prepared(connection: Any) -> None:

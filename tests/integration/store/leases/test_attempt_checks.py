@@ -12,10 +12,9 @@ from fulmen.store.v1 import (
     lease_pb2,
     lease_service_pb2,
     rollout_pb2,
-    rollout_service_pb2,
 )
-from fulmen_service_kit.tokens import Role
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import Runner, StoreHandle, Stubs, cancel, create, create_project
 
 pb = lease_service_pb2
 LIVE, ENDED, STALE = pb.ATTEMPT_STATUS_LIVE, pb.ATTEMPT_STATUS_ENDED, pb.ATTEMPT_STATUS_STALE_EPOCH
@@ -74,7 +73,7 @@ async def test_a_running_attempt_of_a_cancelled_rollout_is_asked_to_stop(stubs: 
     (name,) = await create(stubs)
     runner = await Runner(stubs).open()
     (held,) = await runner.take(1)
-    await stubs.rollouts.CancelRollouts(rollout_service_pb2.CancelRolloutsRequest(names=[name]))
+    await cancel(stubs, name)
     (asked,) = await standings(stubs, (held.attempt, 1))
     await runner.complete([held], failure_kind=failure_pb2.FAILURE_KIND_CANCELLED)
     (over,) = await standings(stubs, (held.attempt, 1))

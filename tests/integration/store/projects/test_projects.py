@@ -16,9 +16,18 @@ from fulmen.errors import (
     ProjectNotFound,
 )
 from fulmen.store.v1 import project_service_pb2 as pb
-from fulmen.store.v1.rollout_service_pb2 import GetQueueStatsRequest, QueueRules
-from fulmen_service_kit.tokens import Role
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project, running_store
+from fulmen.store.v1.rollout_service_pb2 import QueueRules
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import (
+    Runner,
+    StoreHandle,
+    Stubs,
+    create,
+    create_project,
+    pages_of,
+    queue_stats,
+    running_store,
+)
 
 DAY_S = 86_400
 
@@ -52,14 +61,6 @@ async def test_a_project_is_read_back_as_it_was_created(stubs: Stubs) -> None:
     assert created.rules == rules
     assert created.etag
     assert created.HasField("create_time")
-
-
-async def test_what_is_unset_has_its_default(stubs: Stubs) -> None:
-    created = await create_project(stubs, "projects/a")
-    assert (created.weight, created.max_running, created.max_queued) == (100, 0, 0)
-    assert not created.HasField("retention")
-    assert not created.HasField("rules")
-    assert (await read(stubs)).name == "projects/default"
 
 
 async def test_every_problem_is_told_at_once(stubs: Stubs) -> None:
@@ -124,27 +125,20 @@ async def test_projects_are_listed_by_name_page_by_page(stubs: Stubs) -> None:
     names = ["projects/" + "".join(two) for two in itertools.product("ab-", "xy")] + ["projects/" + "z" * 63]
     for name in names:
         await create_project(stubs, name)
-    found: list[str] = []
-    request = pb.ListProjectsRequest(page_size=3)
-    while True:
-        page = await stubs.projects.ListProjects(request)
-        found += [project.name for project in page.projects]
-        if not page.next_page_token:
-            break
-        request.page_token = page.next_page_token
+    pages = await pages_of(stubs.projects.ListProjects, pb.ListProjectsRequest(page_size=3))
+    found = [project.name for page in pages for project in page.projects]
     assert sorted(found) == sorted([*names, "projects/default"])
     assert len(set(found)) == len(found)
-    with pytest.raises(PageTokenInvalid):
-        await stubs.projects.ListProjects(pb.ListProjectsRequest(page_token="zzz"))
-    with pytest.raises(ArgumentInvalid):
-        await stubs.projects.ListProjects(pb.ListProjectsRequest(page_size=-1))
+    for wrong, error in (({"page_token": "zzz"}, PageTokenInvalid), ({"page_size": -1}, ArgumentInvalid)):
+        with pytest.raises(error):
+            await stubs.projects.ListProjects(pb.ListProjectsRequest(**wrong))
 
 
 async def test_a_project_that_nobody_created_is_not_found_and_not_made(stubs: Stubs) -> None:
     with pytest.raises(ProjectNotFound, match="CreateProject"):
         await create(stubs, project="projects/none")
     with pytest.raises(ProjectNotFound):
-        await stubs.rollouts.GetQueueStats(GetQueueStatsRequest(project="projects/none"))
+        await queue_stats(stubs, project="projects/none")
     with pytest.raises(ProjectNotFound):
         await read(stubs, "projects/none")
 

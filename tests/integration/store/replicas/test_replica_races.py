@@ -14,7 +14,7 @@ from fulmen.errors import DeadlineExceeded, Unavailable
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store.load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup, Zombie
 from tests.support.store.oracle import Shown, store_problems
-from tests.support.store.replica_group import replicas
+from tests.support.store.running import replicas
 
 REPLICAS = 3
 ENOUGH_ENDS = 400

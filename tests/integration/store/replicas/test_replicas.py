@@ -13,19 +13,16 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied
-from fulmen.ids import parse_attempt_name, runner_name, uuid7
+from fulmen.ids import runner_name, uuid7
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import (
     lease_pb2,
-    lease_service_pb2,
     peer_service_pb2,
     peer_service_pb2_grpc,
-    resource_pb2,
     resource_service_pb2,
     rollout_pb2,
 )
-from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.database.database import Database, connect
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.table import PgLeaseTable
@@ -33,15 +30,19 @@ from fulmen_store.projects.names import ProjectNames
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
-from tests.support.store.replica_group import meet, replicas
+from tests.support.store.resources import publish
 from tests.support.store.running import (
     LIMIT_S,
     Runner,
     StoreHandle,
+    cancel,
     create,
     get,
+    meet,
+    queue_stats,
     read_feed,
-    results_of,
+    replicas,
+    report,
     running_store,
     until_state,
 )
@@ -63,25 +64,21 @@ async def pair(database_url: str) -> AsyncIterator[tuple[StoreHandle, StoreHandl
         yield one, other
 
 
-async def addresses(dsn: str) -> set[str]:
+async def addresses(connection: asyncpg.Connection) -> set[str]:
     """Returns the addresses of the replicas that the database lists."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        return {
-            row["address"] for row in await connection.fetch("select address from replica where lease_until > now()")
-        }
-    finally:
-        await connection.close()
+    return {row["address"] for row in await connection.fetch("select address from replica where lease_until > now()")}
 
 
-async def test_a_replica_is_listed_while_it_lives_and_gone_when_it_has_drained(database_url: str) -> None:
+async def test_a_replica_is_listed_while_it_lives_and_gone_when_it_has_drained(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
     async with replicas(database_url, 3) as handles:
-        assert await addresses(database_url) == {handle.target for handle in handles}
+        assert await addresses(connection) == {handle.target for handle in handles}
         await handles[0].parts.drain()
-        assert await addresses(database_url) == {handle.target for handle in handles[1:]}
+        assert await addresses(connection) == {handle.target for handle in handles[1:]}
         # A renewal that comes late does not bring it back.
         await handles[0].parts.roles["membership-renewer"].renew_once()
-        assert await addresses(database_url) == {handle.target for handle in handles[1:]}
+        assert await addresses(connection) == {handle.target for handle in handles[1:]}
 
 
 async def test_work_that_finds_no_runner_here_goes_at_once_to_one_elsewhere(
@@ -123,10 +120,8 @@ async def test_lost_news_is_repaired_by_polls(database_url: str) -> None:
         assignments: list[lease_pb2.Assignment] = []
         while len(assignments) < 20:
             assignments += (await runner.expect("assign")).assignments
-        await here.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=names[:1]))
-        assert [parse_attempt_name(name).rollout_id for name in (await runner.expect("cancel")).attempts] == [
-            parse_attempt_name(f"{names[0]}/attempts/1").rollout_id
-        ]
+        await cancel(here, *names[:1])
+        assert list((await runner.expect("cancel")).attempts) == [f"{names[0]}/attempts/1"]
         feed = asyncio.create_task(read_feed(here, groups=20))
         assert set(await runner.complete(assignments)) == {APPLIED}
         groups, _ = await feed
@@ -141,7 +136,7 @@ async def test_a_cancelled_attempt_is_stopped_at_once_wherever_its_runner_sits(
     (name,) = await create(there)
     runner = await Runner(there).open()
     (assignment,) = await runner.take(1)
-    await here.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name]))
+    await cancel(here, name)
     assert list((await runner.expect("cancel")).attempts) == [assignment.attempt]
     assert await runner.complete([assignment]) == [APPLIED]
     assert (await get(here, name)).state == rollout_pb2.ROLLOUT_STATE_CANCELLED
@@ -168,10 +163,7 @@ async def test_changed_resources_wake_the_watchers_of_another_replica(pair: tupl
         while not (await watch.read()).snapshot_complete:
             pass
         for number in range(3):
-            resource = resource_pb2.ResourceVersion(
-                name=f"resources/news-{number}", kind="prompt", content_type="text/plain", content=b"new"
-            )
-            await there.resources.PublishResources(resource_service_pb2.PublishResourcesRequest(resources=[resource]))
+            await publish(there, f"news-{number}")
             while not (message := await watch.read()).resources:
                 pass
             assert message.resources[0].name == f"resources/news-{number}/versions/1"
@@ -213,9 +205,8 @@ async def test_false_and_malicious_news_change_nothing(pair: tuple[StoreHandle, 
                 await peer_service_pb2_grpc.PeerServiceStub(channel).Notify(peer_service_pb2.NotifyRequest())
 
 
-async def test_a_peer_that_is_gone_keeps_nobody_waiting(database_url: str) -> None:
+async def test_a_peer_that_is_gone_keeps_nobody_waiting(database_url: str, connection: asyncpg.Connection) -> None:
     async with replicas(database_url, 2, **NEVER_POLLS) as (one, other):
-        connection = await asyncpg.connect(database_url)
         # Nobody listens at the first, the second takes the connection and never answers.
         deaf = socket.create_server(("127.0.0.1", 0))
         ports = (1, deaf.getsockname()[1])
@@ -225,7 +216,6 @@ async def test_a_peer_that_is_gone_keeps_nobody_waiting(database_url: str) -> No
                 "values (gen_random_uuid(), $1, 1, now() + interval '1 hour')",
                 f"127.0.0.1:{port}",
             )
-        await connection.close()
         await meet(one, other)
         runner = await Runner(await other.stubs()).open()
         await runner.demand(3)
@@ -250,8 +240,7 @@ async def test_a_runner_goes_on_at_another_replica_with_the_leases_that_it_has(
     assert not again.opened.lost_attempts
     assert await again.complete([kept]) == [APPLIED]
     # A unary report reaches any replica too, also the one that it came from.
-    report = lease_service_pb2.CompleteAttemptsRequest(results=results_of([elsewhere]))
-    assert [ack.status for ack in (await here.leases.CompleteAttempts(report)).acks] == [APPLIED]
+    assert await report(here, [elsewhere]) == [APPLIED]
     # What it did not list was given back, and costs no attempt.
     (repeated,) = await again.take(1)
     assert (repeated.rollout.name, repeated.epoch) == (let_go.rollout.name, 2)
@@ -305,7 +294,7 @@ async def settled(handle: StoreHandle) -> None:
     """Waits until a replica's dispatcher has looked for the credit that it was given."""
     stubs = await handle.stubs()
     async with asyncio.timeout(LIMIT_S):
-        while not (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())).open_credit_count:  # noqa: ASYNC110
+        while not (await queue_stats(stubs)).open_credit_count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

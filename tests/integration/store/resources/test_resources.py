@@ -1,4 +1,4 @@
-"""Resources: versions never change, aliases move, watchers miss nothing."""
+"""Resources: versions never change, aliases move, publishing is all or none and only after the version that was expected."""
 
 from __future__ import annotations
 
@@ -7,38 +7,25 @@ import hashlib
 
 import pytest
 
-from fulmen.errors import ArgumentInvalid, EtagMismatch, PermissionDenied, ResourceNotFound
+from fulmen.errors import ArgumentInvalid, EtagMismatch, ResourceNotFound
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
-from tests.support.store.running import LIMIT_S, StoreHandle, Stubs
+from tests.support.store.resources import publish, read, set_alias
+from tests.support.store.running import Stubs, create_project, pages_of
 
 
-async def publish(
-    stubs: Stubs, resource: str, content: bytes = b"x", *, kind: str = "prompt", request_id: str = ""
-) -> resource_pb2.ResourceVersion:
-    """Publishes one version."""
-    response = await stubs.resources.PublishResources(
-        pb.PublishResourcesRequest(
-            resources=[
-                resource_pb2.ResourceVersion(
-                    name=f"resources/{resource}", kind=kind, content=content, metadata={"by": "tests"}
-                )
-            ],
-            request_id=request_id,
-        )
-    )
-    version: resource_pb2.ResourceVersion = response.resources[0]
-    return version
-
-
-async def read(stubs: Stubs, *names: str) -> list[resource_pb2.ResourceVersion]:
-    """Returns versions with content."""
-    return list((await stubs.resources.GetResources(pb.GetResourcesRequest(names=names))).resources)
+async def latest(stubs: Stubs, name: str) -> int:
+    """Returns the number of the latest version, 0 if there is none."""
+    try:
+        return (await read(stubs, f"resources/{name}"))[0].version
+    except ResourceNotFound:
+        return 0
 
 
 async def test_versions_count_up_and_latest_follows(stubs: Stubs) -> None:
-    first, second = await publish(stubs, "prompt.a", b"one"), await publish(stubs, "prompt.a", b"two")
+    (first,), (second,) = [
+        await publish(stubs, "prompt.a", content=content, metadata={"by": "tests"}) for content in (b"one", b"two")
+    ]
     assert (first.version, second.version) == (1, 2)
     assert second.name == "resources/prompt.a/versions/2"
     assert second.sha256 == hashlib.sha256(b"two").digest()
@@ -49,108 +36,124 @@ async def test_versions_count_up_and_latest_follows(stubs: Stubs) -> None:
         await read(stubs, "resources/prompt.a/versions/3")
 
 
-async def test_concurrent_publishers_get_distinct_numbers_without_a_gap(stubs: Stubs) -> None:
-    versions = await asyncio.gather(*(publish(stubs, "policy.p", str(n).encode()) for n in range(12)))
-    assert sorted(version.version for version in versions) == list(range(1, 13))
-
-
-async def test_a_repeated_request_publishes_once(stubs: Stubs) -> None:
-    first = await publish(stubs, "policy.p", b"1", request_id="step-1")
-    again = await publish(stubs, "policy.p", b"1", request_id="step-1")
-    after = await publish(stubs, "policy.p", b"2", request_id="step-2")
-    assert (first.version, again.version, after.version) == (1, 1, 2)
-
-
 async def test_publishing_is_all_or_none_and_tells_every_problem(stubs: Stubs) -> None:
     await publish(stubs, "prompt.a")
-    request = pb.PublishResourcesRequest(
-        resources=[
-            resource_pb2.ResourceVersion(name="resources/fine", kind="prompt"),
-            resource_pb2.ResourceVersion(name="NOT FINE", kind="!"),
-        ]
-    )
+    resources = [
+        resource_pb2.ResourceVersion(name=name, kind=kind)
+        for name, kind in (("resources/fine", "prompt"), ("NOT FINE", "!"))
+    ]
     with pytest.raises(ArgumentInvalid) as caught:
-        await stubs.resources.PublishResources(request)
+        await stubs.resources.PublishResources(pb.PublishResourcesRequest(resources=resources))
     assert {violation.field for violation in caught.value.violations} == {"resources[1].name", "resources[1].kind"}
     with pytest.raises(ArgumentInvalid):
-        await publish(stubs, "prompt.a", kind="agent")
-    with pytest.raises(ResourceNotFound):
-        await read(stubs, "resources/fine")
+        await publish(stubs, "prompt.a", kind="report")
+    assert await latest(stubs, "fine") == 0
+
+
+async def test_a_version_follows_only_the_one_that_was_expected(stubs: Stubs) -> None:
+    await publish(stubs, "route.a", expected={"route.a": 0})
+    await publish(stubs, "route.a", expected={"route.a": 1})
+    with pytest.raises(EtagMismatch) as caught:
+        await publish(stubs, "route.a", "route.b", expected={"route.b": 0, "route.a": 1})
+    assert caught.value.metadata["resource"] == "route.a"
+    assert caught.value.metadata["latest_version"] == "2"
+    assert (await latest(stubs, "route.a"), await latest(stubs, "route.b")) == (2, 0)
+
+
+async def test_of_many_who_expect_the_same_version_one_publishes(stubs: Stubs) -> None:
+    await publish(stubs, "route.a")
+    results = await asyncio.gather(
+        *(publish(stubs, "route.a", expected={"route.a": 1}) for _ in range(8)), return_exceptions=True
+    )
+    assert sum(isinstance(result, list) for result in results) == 1
+    assert sum(isinstance(result, EtagMismatch) for result in results) == 7
+    assert await latest(stubs, "route.a") == 2
+
+
+async def test_a_repeated_request_is_answered_though_its_expectation_is_over(stubs: Stubs) -> None:
+    (first,) = await publish(stubs, "route.a", expected={"route.a": 0}, request_id="once")
+    await publish(stubs, "route.a")
+    (again,) = await publish(stubs, "route.a", expected={"route.a": 0}, request_id="once")
+    assert again.name == first.name
+    both = await asyncio.gather(*(publish(stubs, "route.a", request_id="twice") for _ in range(6)))
+    assert {versions[0].version for versions in both} == {3}
+    # Taken by several resources at the same moment, an id is answered with the first.
+    answers = await asyncio.gather(*(publish(stubs, f"other.{n}", request_id="shared") for n in range(6)))
+    assert len({versions[0].name for versions in answers}) == 1
+    assert sum([await latest(stubs, f"other.{n}") for n in range(6)]) == 1
+
+
+async def test_dependencies_are_checked_and_kept_in_order(stubs: Stubs) -> None:
+    base, other = await publish(stubs, "bundle.a", "prompt.b")
+    (version,) = await publish(stubs, "agent.a", dependencies=[other.name, base.name])
+    assert list(version.dependencies) == [other.name, base.name]
+    (stored,) = await read(stubs, "resources/agent.a")
+    assert list(stored.dependencies) == [other.name, base.name]
+
+
+async def test_every_missing_dependency_is_named_and_nothing_is_published(stubs: Stubs) -> None:
+    (known,) = await publish(stubs, "bundle.a")
+    await create_project(stubs, "projects/other")
+    await publish(stubs, "bundle.other", project="projects/other")
+    missing = ["resources/bundle.a/versions/2", "resources/bundle.other/versions/1"]
+    with pytest.raises(ArgumentInvalid) as caught:
+        await publish(stubs, "agent.a", "agent.b", dependencies=[missing[0], known.name, missing[1]])
+    assert {violation.field for violation in caught.value.violations} == {
+        f"resources[{index}].dependencies[{position}]" for index in (0, 1) for position in (0, 2)
+    }
+    assert await latest(stubs, "agent.a") == 0
+    with pytest.raises(ArgumentInvalid) as caught:
+        await publish(stubs, "agent.a", dependencies=["resources/bundle.a", *[known.name] * 32])
+    assert {violation.field for violation in caught.value.violations} == {
+        "resources[0].dependencies", "resources[0].dependencies[0]",
+    }  # fmt: skip
+
+
+async def test_a_ttl_says_when_a_version_may_go(stubs: Stubs) -> None:
+    (version,) = await publish(stubs, "prompt.a", ttl_s=90.5)
+    assert version.ttl.ToMilliseconds() == 90_500
+    lasts_ms = version.expire_time.ToMilliseconds() - version.create_time.ToMilliseconds()
+    assert abs(lasts_ms - 90_500) <= 1
+    (kept,) = await publish(stubs, "prompt.a")
+    assert not kept.HasField("ttl")
+    assert not kept.HasField("expire_time")
+    for ttl_s in (59, 11 * 365 * 86_400, 0):
+        with pytest.raises(ArgumentInvalid):
+            await publish(stubs, "prompt.a", ttl_s=ttl_s)
 
 
 async def test_an_alias_moves_only_from_where_it_was_read(stubs: Stubs) -> None:
-    await publish(stubs, "prompt.a", b"one")
-    await publish(stubs, "prompt.a", b"two")
-    name = "resources/prompt.a/aliases/stable"
-    first = (await stubs.resources.SetAlias(pb.SetAliasRequest(name=name, version=1))).alias
-    moved = (await stubs.resources.SetAlias(pb.SetAliasRequest(name=name, version=2, etag=first.etag))).alias
+    for content in (b"one", b"two"):
+        await publish(stubs, "prompt.a", content=content)
+    first = await set_alias(stubs, "prompt.a", "stable", 1)
+    moved = await set_alias(stubs, "prompt.a", "stable", 2, etag=first.etag)
     assert moved.etag != first.etag
     with pytest.raises(EtagMismatch):
-        await stubs.resources.SetAlias(pb.SetAliasRequest(name=name, version=1, etag=first.etag))
-    assert [version.content for version in await read(stubs, name)] == [b"two"]
+        await set_alias(stubs, "prompt.a", "stable", 1, etag=first.etag)
+    assert [version.content for version in await read(stubs, moved.name)] == [b"two"]
     with pytest.raises(ResourceNotFound):
-        await stubs.resources.SetAlias(pb.SetAliasRequest(name=name, version=9))
+        await set_alias(stubs, "prompt.a", "stable", 9)
     with pytest.raises(ArgumentInvalid):
-        await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/prompt.a/aliases/latest", version=1))
+        await set_alias(stubs, "prompt.a", "latest", 1)
 
 
 async def test_versions_and_resources_are_listed_page_by_page(stubs: Stubs) -> None:
-    for number in range(5):
-        await publish(stubs, "prompt.a", str(number).encode())
-    await publish(stubs, "agent.b", kind="agent")
-    listed, token = [], ""
-    while True:
-        page = await stubs.resources.ListResourceVersions(
-            pb.ListResourceVersionsRequest(parent="resources/prompt.a", page_size=2, page_token=token)
-        )
-        listed += [version.version for version in page.resources]
-        assert not any(version.content for version in page.resources)
-        assert [alias.version for alias in page.aliases] == [5]
-        token = page.next_page_token
-        if not token:
-            break
-    assert listed == [5, 4, 3, 2, 1]
-    latest = await stubs.resources.ListResourceVersions(pb.ListResourceVersionsRequest(kind="agent"))
-    assert [version.name for version in latest.resources] == ["resources/agent.b/versions/1"]
-
-
-async def test_a_watcher_gets_the_snapshot_then_every_change(stubs: Stubs) -> None:
-    await publish(stubs, "route.a", b"old", kind="route")
-    await publish(stubs, "route.a", b"now", kind="route")
-    await publish(stubs, "prompt.x")
-    stream = stubs.resources.WatchResources(pb.WatchResourcesRequest(kinds=["route"], id_prefix="route."))
-    seen: list[bytes] = []
-    async with asyncio.timeout(LIMIT_S):
-        while not (message := await stream.read()).snapshot_complete:
-            seen += [version.content for version in message.resources]
-        assert seen == [b"now"]
-        for number in range(5):
-            await publish(stubs, "route.a", str(number).encode(), kind="route")
-        await publish(stubs, "route.b", b"b", kind="route")
-        await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/route.b/aliases/stable", version=1))
-        aliases: list[str] = []
-        while len(seen) < 7 or "resources/route.b/aliases/stable" not in aliases:
-            message = await stream.read()
-            seen += [version.content for version in message.resources]
-            aliases += [alias.name for alias in message.aliases]
-    assert seen[1:] == [b"0", b"1", b"2", b"3", b"4", b"b"]
-
-
-async def test_runners_read_and_do_not_publish(store: StoreHandle, stubs: Stubs) -> None:
-    await publish(stubs, "agent.a", kind="agent")
-    runner = await store.stubs(role=Role.RUNNER)
-    assert await read(runner, "resources/agent.a")
-    with pytest.raises(PermissionDenied):
-        await publish(runner, "agent.a", kind="agent")
+    for _ in range(5):
+        await publish(stubs, "prompt.a")
+    await publish(stubs, "agent.b", kind="report")
+    request = pb.ListResourceVersionsRequest(parent="resources/prompt.a", page_size=2)
+    pages = await pages_of(stubs.resources.ListResourceVersions, request)
+    assert [[version.version for version in page.resources] for page in pages] == [[5, 4], [3, 2], [1]]
+    assert not any(version.content for page in pages for version in page.resources)
+    assert all([alias.version for alias in page.aliases] == [5] for page in pages)
+    agents = await stubs.resources.ListResourceVersions(pb.ListResourceVersionsRequest(kind="report"))
+    assert [version.name for version in agents.resources] == ["resources/agent.b/versions/1"]
 
 
 async def test_two_versions_are_compared_by_number_or_alias(stubs: Stubs) -> None:
     for content in (b'{"b": 1, "a": 2}', b'{"a": 3, "b": 1}', b"\xff\xfe"):
-        version = resource_pb2.ResourceVersion(
-            name="resources/prompt.a", kind="prompt", content=content, content_type="application/json"
-        )
-        await stubs.resources.PublishResources(pb.PublishResourcesRequest(resources=[version]))
-    await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/prompt.a/aliases/stable", version=1))
+        await publish(stubs, "prompt.a", content=content, kind="notes", content_type="application/json")
+    await set_alias(stubs, "prompt.a", "stable", 1)
     found = await diff(stubs, "resources/prompt.a/aliases/stable", "resources/prompt.a/versions/2")
     assert found.unified_diff == (
         "--- resources/prompt.a/versions/1\n+++ resources/prompt.a/versions/2\n"
@@ -162,8 +165,7 @@ async def test_two_versions_are_compared_by_number_or_alias(stubs: Stubs) -> Non
     assert (binary.unified_diff, binary.equal) == ("", False)
     assert (binary.base.size_bytes, binary.target.size_bytes) == (16, 2)
     assert binary.base.sha256 != binary.target.sha256
-    same = await diff(stubs, "resources/prompt.a", "resources/prompt.a/versions/3")
-    assert same.equal
+    assert (await diff(stubs, "resources/prompt.a", "resources/prompt.a/versions/3")).equal
     with pytest.raises(ResourceNotFound):
         await diff(stubs, "resources/prompt.a", "resources/prompt.a/versions/4")
     with pytest.raises(ArgumentInvalid):
@@ -172,7 +174,6 @@ async def test_two_versions_are_compared_by_number_or_alias(stubs: Stubs) -> Non
 
 async def diff(stubs: Stubs, base: str, target: str) -> pb.DiffResourcesResponse:
     """Compares two versions."""
-    response: pb.DiffResourcesResponse = await stubs.resources.DiffResources(
-        pb.DiffResourcesRequest(base=base, target=target)
-    )
+    request = pb.DiffResourcesRequest(base=base, target=target)
+    response: pb.DiffResourcesResponse = await stubs.resources.DiffResources(request)
     return response

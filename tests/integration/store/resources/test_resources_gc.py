@@ -4,44 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_store.database.database import Database, connect
-from fulmen_store.database.queries import SQL
 from fulmen_store.resources.garbage_collection import ResourceGarbageCollector
 from fulmen_store.resources.table import GarbageTable
 from tests.support.soak import long_after
-from tests.support.store.running import LIMIT_S, Stubs, create
+from tests.support.store.resources import publish, set_alias
+from tests.support.store.running import LIMIT_S, Stubs, cancel, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"
 
 BLOCKED = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Yields connections of a collector of one's own."""
-    opened = await connect(database_url, connections=3, start_limit_s=5)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Any]:
-    """Yields a bare connection."""
-    opened = await asyncpg.connect(database_url)
-    yield opened
-    await opened.close()
 
 
 def collector(database: Database) -> ResourceGarbageCollector:
@@ -49,13 +30,10 @@ def collector(database: Database) -> ResourceGarbageCollector:
     return ResourceGarbageCollector(table=GarbageTable(database))
 
 
-async def publish(stubs: Stubs, resource: str, *, needs: list[str] | None = None, ttl: bool = True) -> str:
+async def put(stubs: Stubs, resource: str, *, needs: list[str] | None = None, ttl: bool = True) -> str:
     """Publishes a version, with a ttl unless told otherwise, and returns its name."""
-    version = resource_pb2.ResourceVersion(name=f"resources/{resource}", kind="prompt", dependencies=needs)
-    if ttl:
-        version.ttl.CopyFrom(Duration(seconds=60))
-    response = await stubs.resources.PublishResources(pb.PublishResourcesRequest(resources=[version]))
-    return str(response.resources[0].name)
+    (version,) = await publish(stubs, resource, dependencies=needs, ttl_s=60 if ttl else None)
+    return str(version.name)
 
 
 async def there(stubs: Stubs, resource: str) -> list[str]:
@@ -67,12 +45,12 @@ async def there(stubs: Stubs, resource: str) -> list[str]:
 async def test_an_expired_version_goes_when_latest_has_moved_on(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    first, second = await publish(stubs, "prompt.a"), await publish(stubs, "prompt.a")
+    first, second = await put(stubs, "prompt.a"), await put(stubs, "prompt.a")
     assert await collector(database).collect() == 0
     await connection.execute(OVER)
     assert await collector(database).collect() == 1
     assert await there(stubs, "prompt.a") == [second]
-    third = await publish(stubs, "prompt.a", ttl=False)
+    third = await put(stubs, "prompt.a", ttl=False)
     assert third.endswith("/3")
     assert await collector(database).collect() == 1
     assert first not in await there(stubs, "prompt.a")
@@ -80,18 +58,18 @@ async def test_an_expired_version_goes_when_latest_has_moved_on(
 
 
 async def test_a_chain_of_dependencies_goes_from_its_end(stubs: Stubs, database: Database, connection: Any) -> None:
-    bundle = await publish(stubs, "bundle.a")
-    agent = await publish(stubs, "agent.a", needs=[bundle])
-    team = await publish(stubs, "team.a", needs=[agent])
+    bundle = await put(stubs, "bundle.a")
+    agent = await put(stubs, "agent.a", needs=[bundle])
+    team = await put(stubs, "team.a", needs=[agent])
     for resource in ("bundle.a", "agent.a"):
-        await publish(stubs, resource, ttl=False)
+        await put(stubs, resource, ttl=False)
     await connection.execute(OVER)
     assert await collector(database).collect() == 0
-    await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/team.a/aliases/stable", version=1))
-    await publish(stubs, "team.a", ttl=False)
+    await set_alias(stubs, "team.a", "stable", 1)
+    await put(stubs, "team.a", ttl=False)
     assert await collector(database).collect() == 0
     assert bundle in await there(stubs, "bundle.a")
-    await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/team.a/aliases/stable", version=2))
+    await set_alias(stubs, "team.a", "stable", 2)
     assert await collector(database).collect() == 3
     for gone, resource in ((bundle, "bundle.a"), (agent, "agent.a"), (team, "team.a")):
         assert await there(stubs, resource) == [gone.replace("/1", "/2")]
@@ -100,9 +78,9 @@ async def test_a_chain_of_dependencies_goes_from_its_end(stubs: Stubs, database:
 async def test_a_live_rollout_keeps_its_versions_and_an_ended_one_does_not(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    agent, prompt = await publish(stubs, "agent.a"), await publish(stubs, "prompt.a")
+    agent, prompt = await put(stubs, "agent.a"), await put(stubs, "prompt.a")
     for resource in ("agent.a", "prompt.a"):
-        await publish(stubs, resource, ttl=False)
+        await put(stubs, resource, ttl=False)
     (by_agent,) = await create(stubs, agent=agent)
     (by_prompt,) = await create(stubs, agent="resources/agent.a/versions/2", resource_versions={"p": prompt})
     await connection.execute(OVER)
@@ -120,8 +98,8 @@ async def test_a_live_rollout_keeps_its_versions_and_an_ended_one_does_not(
 async def test_a_repeated_request_is_answered_although_its_version_is_gone(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    agent = await publish(stubs, "agent.a")
-    await publish(stubs, "agent.a")
+    agent = await put(stubs, "agent.a")
+    await put(stubs, "agent.a")
     names = await create(stubs, agent=agent, request_id="once")
     await cancel(stubs, names[0])
     await connection.execute(OVER)
@@ -134,8 +112,8 @@ async def test_a_repeated_request_is_answered_although_its_version_is_gone(
 async def test_a_version_that_a_rollout_is_just_taking_is_passed_over(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    await publish(stubs, "agent.a")
-    await publish(stubs, "agent.a")
+    await put(stubs, "agent.a")
+    await put(stubs, "agent.a")
     await connection.execute(OVER)
     async with connection.transaction():
         await connection.execute(
@@ -150,8 +128,8 @@ async def test_a_version_that_a_rollout_is_just_taking_is_passed_over(
 async def test_a_rollout_that_comes_too_late_is_refused_and_its_neighbours_are_not(
     stubs: Stubs, connection: Any
 ) -> None:
-    agent = await publish(stubs, "agent.a")
-    await publish(stubs, "agent.a")
+    agent = await put(stubs, "agent.a")
+    await put(stubs, "agent.a")
     (kept,) = await create(stubs, agent=agent)
     await connection.execute(OVER)
     await connection.execute("delete from resource_use")
@@ -173,9 +151,9 @@ async def test_a_rollout_that_comes_too_late_is_refused_and_its_neighbours_are_n
 async def test_rollouts_and_the_collector_race_and_nobody_runs_without_its_version(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    names = [await publish(stubs, f"agent.{n}") for n in range(30)]
+    names = [await put(stubs, f"agent.{n}") for n in range(30)]
     for n in range(30):
-        await publish(stubs, f"agent.{n}", ttl=False)
+        await put(stubs, f"agent.{n}", ttl=False)
     await asyncio.gather(*(create(stubs, agent=name) for name in names))
     await connection.execute("delete from item; delete from resource_use")
     await connection.execute(OVER)
@@ -191,37 +169,12 @@ async def test_rollouts_and_the_collector_race_and_nobody_runs_without_its_versi
 async def test_uses_by_ended_rollouts_are_forgotten_before_the_ttl_is_over(
     stubs: Stubs, database: Database, connection: Any
 ) -> None:
-    agent = await publish(stubs, "agent.a")
+    agent = await put(stubs, "agent.a")
     names = await create(stubs, 20, agent=agent)
     for name in names[:15]:
         await cancel(stubs, name)
-    await collector(database).forget_uses()
+    await collector(database).delete_ended_uses()
     assert await connection.fetchval("select count(*) from resource_use") == 5
-
-
-async def test_the_look_for_uses_does_not_read_the_backlog(connection: Any) -> None:
-    await connection.execute(
-        "insert into resource (project_id, name, kind, last_version) values (1, 'agent.a', 'agent', 1)"
-    )
-    await connection.execute(
-        "insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata)"
-        " values (1, 1, '', '', sha256(''), '', '{}')"
-    )
-    await connection.execute(
-        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)"
-        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, 1000, now() from generate_series(1, 20000)"
-    )
-    await connection.execute("insert into resource_use select 1, 1, id from item")
-    await connection.execute(f"prepare look as {SQL['forget_uses_of_version']}")
-    rows = await connection.fetch("explain (analyze, costs off, timing off) execute look(1, 1, 200)")
-    plan = "\n".join(row[0] for row in rows)
-    assert "Seq Scan" not in plan, plan
-    assert "loops=20000" not in plan, plan
-
-
-async def cancel(stubs: Stubs, name: str) -> None:
-    """Ends a waiting rollout."""
-    await stubs.rollouts.CancelRollouts(rollout_service_pb2.CancelRolloutsRequest(names=[name]))
 
 
 async def until_blocked(connection: Any) -> None:
@@ -307,7 +260,7 @@ async def step(world: World, stubs: Stubs, data: st.DataObject, bare: Any) -> No
         resource = f"{world.prefix}.{data.draw(st.integers(0, 3), label='resource')}"
         needs = sorted(data.draw(st.sets(st.sampled_from(names), max_size=2), label="needs")) if names else []
         ttl = data.draw(st.integers(0, 4), label="ttl") > 0
-        name = await publish(stubs, resource, needs=needs, ttl=ttl)
+        name = await put(stubs, resource, needs=needs, ttl=ttl)
         world.needs[name] = needs
         world.aliases[resource, "latest"] = name
         if not ttl:
@@ -316,16 +269,11 @@ async def step(world: World, stubs: Stubs, data: st.DataObject, bare: Any) -> No
         name = data.draw(st.sampled_from(names), label="target")
         resource, version = name.split("/")[1], int(name.rpartition("/")[2])
         alias = data.draw(st.sampled_from(["stable", "next"]), label="alias")
-        await stubs.resources.SetAlias(
-            pb.SetAliasRequest(name=f"resources/{resource}/aliases/{alias}", version=version)
-        )
+        await set_alias(stubs, resource, alias, version)
         world.aliases[resource, alias] = name
     elif what == "run":
         used = sorted(data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=2), label="used"))
-        request = rollout_service_pb2.BatchCreateRolloutsRequest(
-            rollouts=[rollout_pb2.Rollout(agent=used[0], resource_versions={f"{n}": one for n, one in enumerate(used)})]
-        )
-        created = (await stubs.rollouts.BatchCreateRollouts(request)).rollouts[0].name
+        (created,) = await create(stubs, agent=used[0], resource_versions={f"{n}": one for n, one in enumerate(used)})
         world.rollouts[created] = used
     elif what == "end" and world.rollouts:
         ended = data.draw(st.sampled_from(sorted(world.rollouts)), label="ended")

@@ -9,27 +9,21 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, CursorInvalid
-from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_store.database.database import connect
+from fulmen_store.database.database import Database
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.resources import watch as resource_watch
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
 from fulmen_store.resources.watch_cursor import WatchSelection, decode_cursor
+from tests.support.store.resources import publish, set_alias
 from tests.support.store.running import LIMIT_S, Stubs
 
 
-async def publish(stubs: Stubs, name: str, content: bytes = b"x", *, kind: str = "route", count: int = 1) -> None:
+async def put(stubs: Stubs, name: str, content: bytes = b"x", *, kind: str = "notes", count: int = 1) -> None:
     """Publishes versions of a resource, one after the other."""
-    version = resource_pb2.ResourceVersion(name=f"resources/{name}", kind=kind, content=content)
     for _ in range(count):
-        await stubs.resources.PublishResources(pb.PublishResourcesRequest(resources=[version]))
-
-
-async def move(stubs: Stubs, name: str, alias: str, version: int) -> None:
-    """Points an alias to a version."""
-    await stubs.resources.SetAlias(pb.SetAliasRequest(name=f"resources/{name}/aliases/{alias}", version=version))
+        await publish(stubs, name, content=content, kind=kind)
 
 
 class Watch:
@@ -65,11 +59,11 @@ class Watch:
 
 
 async def test_the_snapshot_has_the_latest_contents_and_every_alias(stubs: Stubs) -> None:
-    await publish(stubs, "route.a", count=3)
-    await move(stubs, "route.a", "stable", 2)
-    await publish(stubs, "route.b")
-    await publish(stubs, "prompt.c", kind="prompt")
-    watch = Watch(stubs, kinds=["route"], id_prefix="route.")
+    await put(stubs, "route.a", count=3)
+    await set_alias(stubs, "route.a", "stable", 2)
+    await put(stubs, "route.b")
+    await put(stubs, "prompt.c", kind="prompt")
+    watch = Watch(stubs, kinds=["notes"], id_prefix="route.")
     await watch.snapshot()
     assert watch.versions == ["route.a/versions/3", "route.b/versions/1"]
     assert watch.moves == [
@@ -78,15 +72,15 @@ async def test_the_snapshot_has_the_latest_contents_and_every_alias(stubs: Stubs
 
 
 async def test_a_watch_goes_on_from_a_cursor_without_a_snapshot_and_without_a_gap(stubs: Stubs) -> None:
-    await publish(stubs, "route.a")
+    await put(stubs, "route.a")
     first = Watch(stubs)
     await first.snapshot()
-    await publish(stubs, "route.a")
+    await put(stubs, "route.a")
     await first.until(versions=2)
     first.stream.cancel()
-    await publish(stubs, "route.a", count=2)
-    await move(stubs, "route.a", "stable", 3)
-    await move(stubs, "route.a", "stable", 1)
+    await put(stubs, "route.a", count=2)
+    await set_alias(stubs, "route.a", "stable", 3)
+    await set_alias(stubs, "route.a", "stable", 1)
     second = Watch(stubs, cursor=first.cursor)
     await second.until(versions=2, moves=4)
     assert not second.snapshots
@@ -98,43 +92,43 @@ async def test_a_watch_goes_on_from_a_cursor_without_a_snapshot_and_without_a_ga
 
 
 async def test_a_cursor_belongs_to_its_selection_and_database(stubs: Stubs) -> None:
-    watch = Watch(stubs, kinds=["route"])
+    watch = Watch(stubs, kinds=["notes"])
     await watch.snapshot()
     future = resource_watch._Follower(
         table=None,
-        selection=WatchSelection(project_id=1, kinds=("route",)),
+        selection=WatchSelection(project_id=1, kinds=("notes",)),
         floor=2**62,  # type: ignore[arg-type]
     ).cursor()
     for cursor in (watch.cursor[:-2], "!", "AAAA", future):
         with pytest.raises(CursorInvalid):
-            await Watch(stubs, kinds=["route"], cursor=cursor).read()
+            await Watch(stubs, kinds=["notes"], cursor=cursor).read()
     with pytest.raises(CursorInvalid):
         await Watch(stubs, kinds=["prompt"], cursor=watch.cursor).read()
     with pytest.raises(ArgumentInvalid):
-        await Watch(stubs, kinds=["route"] * 65).read()
+        await Watch(stubs, kinds=["notes"] * 65).read()
 
 
-async def test_what_commits_late_is_told_though_others_committed_before_it(database_url: str, stubs: Stubs) -> None:
-    await publish(stubs, "route.a")
+async def test_what_commits_late_is_told_though_others_committed_before_it(
+    connection: asyncpg.Connection, stubs: Stubs
+) -> None:
+    await put(stubs, "route.a")
     watch = Watch(stubs)
     await watch.snapshot()
-    slow = await asyncpg.connect(database_url)
-    transaction = slow.transaction()
+    transaction = connection.transaction()
     await transaction.start()
-    resource_id = await slow.fetchval(
+    resource_id = await connection.fetchval(
         "insert into resource (project_id, name, kind, last_version) values (1, 'route.slow', 'route', 1) returning id"
     )
-    await slow.execute(
+    await connection.execute(
         "insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata)"
         " values ($1, 1, '', 'slow', sha256('slow'), '', '{}')",
         resource_id,
     )
     # This one has a later transaction id and commits first; a reader that moved past it would miss the slow one.
-    await publish(stubs, "route.fast")
+    await put(stubs, "route.fast")
     held_back = asyncio.create_task(watch.until(versions=3))
-    await publish(stubs, "route.fast")
+    await put(stubs, "route.fast")
     await transaction.commit()
-    await slow.close()
     await held_back
     await watch.until(versions=4)
     assert watch.versions[1:] == ["route.slow/versions/1", "route.fast/versions/1", "route.fast/versions/2"]
@@ -143,7 +137,7 @@ async def test_what_commits_late_is_told_though_others_committed_before_it(datab
 async def test_every_version_is_told_once_in_order_while_many_publish(stubs: Stubs) -> None:
     watch = Watch(stubs)
     await watch.snapshot()
-    await asyncio.gather(*(publish(stubs, f"route.{n % 3}", count=10) for n in range(9)))
+    await asyncio.gather(*(put(stubs, f"route.{n % 3}", count=10) for n in range(9)))
     await watch.until(versions=90, moves=90)
     for n in range(3):
         numbers = [int(name.rpartition("/")[2]) for name in watch.versions if name.startswith(f"route.{n}/")]
@@ -153,7 +147,7 @@ async def test_every_version_is_told_once_in_order_while_many_publish(stubs: Stu
 async def test_messages_are_bounded_and_a_reader_that_stops_holds_nothing_back(stubs: Stubs) -> None:
     content = bytes(400_000)
     for n in range(7):
-        await publish(stubs, f"dataset.{n}", content)
+        await put(stubs, f"dataset.{n}", content)
     watch = Watch(stubs)
     sizes = []
     while not (message := await watch.read()).snapshot_complete:
@@ -161,17 +155,18 @@ async def test_messages_are_bounded_and_a_reader_that_stops_holds_nothing_back(s
     assert max(sizes) <= resource_watch.MESSAGE_BYTES
     assert sum(sizes) == 7 * len(content)
     for n in range(7):
-        await publish(stubs, f"dataset.{n}", content)
+        await put(stubs, f"dataset.{n}", content)
     while len(watch.versions) < 14:
         message = await watch.read()
         assert sum(version.size_bytes for version in message.resources) <= resource_watch.MESSAGE_BYTES
         assert message.cursor
 
 
-async def test_the_next_contents_are_read_only_when_the_last_message_was_taken(database_url: str, stubs: Stubs) -> None:
+async def test_the_next_contents_are_read_only_when_the_last_message_was_taken(
+    database: Database, stubs: Stubs
+) -> None:
     for n in range(4):
-        await publish(stubs, f"dataset.{n}", bytes(600_000))
-    database = await connect(database_url, connections=2, start_limit_s=5)
+        await put(stubs, f"dataset.{n}", bytes(600_000))
     reads: list[int] = []
 
     class Counted(ResourceTable):
@@ -185,7 +180,6 @@ async def test_the_next_contents_are_read_only_when_the_last_message_was_taken(d
         await anext(messages)
         assert reads == [1] * taken
     await messages.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
-    await database.close()
 
 
 async def test_a_quiet_watch_is_kept_alive_with_a_cursor_that_moves_on(
@@ -195,7 +189,7 @@ async def test_a_quiet_watch_is_kept_alive_with_a_cursor_that_moves_on(
     watch = Watch(stubs, kinds=["none"])
     await watch.snapshot()
     before = watch.cursor
-    await publish(stubs, "route.a", count=3)
+    await put(stubs, "route.a", count=3)
     message = await watch.read()
     while message.cursor == before:
         message = await watch.read()

@@ -7,26 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
 from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, rollout_name, uuid7
-from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.retention.table import LOCK_KEY
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.running import Runner, StoreHandle, Stubs, cancel, create, running_store
 from tests.support.store.spans import append, chunk_of, stored
 
 NOW = datetime.datetime.now(datetime.UTC)
 DEFAULT = "projects/default"
 TABLES = ("rollout", "attempt", "rollout_end", "span_chunk")
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Any]:
-    """Yields a connection of the test's own."""
-    opened = await asyncpg.connect(database_url)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -187,7 +177,7 @@ async def test_a_group_goes_when_its_project_has_no_rollout_as_old(
     await work(store)
     assert await groups(connection) == [(DEFAULT, 2), (DEFAULT, 3), ("projects/kept", 2), ("projects/kept", 3)]
 
-    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[waits]))
+    await cancel(stubs, waits)
     await connection.execute("update rollout_end set ended_at = now() - interval '8 days'")
     await work(store)
     assert await groups(connection) == [(DEFAULT, 3), ("projects/kept", 2), ("projects/kept", 3)]

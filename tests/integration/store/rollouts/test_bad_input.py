@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, TokenInvalid
+from fulmen.errors import ArgumentInvalid, TokenInvalid
 from fulmen.ids import uuid7
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2 as span_pb
-from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create
-
-texts = st.text(max_size=40)
-rollouts = st.builds(
-    rollout_pb2.Rollout,
-    name=st.one_of(st.just(""), texts),
-    project=st.one_of(st.just(""), texts),
-    training_run=st.one_of(st.just(""), texts),
-    group_id=texts,
-    group_size=st.integers(-(2**31), 2**31 - 1),
-    priority=st.integers(-(2**31), 2**31 - 1),
-    required_labels=st.dictionaries(texts, texts, max_size=3),
-    metadata=st.dictionaries(texts, texts, max_size=3),
-    not_before_time=st.builds(
-        lambda seconds: {"seconds": seconds}, st.integers(-(2**63), 2**63 - 1) | st.integers(0, 10**10)
-    ),
-)
+from tests.support.store.running import Runner, StoreHandle, Stubs, create
 
 
 async def test_a_value_that_postgresql_cannot_hold_is_a_callers_mistake(stubs: Stubs) -> None:
@@ -76,24 +56,3 @@ async def test_a_wrong_or_missing_token_is_refused(store: StoreHandle) -> None:
     stranger = await store.stubs(token="not a token")
     with pytest.raises(TokenInvalid):
         await create(stranger)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batch=st.lists(rollouts, max_size=4), request_id=texts)
-def test_random_rollouts_get_typed_answers(
-    fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], batch: list[rollout_pb2.Rollout], request_id: str
-) -> None:
-    loop, stubs = fuzzed
-
-    async def send() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            try:
-                await stubs.rollouts.BatchCreateRollouts(
-                    pb.BatchCreateRolloutsRequest(rollouts=batch, request_id=request_id)
-                )
-            except InternalError:
-                raise
-            except FulmenError:
-                return
-
-    loop.run_until_complete(send())

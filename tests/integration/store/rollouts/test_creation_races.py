@@ -11,8 +11,8 @@ from fulmen.ids import DEFAULT_PROJECT, rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.resources.lifetimes import ExpiringVersions
-from tests.support.rollouts import moment
-from tests.support.store.running import Stubs, create, get, running_store, until_queued
+from tests.support.store.rollouts import moment
+from tests.support.store.running import Stubs, create, get, queue_stats, running_store, until_queued
 
 ROUNDS = 12
 
@@ -55,7 +55,7 @@ async def test_racing_creations_of_the_same_content_all_succeed_and_create_once(
             )
             assert [names[:3] for names in results] == [shared] * 6
             assert await _existing(replicas[1], own) == own
-        stats = await replicas[0].rollouts.GetQueueStats(pb.GetQueueStatsRequest())
+        stats = await queue_stats(replicas[0])
         assert stats.queued_count == ROUNDS * 9
 
 
@@ -141,4 +141,4 @@ async def _existing(stubs: Stubs, names: list[str]) -> list[str]:
 
 
 async def _queued(stubs: Stubs) -> int:
-    return (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())).queued_count
+    return (await queue_stats(stubs)).queued_count

@@ -10,7 +10,7 @@ from fulmen.errors import ArgumentInvalid, RolloutStateInvalid
 from fulmen.store.v1 import failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts import dead_letters
-from tests.support.store.running import Runner, Stubs, create, get, running_store
+from tests.support.store.running import Runner, Stubs, cancel, create, get, queue_stats, running_store
 
 AGENT_ERROR = failure_pb2.FAILURE_KIND_AGENT_ERROR
 TIMEOUT = failure_pb2.FAILURE_KIND_TIMEOUT
@@ -61,7 +61,7 @@ async def test_only_dead_rollouts_of_the_named_run_are_run_again(stubs: Stubs) -
     (mine,) = await dead(stubs, 1, training_run="trainingRuns/mine")
     await dead(stubs, 1, training_run="trainingRuns/other")
     (cancelled,) = await create(stubs, training_run="trainingRuns/mine")
-    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[cancelled]))
+    await cancel(stubs, cancelled)
     answer = await retry(stubs, filter="*", training_run="trainingRuns/mine")
     assert [rollout.metadata["fulmen.retry_of"] for rollout in answer.rollouts] == [mine]
 
@@ -104,7 +104,7 @@ async def test_one_retry_sent_to_two_replicas_at_once_runs_once(database_url: st
             *(retry(replicas[caller % 2], filter="*", request_id="same") for caller in range(6))
         )
         assert len({tuple(rollout.name for rollout in answer.rollouts) for answer in answers}) == 1
-        stats = await replicas[0].rollouts.GetQueueStats(pb.GetQueueStatsRequest())
+        stats = await queue_stats(replicas[0])
         assert stats.queued_count == 5
 
 

@@ -10,12 +10,12 @@ from grpc.aio import EOF
 
 from fulmen.errors import ArgumentInvalid, CursorInvalid, Draining
 from fulmen.ids import uuid7
-from fulmen.store.v1 import failure_pb2, lease_service_pb2, span_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.database.database import connect
+from fulmen.store.v1 import span_service_pb2
+from fulmen_store.database.database import Database
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.table import FeedTable
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, read_feed
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, queue_stats, read_feed
 
 INSERT_END = """
 insert into rollout_end (rollout_id, project_id, group_key, group_size, state, failure_kind)
@@ -42,21 +42,6 @@ async def test_a_group_is_announced_once_and_whole_when_its_last_member_ends(stu
     assert [finished.group_id for finished in everything] == [alone, "g"]
 
 
-async def test_a_watcher_is_woken_and_resumes_from_any_group(stubs: Stubs) -> None:
-    runner = await Runner(stubs).open()
-    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest())
-    seen = []
-    for _ in range(5):
-        await create(stubs)
-        await runner.complete(await runner.take(1))
-        async with asyncio.timeout(20):
-            seen += (await stream.read()).groups
-    stream.cancel()
-    for index, group in enumerate(seen[:-1]):
-        rest, _ = await read_feed(stubs, groups=len(seen) - index - 1, cursor=group.cursor)
-        assert [finished.group_id for finished in rest] == [finished.group_id for finished in seen[index + 1 :]]
-
-
 async def test_a_training_run_sees_only_its_groups(stubs: Stubs) -> None:
     (mine,) = await create(stubs, training_run="trainingRuns/mine")
     await create(stubs, 3, training_run="trainingRuns/other")
@@ -64,55 +49,47 @@ async def test_a_training_run_sees_only_its_groups(stubs: Stubs) -> None:
     await runner.complete(await runner.take(4))
     (group,), cursor = await read_feed(stubs, groups=1, training_run="trainingRuns/mine")
     assert group.group_id == mine
-    with pytest.raises(CursorInvalid):
-        await read_feed(stubs, groups=1, cursor=cursor)
-    with pytest.raises(CursorInvalid):
-        await read_feed(stubs, groups=1, cursor="nonsense")
+    of_another_database = Cursor(xid=2**40, rollout_id=uuid7()).encode(Selection(project_id=1))
+    for wrong in (cursor, "nonsense", of_another_database):
+        with pytest.raises(CursorInvalid):
+            await read_feed(stubs, groups=1, cursor=wrong)
 
 
-async def test_cancelled_rollouts_are_announced_too(stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name]))
-    (group,), _ = await read_feed(stubs, groups=1)
-    assert group.rollouts[0].name == name
-
-
-async def test_a_cursor_of_another_database_is_refused(stubs: Stubs) -> None:
-    future = Cursor(xid=2**40, rollout_id=uuid7()).encode(Selection(project_id=1))
-    with pytest.raises(CursorInvalid):
-        await read_feed(stubs, groups=1, cursor=future)
-
-
-async def test_watchers_are_told_that_the_store_stops(store: StoreHandle, stubs: Stubs) -> None:
-    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest())
+@pytest.mark.parametrize("training_run", ["", "trainingRuns/none"])
+async def test_watchers_are_told_that_the_store_stops(
+    store: StoreHandle, stubs: Stubs, connection: asyncpg.Connection, training_run: str
+) -> None:
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest(training_run=training_run))
     waiting = asyncio.create_task(stream.read())
     await create(stubs)
     await store.parts.drain()
     with pytest.raises(Draining):
         await waiting
+    assert await training_runs(connection) == []
 
 
-async def test_a_row_that_commits_late_is_neither_skipped_nor_doubled(database_url: str) -> None:
-    database = await connect(database_url, connections=2, start_limit_s=5)
+async def test_a_row_that_commits_late_is_neither_skipped_nor_doubled(
+    database: Database, connection: asyncpg.Connection, database_url: str
+) -> None:
     feed, selection = FeedTable(database), Selection(project_id=1)
-    slow, fast = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    slow = await asyncpg.connect(database_url)
     early, late, group = uuid7(), uuid7(), uuid7()
     transaction = slow.transaction()
     await transaction.start()
     await slow.execute(INSERT_END, early, group, 2)
-    await fast.execute(INSERT_END, late, group, 2)
+    await connection.execute(INSERT_END, late, group, 2)
     # The later row is committed, yet nothing may be handed out while the earlier one can still appear behind it.
     assert await feed.scan(selection, after=Cursor(), limit=10) == []
     await transaction.commit()
     rows = await feed.scan(selection, after=Cursor(), limit=10)
     assert [(row.cursor.rollout_id, row.completes) for row in rows] == [(early, False), (late, True)]
     assert [row.completes for row in await feed.scan(selection, after=rows[0].cursor, limit=10)] == [True]
-    for connection in (slow, fast, database):
-        await connection.close()
+    await slow.close()
 
 
-async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(database_url: str) -> None:
-    database = await connect(database_url, connections=4, start_limit_s=5)
+async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(
+    database: Database, database_url: str
+) -> None:
     feed, selection = FeedTable(database), Selection(project_id=1)
     groups = {uuid7(): [uuid7() for _ in range(4)] for _ in range(60)}
     done = asyncio.Event()
@@ -145,7 +122,6 @@ async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(databa
         first, second = await asyncio.gather(*followers)
     assert len(set(first)) == len(first) == len(groups)
     assert first == second
-    await database.close()
 
 
 async def test_one_group_is_followed_by_its_id_alone(stubs: Stubs) -> None:
@@ -165,30 +141,6 @@ async def test_one_group_is_followed_by_its_id_alone(stubs: Stubs) -> None:
     async with asyncio.timeout(20):
         assert [finished.group_id for finished in (await stream.read()).groups] == ["g"]
     stream.cancel()
-
-
-async def test_a_retried_and_a_released_member_delay_their_group_and_are_announced_in_it_once(stubs: Stubs) -> None:
-    names = await create(
-        stubs, 3, group_id="g", group_size=3, policy={"retry_backoff": {"nanos": 1_000_000}, "max_attempts": 5}
-    )
-    runner = await Runner(stubs).open()
-    taken = await runner.take(3)
-    await runner.complete(taken[:1])
-    await runner.complete(taken[1:2], failure_kind=failure_pb2.FAILURE_KIND_INFRA)
-    (again,) = await runner.take(1)
-    release = lease_service_pb2.ReleasedAttempts(attempts=[taken[2].attempt])
-    await runner.stream.write(lease_service_pb2.StreamLeasesRequest(release=release))
-    await runner.expect("ack")
-    (once_more,) = await runner.take(1)
-    await runner.complete([again, once_more])
-    (alone,) = await create(stubs)
-    await runner.complete(await runner.take(1))
-    groups, _ = await read_feed(stubs, groups=2)
-    assert [finished.group_id for finished in groups] == ["g", alone]
-    assert {rollout.name: len(rollout.attempts) for rollout in groups[0].rollouts} == {
-        name: 1 if name == taken[0].rollout.name else 2 for name in names
-    }
-    assert all(rollout.ended_attempt_count == len(rollout.attempts) for rollout in groups[0].rollouts)
 
 
 async def test_a_page_of_many_groups_is_read_batch_by_batch_and_arrives_whole(stubs: Stubs) -> None:
@@ -211,14 +163,14 @@ async def test_a_page_of_many_groups_is_read_batch_by_batch_and_arrives_whole(st
 
 
 async def test_who_watches_a_training_run_before_it_exists_sees_its_groups_and_may_resume(
-    stubs: Stubs, database_url: str
+    stubs: Stubs, connection: asyncpg.Connection
 ) -> None:
     watched = asyncio.create_task(read_feed(stubs, groups=2, training_run="trainingRuns/later"))
     (other,) = await create(stubs, training_run="trainingRuns/other")
     runner = await Runner(stubs).open()
     await runner.complete(await runner.take(1))
     await read_feed(stubs, groups=1)
-    assert await training_runs(database_url) == ["trainingRuns/other"]
+    assert await training_runs(connection) == ["trainingRuns/other"]
     assert not watched.done()
     names = await create(stubs, 2, training_run="trainingRuns/later")
     await runner.complete(await runner.take(2))
@@ -229,33 +181,20 @@ async def test_who_watches_a_training_run_before_it_exists_sees_its_groups_and_m
     assert other not in names
 
 
-async def test_who_watches_a_training_run_that_does_not_exist_is_told_that_the_store_stops(
-    store: StoreHandle, stubs: Stubs, database_url: str
+async def test_looking_for_a_training_run_or_stopping_it_records_nothing(
+    stubs: Stubs, connection: asyncpg.Connection
 ) -> None:
-    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest(training_run="trainingRuns/none"))
-    waiting = asyncio.create_task(stream.read())
-    await create(stubs)
-    await store.parts.drain()
-    with pytest.raises(Draining):
-        await waiting
-    assert await training_runs(database_url) == []
-
-
-async def test_looking_for_a_training_run_or_stopping_it_records_nothing(stubs: Stubs, database_url: str) -> None:
     unknown = "trainingRuns/unknown"
     assert not (await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run=unknown))).rollouts
-    assert not (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(training_run=unknown))).queued_count
+    assert not (await queue_stats(stubs, training_run=unknown)).queued_count
     assert not (await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(training_run=unknown))).cancelled_count
     assert not (await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(filter="*", training_run=unknown))).rollouts
     assert await stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(training_run=unknown)).read() == EOF
-    assert await training_runs(database_url) == []
+    assert await training_runs(connection) == []
     with pytest.raises(ArgumentInvalid):
         await stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(training_run="malformed")).read()
 
 
-async def training_runs(database_url: str) -> list[str]:
+async def training_runs(connection: asyncpg.Connection) -> list[str]:
     """Returns the names of the training runs that were recorded."""
-    connection = await asyncpg.connect(database_url)
-    rows = await connection.fetch("select name from training_run order by name")
-    await connection.close()
-    return [row["name"] for row in rows]
+    return [row["name"] for row in await connection.fetch("select name from training_run order by name")]

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from fulmen.errors import ArgumentInvalid, PageTokenInvalid
 from fulmen.ids import uuid7
 from fulmen.store.v1 import failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.database.database import HOT_SETTINGS, Database, connect
+from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL, filtered
 from fulmen_store.rollouts.filter import (
     Comparison,
@@ -33,7 +33,7 @@ from fulmen_store.rollouts.lists import RolloutLists, compiled
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.postgres import shared_server
 from tests.support.store.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
-from tests.support.store.running import LIMIT_S, Runner, Stubs, create, get
+from tests.support.store.running import LIMIT_S, Runner, Stubs, cancel, create, get
 
 LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement)
 SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {
@@ -171,7 +171,7 @@ async def test_states_and_filter_are_both_honoured(stubs: Stubs) -> None:
     (high,) = await create(stubs, priority=5)
     await create(stubs)
     (cancelled,) = await create(stubs, priority=5)
-    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[cancelled]))
+    await cancel(stubs, cancelled)
     page = await stubs.rollouts.ListRollouts(
         pb.ListRolloutsRequest(states=[rollout_pb2.ROLLOUT_STATE_QUEUED], filter="priority > 0")
     )
@@ -221,14 +221,6 @@ def test_no_filter_breaks_the_store(fuzzed: tuple[asyncio.AbstractEventLoop, Stu
                 assert {violation.field for violation in error.violations} == {"filter"}  # noqa: PT017  # not expected
 
     loop.run_until_complete(send())
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Any]:
-    """Yields a connection with the settings of the store."""
-    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
-    yield opened
-    await opened.close()
 
 
 async def _listed(stubs: Stubs, text: str) -> list[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +17,13 @@ from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import failure_pb2, lease_pb2
 from fulmen.store.v1 import lease_service_pb2 as lease_pb
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
-from fulmen_store.database.database import HOT_SETTINGS
-from fulmen_store.database.queries import SQL
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.runners import fleet as runner_registry
 from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.table import RunnerView
 from tests.support.store.manual_clock import ManualClock
-from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.rollouts import renewing
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, pages_of
 
 BUSY = lease_pb2.RunnerLoad(
     cpu_ratio=0.5,
@@ -35,10 +34,9 @@ BUSY = lease_pb2.RunnerLoad(
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    """Yields a store that writes renewals down more than once a second."""
-    async with running_store(database_url, lease_ttl_s=2.0) as handle:
-        yield handle
+def store_settings() -> dict[str, Any]:
+    """Returns leases so short that renewals are written more than once a second."""
+    return {"lease_ttl_s": 2.0}
 
 
 class Fleet:
@@ -65,12 +63,6 @@ class Fleet:
             pass
 
 
-async def read_on(fleet: Fleet) -> None:
-    """Reads until the stream ends."""
-    while True:
-        await fleet.read()
-
-
 async def find(stubs: Stubs, session_id: str) -> pb.Runner:
     """Returns one runner."""
     response = await stubs.runners.GetRunner(pb.GetRunnerRequest(name=runner_name(session_id)))
@@ -83,53 +75,40 @@ async def say(runner: Runner, load: lease_pb2.RunnerLoad | None = None) -> None:
     await runner.stream.write(lease_pb.StreamLeasesRequest(renew=lease_pb.RenewSession(load=load)))
 
 
-async def keep_alive(runner: Runner) -> None:
-    """Renews a session until it is cancelled."""
-    while True:
-        await say(runner)
-        await asyncio.sleep(0.1)
-
-
 async def until(stubs: Stubs, session_id: str, condition: Any) -> pb.Runner:
     """Waits until a runner is as it should be."""
     async with asyncio.timeout(LIMIT_S):
         while not condition(runner := await find(stubs, session_id)):  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.02)
-        return runner
+    return runner
 
 
 async def test_a_runner_is_shown_with_its_attempts_its_load_and_its_failures(stubs: Stubs) -> None:
     runner = await Runner(stubs).open(labels={"gpu": "h200"})
-    alive = asyncio.create_task(keep_alive(runner))
-    fresh = await find(stubs, runner.session_id)
-    assert not fresh.HasField("load")
-    assert (fresh.ended_count, fresh.failed_count, fresh.running_count) == (0, 0, 0)
-    await create(stubs, 5)
-    taken = await runner.take(5)
-    await say(runner, BUSY)
-    shown = await until(stubs, runner.session_id, lambda one: one.HasField("load"))
-    assert shown.load == BUSY
-    assert shown.running_count == 5
-    assert sorted(shown.attempts) == sorted(one.attempt for one in taken)
-    assert shown.info.labels["gpu"] == "h200"
-    await runner.complete(taken[:2])
-    await runner.complete(taken[2:3], failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR)
-    await runner.complete(taken[3:4], failure_kind=failure_pb2.FAILURE_KIND_CANCELLED)
-    released = lease_pb.ReleasedAttempts(attempts=[taken[4].attempt])
-    await runner.stream.write(lease_pb.StreamLeasesRequest(release=released))
-    shown = await until(stubs, runner.session_id, lambda one: one.ended_count == 3 and not one.running_count)
-    assert shown.failed_count == 1
-    assert shown.load == BUSY
-    (listed,) = (await stubs.runners.ListRunners(pb.ListRunnersRequest())).runners
-    listed.lease_expire_time.CopyFrom(shown.lease_expire_time)
-    assert listed == shown
-    alive.cancel()
+    async with renewing(runner):
+        fresh = await find(stubs, runner.session_id)
+        assert not fresh.HasField("load")
+        assert (fresh.ended_count, fresh.failed_count, fresh.running_count) == (0, 0, 0)
+        await create(stubs, 5)
+        taken = await runner.take(5)
+        await say(runner, BUSY)
+        shown = await until(stubs, runner.session_id, lambda one: one.HasField("load"))
+        assert (shown.load, shown.running_count, shown.info.labels["gpu"]) == (BUSY, 5, "h200")
+        assert (shown.info.host, sorted(shown.attempts)) == ("test-host", sorted(one.attempt for one in taken))
+        await runner.complete(taken[:2])
+        await runner.complete(taken[2:3], failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR)
+        await runner.complete(taken[3:4], failure_kind=failure_pb2.FAILURE_KIND_CANCELLED)
+        await runner.release(taken[4:])
+        shown = await until(stubs, runner.session_id, lambda one: one.ended_count == 3 and not one.running_count)
+        assert (shown.failed_count, shown.load) == (1, BUSY)
+        (listed,) = (await stubs.runners.ListRunners(pb.ListRunnersRequest())).runners
+        listed.lease_expire_time.CopyFrom(shown.lease_expire_time)
+        assert listed == shown
 
 
 async def test_a_unary_runner_tells_its_load_and_is_told_what_it_holds(stubs: Stubs) -> None:
     await create(stubs, 3)
     taken = await stubs.leases.AcquireLeases(lease_pb.AcquireLeasesRequest(max_count=3, wait=Duration(seconds=10)))
-    assert taken.assignments
     request = lease_pb.RenewLeasesRequest(runner=taken.runner, load=BUSY)
     renewed = await stubs.leases.RenewLeases(request)
     assert sorted(renewed.held_attempts) == sorted(one.attempt for one in taken.assignments)
@@ -156,27 +135,21 @@ async def test_a_bad_measurement_is_brought_into_range(stubs: Stubs) -> None:
     assert (len(load.gpus[0].model), load.gpus[0].utilization_ratio) == (64, 1.0)
 
 
-async def test_runners_are_listed_page_by_page_and_a_large_page_ends_early(stubs: Stubs, database_url: str) -> None:
-    connection = await asyncpg.connect(database_url)
+async def test_runners_are_listed_page_by_page_and_a_large_page_ends_early(
+    stubs: Stubs, connection: asyncpg.Connection
+) -> None:
     await connection.execute(
         "insert into runner_session (id, subject, project, host, info, lease_until)"
         " select gen_random_uuid(), 's', 'projects/*', 'h', '', now() + interval '1 hour' from generate_series(1, 5)"
     )
-    listed, token = [], ""
-    while True:
-        page = await stubs.runners.ListRunners(pb.ListRunnersRequest(page_size=2, page_token=token))
-        listed += [runner.name for runner in page.runners]
-        token = page.next_page_token
-        if not token:
-            break
+    pages = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest(page_size=2))
+    listed = [runner.name for page in pages for runner in page.runners]
     assert len(listed) == len(set(listed)) == 5
     big = lease_pb2.RunnerInfo(labels={str(n): "x" * 1000 for n in range(1000)}).SerializeToString()
     await connection.execute("update runner_session set info = $1", big)
-    page = await stubs.runners.ListRunners(pb.ListRunnersRequest())
+    page, rest = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest())
     assert 0 < len(page.runners) < 5
-    rest = await stubs.runners.ListRunners(pb.ListRunnersRequest(page_token=page.next_page_token))
     assert [runner.name for runner in (*page.runners, *rest.runners)] == listed
-    await connection.close()
 
 
 async def test_who_is_gone_is_not_found(stubs: Stubs) -> None:
@@ -187,29 +160,25 @@ async def test_who_is_gone_is_not_found(stubs: Stubs) -> None:
 
 async def test_a_watch_tells_the_fleet_then_who_comes_changes_and_goes(stubs: Stubs) -> None:
     first = await Runner(stubs).open(labels={"zone": "a"})
-    alive = asyncio.create_task(keep_alive(first))
     fleet, only_b = Fleet(stubs), Fleet(stubs, labels={"zone": "b"})
-    await fleet.snapshot()
-    await only_b.snapshot()
-    assert list(fleet.runners) == [runner_name(first.session_id)]
-    assert not only_b.runners
-    second = await Runner(stubs).open(labels={"zone": "b", "gpu": "no"})
-    also_alive = asyncio.create_task(keep_alive(second))
-    while len(fleet.runners) < 2:
-        await fleet.read()
-    await only_b.read()
-    assert list(only_b.runners) == [runner_name(second.session_id)]
-    await create(stubs, 2)
-    await first.take(2)
-    while fleet.runners[runner_name(first.session_id)].running_count < 2:
-        await fleet.read()
-    second.stream.cancel()
-    also_alive.cancel()
-    await asyncio.wait([also_alive])
-    while runner_name(second.session_id) in fleet.runners:
-        await fleet.read()
-    assert (await only_b.read()).removed == [runner_name(second.session_id)]
-    alive.cancel()
+    async with renewing(first):
+        await fleet.snapshot()
+        await only_b.snapshot()
+        assert list(fleet.runners) == [runner_name(first.session_id)]
+        assert not only_b.runners
+        async with renewing(await Runner(stubs).open(labels={"zone": "b", "gpu": "no"})) as second:
+            while len(fleet.runners) < 2:
+                await fleet.read()
+            await only_b.read()
+            assert list(only_b.runners) == [runner_name(second.session_id)]
+            await create(stubs, 2)
+            await first.take(2)
+            while fleet.runners[runner_name(first.session_id)].running_count < 2:
+                await fleet.read()
+        second.stream.cancel()
+        while runner_name(second.session_id) in fleet.runners:
+            await fleet.read()
+        assert (await only_b.read()).removed == [runner_name(second.session_id)]
 
 
 async def test_a_watch_with_too_many_labels_is_refused(stubs: Stubs) -> None:
@@ -220,19 +189,17 @@ async def test_a_watch_with_too_many_labels_is_refused(stubs: Stubs) -> None:
 async def test_a_caller_of_one_project_sees_what_serves_it_and_its_own_attempts(
     store: StoreHandle, stubs: Stubs
 ) -> None:
-    runner = await Runner(stubs).open()
-    alive = asyncio.create_task(keep_alive(runner))
-    await create(stubs, 2)
-    taken = await runner.take(2)
-    await runner.complete(taken[:1])
-    await until(stubs, runner.session_id, lambda one: one.ended_count == 1)
-    stranger = await store.stubs(role=Role.CLIENT, project="projects/other")
-    shown = await find(stranger, runner.session_id)
-    assert (shown.running_count, list(shown.attempts), shown.ended_count) == (0, [], 0)
-    fleet = Fleet(stranger)
-    await fleet.snapshot()
-    assert [one.running_count for one in fleet.runners.values()] == [0]
-    alive.cancel()
+    async with renewing(await Runner(stubs).open()) as runner:
+        await create(stubs, 2)
+        taken = await runner.take(2)
+        await runner.complete(taken[:1])
+        await until(stubs, runner.session_id, lambda one: one.ended_count == 1)
+        stranger = await store.stubs(role=Role.CLIENT, project="projects/other")
+        shown = await find(stranger, runner.session_id)
+        assert (shown.running_count, list(shown.attempts), shown.ended_count) == (0, [], 0)
+        fleet = Fleet(stranger)
+        await fleet.snapshot()
+        assert [one.running_count for one in fleet.runners.values()] == [0]
 
 
 async def test_a_watch_ends_when_the_store_drains(store: StoreHandle, stubs: Stubs) -> None:
@@ -240,7 +207,7 @@ async def test_a_watch_ends_when_the_store_drains(store: StoreHandle, stubs: Stu
     await fleet.snapshot()
     await store.parts.drain()
     with pytest.raises(Draining):
-        await read_on(fleet)
+        await fleet.snapshot()
 
 
 async def test_one_look_serves_all_watchers() -> None:
@@ -312,35 +279,6 @@ async def test_a_quiet_fleet_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> N
     role.cancel()
 
 
-async def test_the_registry_and_renewals_probe_indexes_only(database_url: str) -> None:
-    connection = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
-    await connection.execute(f"prepare listing as {SQL['list_runners']}")
-    await connection.execute(f"prepare renewing as {SQL['renew_sessions']}")
-    await connection.execute(
-        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)"
-        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, 1000, now() from generate_series(1, 20000)"
-    )
-    await connection.execute(
-        "insert into runner_session (id, subject, project, host, info, lease_until, ended_at)"
-        " select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), case when n > 50 then now() end"
-        " from generate_series(1, 5000) n"
-    )
-    ids = [row["id"] for row in await connection.fetch("select id from runner_session where ended_at is null")]
-    arrays = [_array(values) for values in (ids, "t" * 50, ["NULL"] * 50, "1" * 50, "0" * 50)]
-    zero = UUID(int=0)
-    for call, index in (
-        (f"listing('{zero}', 51, null)", "item_leased"),
-        (f"renewing({arrays[0]}, 15, {', '.join(arrays[1:])})", "runner_session"),
-    ):
-        rows = await connection.fetch(f"explain (analyze, costs off, timing off) execute {call}")
-        plan = "\n".join(row[0] for row in rows)
-        assert "Seq Scan" not in plan, plan
-        assert index in plan, plan
-        assert "loops=5000" not in plan, plan
-        assert "rows=20000" not in plan, plan
-    await connection.close()
-
-
 def watch(board: FleetWatcher, *, project: str | None = None) -> AsyncGenerator[FleetChanges, None]:
     """Watches all runners of a project."""
     return board.follow(project=project, wanted=lambda _: True, stopping=lambda: False)
@@ -371,7 +309,3 @@ class CountedTable:
             while len(self.looks) < looks:
                 self._asked.clear()
                 await self._asked.wait()
-
-
-def _array(values: Any) -> str:
-    return "'{" + ",".join(map(str, values)) + "}'"

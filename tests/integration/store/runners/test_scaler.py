@@ -15,8 +15,8 @@ from fulmen.keda import externalscaler_pb2 as keda
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
-from tests.support.helm_chart import VALUES, render
+from fulmen_service_kit.security.tokens import Role
+from tests.support.deploy.helm_chart import VALUES, render
 from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, create_project
 
 LABELS = {"gpu": "h200"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -12,16 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 from fulmen.errors import QuotaExceeded
-from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.main import app
+from tests.support.store.rollouts import renewing
 from tests.support.store.running import (
     LIMIT_S,
     Runner,
     StoreHandle,
     Stubs,
+    cancel,
     create,
     get,
+    queue_stats,
     running_store,
     until_queued,
     until_state,
@@ -31,23 +35,14 @@ APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED
 
 
 @asynccontextmanager
-async def store_with(database_url: str, **project: Any) -> AsyncIterator[StoreHandle]:
+async def store_with(database_url: str, lease_ttl_s: float = 6.0, **project: Any) -> AsyncIterator[StoreHandle]:
     """Runs a store whose default project has these columns from the start."""
-    await set_project(database_url, **project)
-    async with running_store(database_url) as handle:
-        yield handle
-
-
-async def set_project(database_url: str, **project: Any) -> None:
     connection = await asyncpg.connect(database_url)
     for column, value in project.items():
         await connection.execute(f"update project set {column} = $1 where name = 'projects/default'", value)
     await connection.close()
-
-
-async def queue_stats(stubs: Stubs, **selection: Any) -> pb.GetQueueStatsResponse:
-    answer: pb.GetQueueStatsResponse = await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(**selection))
-    return answer
+    async with running_store(database_url, lease_ttl_s=lease_ttl_s) as handle:
+        yield handle
 
 
 async def test_more_than_the_quota_may_not_wait_and_the_answer_says_when_to_try_again(database_url: str) -> None:
@@ -139,19 +134,6 @@ async def test_the_statistics_tell_priorities_rules_quotas_and_labels_that_no_ru
         assert len(await runner.take(1)) == 1
 
 
-async def test_a_new_project_has_the_default_rules_and_no_quotas(stubs: Stubs) -> None:
-    stats = await queue_stats(stubs)
-    assert (stats.weight, stats.HasField("max_running"), stats.HasField("max_queued")) == (100, False, False)
-    assert stats.rules == pb.QueueRules(
-        ageing_interval={"seconds": 60},
-        match_labels=True,
-        affinity=True,
-        longest_first=True,
-        hedging=False,
-        weighted_share=True,
-    )
-
-
 async def test_durations_of_successes_are_learned_by_task_type_and_survive_a_restart(database_url: str) -> None:
     async with running_store(database_url) as store:
         stubs = await store.stubs()
@@ -174,53 +156,49 @@ async def test_durations_of_successes_are_learned_by_task_type_and_survive_a_res
     assert learned.duration_p95.ToTimedelta().total_seconds() < LIMIT_S
 
 
-async def test_a_runner_of_the_same_group_gets_its_next_member(stubs: Stubs) -> None:
-    """Credit of both waits; by turns alone the second rollout would go to the other runner."""
-    one, two = await Runner(stubs).open(), await Runner(stubs).open()
-    await one.demand(2)
-    await create(stubs, 1, group_id="g", group_size=2)
-    assert len((await one.expect("assign")).assignments) == 1
-    await two.demand(2)
-    (second,) = await create(stubs, 1, group_id="g", group_size=2)
-    assert [each.rollout.name for each in (await one.expect("assign")).assignments] == [second]
-    (other,) = await create(stubs, 1)
-    assert [each.rollout.name for each in (await two.expect("assign")).assignments] == [other]
+@dataclass(frozen=True, slots=True)
+class Hedged:
+    """A rollout with two attempts: the first is late, the second was started beside it."""
+
+    stubs: Stubs
+    name: str
+    late: Runner
+    quick: Runner
+    first: lease_pb2.Assignment
+    second: lease_pb2.Assignment
 
 
-async def test_a_project_that_does_not_match_labels_uses_any_runner(database_url: str) -> None:
-    rules = pb.QueueRules(match_labels=False)
-    async with store_with(database_url, rules=rules.SerializeToString()) as store:
+@asynccontextmanager
+async def hedged(database_url: str, **policy: int) -> AsyncIterator[Hedged]:
+    """Runs a store that knows how long `sums` take and hedges one."""
+    rules = pb.QueueRules(hedging=True)
+    async with store_with(database_url, lease_ttl_s=2.0, rules=rules.SerializeToString()) as store:
         stubs = await store.stubs()
-        (name,) = await create(stubs, 1, required_labels={"gpu": "h200"})
-        runner = await Runner(stubs).open()
-        assert [each.rollout.name for each in await runner.take(1)] == [name]
-        assert await get(stubs, name) == await until_state(stubs, name, rollout_pb2.ROLLOUT_STATE_RUNNING)
+        async with renewing(await Runner(stubs).open()) as late, renewing(await Runner(stubs).open()) as quick:
+            await create(stubs, 20, task_type="sums")
+            assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
+            (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True, **policy})
+            (first,) = await late.take(1)
+            (second,) = await quick.take(1)
+            yield Hedged(stubs, name, late, quick, first, second)
 
 
 async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_url: str) -> None:
-    rules = pb.QueueRules(hedging=True)
-    async with store_with(database_url, rules=rules.SerializeToString()) as store:
-        stubs = await store.stubs()
-        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
-        await create(stubs, 20, task_type="sums")
-        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
-        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True})
-        (first,) = await late.take(1)
-        (second,) = await quick.take(1)
-        assert (first.rollout.name, first.epoch) == (second.rollout.name, second.epoch - 1) == (name, 1)
-        assert second.attempt_key != first.attempt_key
-        assert (await queue_stats(stubs)).running_count == 1
-        running = (await get(stubs, name)).attempts
+    async with hedged(database_url) as it:
+        assert (it.first.rollout.name, it.first.epoch) == (it.second.rollout.name, it.second.epoch - 1) == (it.name, 1)
+        assert it.second.attempt_key != it.first.attempt_key
+        assert (await queue_stats(it.stubs)).running_count == 1
+        running = (await get(it.stubs, it.name)).attempts
         assert [(each.name, each.runner.partition("/")[2]) for each in running] == [
-            (first.attempt, late.session_id),
-            (second.attempt, quick.session_id),
+            (it.first.attempt, it.late.session_id),
+            (it.second.attempt, it.quick.session_id),
         ]
-        listed = await stubs.runners.ListRunners(runner_registry_service_pb2.ListRunnersRequest())
+        listed = await it.stubs.runners.ListRunners(runner_registry_service_pb2.ListRunnersRequest())
         assert [each.running_count for each in listed.runners] == [1, 1]
-        assert await quick.complete([second], output=b"42") == [APPLIED]
-        assert list((await late.expect("lease_lost")).attempts) == [first.attempt]
-        assert await late.complete([first]) == [lease_pb2.COMPLETION_STATUS_LEASE_LOST]
-        rollout = await get(stubs, name)
+        assert await it.quick.complete([it.second], output=b"42") == [APPLIED]
+        assert list((await it.late.expect("lease_lost")).attempts) == [it.first.attempt]
+        assert await it.late.complete([it.first]) == [lease_pb2.COMPLETION_STATUS_LEASE_LOST]
+        rollout = await get(it.stubs, it.name)
     assert rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
     assert [(attempt.failure_kind, attempt.final) for attempt in rollout.attempts] == [
         (failure_pb2.FAILURE_KIND_SUPERSEDED, False),
@@ -230,59 +208,25 @@ async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_u
 
 
 async def test_a_hedge_whose_runner_dies_leaves_the_rollout_running(database_url: str) -> None:
-    rules = pb.QueueRules(hedging=True)
-    await set_project(database_url, rules=rules.SerializeToString())
-    async with running_store(database_url, lease_ttl_s=2.0) as store:
-        stubs = await store.stubs()
-        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
-        renewing = [asyncio.create_task(keep_alive(runner)) for runner in (late, quick)]
-        await create(stubs, 20, task_type="sums")
-        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
-        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True, "max_attempts": 1})
-        (first,) = await late.take(1)
-        (second,) = await quick.take(1)
-        renewing[1].cancel()
-        quick.stream.cancel()
-        rollout = await until_ended_attempts(stubs, name, 1)
+    async with hedged(database_url, max_attempts=1) as it:
+        it.quick.stream.cancel()
+        async with asyncio.timeout(LIMIT_S):
+            while (rollout := await get(it.stubs, it.name)).ended_attempt_count < 1:  # noqa: ASYNC110  # of the store
+                await asyncio.sleep(0.02)
         assert rollout.state == rollout_pb2.ROLLOUT_STATE_RUNNING
-        assert [attempt.name for attempt in rollout.attempts] == [first.attempt, second.attempt]
-        lost = rollout.attempts[1]
-        assert lost.failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
-        assert await late.complete([first]) == [APPLIED]
-        assert (await get(stubs, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
-        renewing[0].cancel()
+        assert [attempt.name for attempt in rollout.attempts] == [it.first.attempt, it.second.attempt]
+        assert rollout.attempts[1].failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
+        assert await it.late.complete([it.first]) == [APPLIED]
+        assert (await get(it.stubs, it.name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
 
 
 async def test_a_cancel_ends_both_attempts_of_a_hedged_rollout(database_url: str) -> None:
-    rules = pb.QueueRules(hedging=True)
-    async with store_with(database_url, rules=rules.SerializeToString()) as store:
-        stubs = await store.stubs()
-        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
-        await create(stubs, 20, task_type="sums")
-        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
-        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True})
-        (first,) = await late.take(1)
-        (second,) = await quick.take(1)
-        answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name]))
-        assert (answer.cancelled_count, answer.cancelling_count) == (0, 1)
-        assert list((await late.expect("cancel")).attempts) == [first.attempt]
-        assert list((await quick.expect("cancel")).attempts) == [second.attempt]
+    async with hedged(database_url) as it:
+        assert await cancel(it.stubs, it.name) == (0, 1)
+        assert list((await it.late.expect("cancel")).attempts) == [it.first.attempt]
+        assert list((await it.quick.expect("cancel")).attempts) == [it.second.attempt]
         cancelled = failure_pb2.FAILURE_KIND_CANCELLED
-        assert await late.complete([first], failure_kind=cancelled) == [APPLIED]
-        assert list((await quick.expect("lease_lost")).attempts) == [second.attempt]
-        rollout = await until_state(stubs, name, rollout_pb2.ROLLOUT_STATE_CANCELLED)
+        assert await it.late.complete([it.first], failure_kind=cancelled) == [APPLIED]
+        assert list((await it.quick.expect("lease_lost")).attempts) == [it.second.attempt]
+        rollout = await until_state(it.stubs, it.name, rollout_pb2.ROLLOUT_STATE_CANCELLED)
         assert len(rollout.attempts) == 2
-
-
-async def keep_alive(runner: Runner) -> None:
-    while True:
-        await runner.stream.write(lease_service_pb2.StreamLeasesRequest(renew=lease_service_pb2.RenewSession()))
-        await asyncio.sleep(0.1)
-
-
-async def until_ended_attempts(stubs: Stubs, name: str, count: int) -> rollout_pb2.Rollout:
-    """Waits until so many attempts of a rollout have ended."""
-    async with asyncio.timeout(LIMIT_S):
-        while (rollout := await get(stubs, name)).ended_attempt_count < count:  # noqa: ASYNC110  # state of the store
-            await asyncio.sleep(0.02)
-        return rollout

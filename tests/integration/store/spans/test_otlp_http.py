@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, running_store
 
 PROTOBUF = "application/x-protobuf"

@@ -11,11 +11,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from fulmen.errors import PageTokenInvalid, PermissionDenied, RolloutNotFound
-from fulmen.ids import uuid7
+from fulmen.errors import PermissionDenied, RolloutNotFound
+from fulmen.ids import DEFAULT_PROJECT, rollout_name, uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, get
 from tests.support.store.spans import append, chunk_of, stored
 
@@ -43,34 +43,6 @@ async def test_answers_come_in_order_and_bad_chunks_are_named(stubs: Stubs) -> N
     assert {refused.chunk_id for refused in responses[1].rejected} == {unknown.chunk_id, empty.chunk_id}
 
 
-async def test_spans_of_a_superseded_attempt_are_kept_and_revive_nothing(stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    runner = await Runner(stubs).open()
-    await runner.complete(await runner.take(1))
-    before = await get(stubs, name)
-    assert (await append(stubs, chunk_of(f"{name}/attempts/1"))).accepted_count == 1
-    assert await get(stubs, name) == before
-
-
-async def test_spans_are_listed_in_order_without_duplicates_page_by_page(stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    chunk = chunk_of(f"{name}/attempts/1", 7)
-    repeated = span_pb2.SpanChunk()
-    repeated.CopyFrom(chunk)
-    repeated.chunk_id = str(uuid7())
-    await append(stubs, chunk, repeated)
-    names, token = [], ""
-    while True:
-        page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=name, page_size=3, page_token=token))
-        names += [trace_pb2.Span.FromString(span.span.otlp_span).name for span in page.spans]
-        token = page.next_page_token
-        if not token:
-            break
-    assert names == [f"span-{index}" for index in range(7)]
-    with pytest.raises(PageTokenInvalid):
-        await stubs.spans.ListSpans(pb.ListSpansRequest(parent=name, page_token="x"))
-
-
 async def test_an_attempt_key_reaches_its_own_attempt_only(store: StoreHandle, stubs: Stubs) -> None:
     own, other = await create(stubs, 2)
     runner = await Runner(stubs).open()
@@ -87,16 +59,11 @@ async def test_an_attempt_key_reaches_its_own_attempt_only(store: StoreHandle, s
         await stored(agent, taken[other].attempt)
     with pytest.raises(PermissionDenied):
         await agent.spans.ListSpans(pb.ListSpansRequest(parent=other))
-    with pytest.raises(RolloutNotFound):
-        await get(agent, other)
+    for name in (other, rollout_name(DEFAULT_PROJECT, uuid7())):
+        with pytest.raises(RolloutNotFound, match=r"^The rollout does not exist\."):
+            await get(agent, name)
     with pytest.raises(PermissionDenied):
         await create(agent)
-
-
-async def test_a_service_records_model_calls(store: StoreHandle, stubs: Stubs) -> None:
-    (name,) = await create(stubs)
-    proxy = await store.stubs(role=Role.SERVICE)
-    assert (await append(proxy, chunk_of(f"{name}/attempts/1", model_call=b"packed"))).accepted_count == 1
 
 
 async def test_an_opentelemetry_sdk_with_an_attempt_key_is_a_writer(store: StoreHandle, stubs: Stubs) -> None:

@@ -17,10 +17,15 @@ from fulmen.errors import ArgumentInvalid, BlobMissing, PageTokenInvalid, Permis
 from fulmen.ids import uuid7
 from fulmen.store.v1 import rollout_pb2, span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.tokens import Role
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, get, running_store
-from tests.support.store.span_payloads import packed, span
-from tests.support.store.spans import append, chunk_of, stored
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, get, pages_of, running_store
+from tests.support.store.spans import append, chunk_of, packed, span, stored
+
+
+async def listed(stubs: Stubs, **request: Any) -> list[str]:
+    """Lists spans and returns their names."""
+    pages = await pages_of(stubs.spans.ListSpans, pb.ListSpansRequest(**request))
+    return [name for page in pages for name in names_of(page)]
 
 
 def names_of(page: pb.ListSpansResponse) -> list[str]:
@@ -60,10 +65,9 @@ async def test_spans_of_several_attempts_name_theirs(stubs: Stubs) -> None:
     await append(stubs, packed(f"{name}/attempts/1", span("old", start=1)), packed(f"{name}/attempts/2", span("new")))
 
     page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=name))
-    own = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=f"{name}/attempts/2"))
 
     assert [each.attempt for each in page.spans] == [f"{name}/attempts/1", f"{name}/attempts/2"]
-    assert names_of(own) == ["new"]
+    assert await listed(stubs, parent=f"{name}/attempts/2") == ["new"]
 
 
 FILTERS: list[tuple[dict[str, Any], set[str]]] = [
@@ -91,7 +95,7 @@ async def test_filters_select_the_same_spans_in_lists_and_in_streams(
     attempt = f"{rollout}/attempts/1"
     await append(
         stubs,
-        packed(attempt, span("chat", start=1, temperature=0.5, user_id="8"), model_calls=True),
+        packed(attempt, span("chat", start=1, temperature=0.5, user_id="8"), model_call=b"x"),
         packed(
             attempt,
             span("tool.add", start=2, user_id=7, ok=True),
@@ -101,9 +105,7 @@ async def test_filters_select_the_same_spans_in_lists_and_in_streams(
     )
     chosen = pb.SpanFilter(**wanted)
 
-    page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=rollout, filter=chosen))
-
-    assert set(names_of(page)) == names
+    assert set(await listed(stubs, parent=rollout, filter=chosen)) == names
     assert set(await streamed(stubs, parents=[rollout], filter=chosen)) == names
 
 
@@ -118,16 +120,9 @@ async def test_several_parents_are_listed_one_after_the_other_page_by_page(stubs
     every = [f"{number}.{place}" for number in range(3) for place in range(5)]
 
     for size in (1, 4, 5, 7, 15, 100):
-        found, token = [], ""
-        while True:
-            request = pb.ListSpansRequest(parents=[*rollouts], page_size=size, page_token=token)
-            page = await stubs.spans.ListSpans(request)
-            assert len(page.spans) <= size
-            found += names_of(page)
-            token = page.next_page_token
-            if not token:
-                break
-        assert found == every
+        pages = await pages_of(stubs.spans.ListSpans, pb.ListSpansRequest(parents=rollouts, page_size=size))
+        assert all(len(page.spans) <= size for page in pages)
+        assert [name for page in pages for name in names_of(page)] == every
 
     nobody = "projects/default/rollouts/01900000-0000-7000-8000-000000000000"
     with pytest.raises(RolloutNotFound):
@@ -135,12 +130,9 @@ async def test_several_parents_are_listed_one_after_the_other_page_by_page(stubs
     with pytest.raises(ArgumentInvalid):
         await stubs.spans.ListSpans(pb.ListSpansRequest())
     first = await stubs.spans.ListSpans(pb.ListSpansRequest(parents=rollouts, page_size=1))
-    with pytest.raises(PageTokenInvalid):
-        await stubs.spans.ListSpans(
-            pb.ListSpansRequest(
-                parents=rollouts, page_token=first.next_page_token, filter=pb.SpanFilter(errors_only=True)
-            )
-        )
+    for token, filter_ in ((first.next_page_token, pb.SpanFilter(errors_only=True)), ("x", None)):
+        with pytest.raises(PageTokenInvalid):
+            await stubs.spans.ListSpans(pb.ListSpansRequest(parents=rollouts, page_token=token, filter=filter_))
 
 
 async def test_a_page_token_holds_while_spans_are_added(stubs: Stubs) -> None:
@@ -162,13 +154,10 @@ async def test_a_page_of_large_spans_ends_before_the_message_is_too_large(stubs:
     large = [span(f"{place}", start=place, text="x" * 1_000_000) for place in range(12)]
     for each in large:
         await append(stubs, packed(f"{rollout}/attempts/1", each))
-    found, token, pages = [], "", 0
-    while pages == 0 or token:
-        page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=rollout, page_size=1000, page_token=token))
-        found, token, pages = found + names_of(page), page.next_page_token, pages + 1
+    pages = await pages_of(stubs.spans.ListSpans, pb.ListSpansRequest(parent=rollout, page_size=1000))
 
-    assert found == [f"{place}" for place in range(12)]
-    assert pages >= 3
+    assert [name for page in pages for name in names_of(page)] == [f"{place}" for place in range(12)]
+    assert len(pages) >= 3
 
 
 async def test_a_training_run_is_streamed_as_a_whole(store: StoreHandle, stubs: Stubs) -> None:
@@ -202,9 +191,7 @@ async def test_a_chunk_that_nobody_can_read_hides_no_other(store: StoreHandle, s
     service = await store.stubs(role=Role.SERVICE)
     assert (await append(service, broken, packed(attempt, span("fine")), not_spans)).accepted_count == 3
 
-    page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=rollout))
-
-    assert names_of(page) == ["fine"]
+    assert await listed(stubs, parent=rollout) == ["fine"]
     assert await streamed(stubs, parents=[rollout], filter=pb.SpanFilter(name_prefix="f")) == ["fine"]
 
 
@@ -220,8 +207,7 @@ async def test_large_payloads_lie_in_a_folder_and_come_back_unchanged(database_u
         (blob,) = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert blob.read_bytes() == large.payload
         assert {chunk.payload for chunk in await stored(stubs, rollout)} == {large.payload, small.payload}
-        page = await stubs.spans.ListSpans(pb.ListSpansRequest(parent=rollout, page_size=1000))
-        assert len(page.spans) == 202
+        assert len(await listed(stubs, parent=rollout)) == 202
 
         blob.write_bytes(b"damaged")
         with pytest.raises(BlobMissing):
@@ -233,16 +219,16 @@ async def test_large_payloads_lie_in_a_folder_and_come_back_unchanged(database_u
         assert str(tmp_path) not in str(caught.value)
 
 
-async def test_a_chunk_whose_payload_cannot_be_put_away_is_not_acknowledged(database_url: str, tmp_path: Path) -> None:
+async def test_a_chunk_whose_payload_cannot_be_put_away_is_not_acknowledged(
+    database_url: str, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
     (tmp_path / "b").write_text("a file where the folder should be")
     async with running_store(database_url, blob_url=f"file://{tmp_path}/b", blob_min_bytes=1) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
         with pytest.raises(Exception, match="blob storage"):
             await append(stubs, chunk_of(f"{rollout}/attempts/1"))
-        connection = await asyncpg.connect(database_url)
         assert await connection.fetchval("select count(*) from span_chunk") == 0
-        await connection.close()
 
 
 async def test_many_chunks_are_streamed_in_small_messages(store: StoreHandle, stubs: Stubs) -> None:

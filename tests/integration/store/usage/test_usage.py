@@ -14,8 +14,8 @@ from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollou
 from fulmen.store.v1 import project_service_pb2
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
-from fulmen_service_kit.tokens import Role
-from tests.support.store.running import StoreHandle, Stubs, create, create_project
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import StoreHandle, Stubs, create, create_project, pages_of
 
 DEFAULT = "projects/default"
 WEEK_S = 7 * 86_400
@@ -130,16 +130,9 @@ async def test_the_time_selects_minutes_or_rollouts(stubs: Stubs) -> None:
 async def test_groups_come_in_pages(stubs: Stubs) -> None:
     models = sorted(["a", "B", "é" * 128, "z", "a/b"])
     await exchange(stubs, "i", 1, *(delta(model=model) for model in models))
-    found, token = [], ""
-    while True:
-        answer = await stubs.usage.GetUsage(
-            pb.GetUsageRequest(group_by=pb.USAGE_GROUPING_MODEL, page_size=2, page_token=token)
-        )
-        found += [group.name for group in answer.groups]
-        token = answer.next_page_token
-        if not token:
-            break
-    assert found == models
+    request = pb.GetUsageRequest(group_by=pb.USAGE_GROUPING_MODEL, page_size=2)
+    pages = await pages_of(stubs.usage.GetUsage, request)
+    assert [group.name for page in pages for group in page.groups] == models
 
 
 async def test_limits_of_projects_are_told_to_every_process(stubs: Stubs) -> None:
@@ -247,24 +240,20 @@ async def test_a_malformed_exchange_counts_nothing_and_tells_every_problem(stubs
 
 
 async def test_usage_goes_with_the_retention_of_its_project(
-    store: StoreHandle, stubs: Stubs, database_url: str
+    store: StoreHandle, stubs: Stubs, connection: asyncpg.Connection
 ) -> None:
     await create_project(stubs, "projects/a", retention={"seconds": WEEK_S})
     (kept,) = await create(stubs, project="projects/a")
     attempt, forever = f"{kept}/attempts/1", "projects/default"
     await exchange(stubs, "i", 1, delta(attempt, project="projects/a"), delta(project="projects/a"), delta())
     old = attempt_name("projects/a", uuid7(int((time.time() - 2 * WEEK_S) * 1000)), 1)
-    connection = await asyncpg.connect(database_url)
-    try:
-        # As if it were of two weeks ago, its rollout gone with its day.
-        await connection.execute(
-            "insert into usage_attempt select $1, 1, model, backend, project_id, run_id, request_count, failure_count, "
-            "prompt_token_count, cached_token_count, completion_token_count, cost_micros from usage_attempt",
-            parse_attempt_name(old).rollout_id,
-        )
-        await connection.execute("update usage_minute set minute = minute - interval '14 days'")
-    finally:
-        await connection.close()
+    # As if it were of two weeks ago, its rollout gone with its day.
+    await connection.execute(
+        "insert into usage_attempt select $1, 1, model, backend, project_id, run_id, request_count, failure_count, "
+        "prompt_token_count, cached_token_count, completion_token_count, cost_micros from usage_attempt",
+        parse_attempt_name(old).rollout_id,
+    )
+    await connection.execute("update usage_minute set minute = minute - interval '14 days'")
     by_attempt = {"project": "projects/a", "group_by": pb.USAGE_GROUPING_ATTEMPT}
     assert set(await usage(stubs, **by_attempt)) == {attempt, old}
     await store.parts.roles["usage-retention"].run_once()

@@ -7,7 +7,6 @@ asked to, calls the tools that it is offered, and has switches for the ways in w
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from collections.abc import Iterator
@@ -215,7 +214,7 @@ def error_of(kind: str, message: str) -> JSON:
     """Returns an error as the service words it."""
     inner = {"type": kind if kind != "request_too_large" else "api_error", "message": message}
     document = ErrorResponse.model_validate({"type": "error", "error": inner, "request_id": "req_1"}).model_dump()
-    document["error"]["type"] = kind  # the package has no type for the one that the service's front door makes
+    document["error"]["type"] = kind  # the package has no type for errors that the service's edge makes
     return document
 
 
@@ -409,13 +408,3 @@ def used(tool_id: str = "toolu_1", name: str = "add", **given_input: Any) -> Too
 
 
 SAID_THOUGHT = ThinkingBlock(type="thinking", thinking="hm", signature="s")
-
-
-async def _serve() -> None:
-    async with AnthropicVendor() as vendor:
-        print(vendor.url, flush=True)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve())

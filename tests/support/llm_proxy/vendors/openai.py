@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from aiohttp import web
+from openai.types import CreateEmbeddingResponse, Model
 
 from tests.support.llm_proxy.vendors import openai_shapes as shapes
 from tests.support.llm_proxy.vendors.openai_chat import CREATED, ChatAnswer, TextAnswer
@@ -189,7 +190,8 @@ class OpenAiVendor:
         body = await self._admitted(request, shapes.EMBEDDINGS)
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
         packed = base64.b64encode(struct.pack(f"<{len(EMBEDDING)}f", *EMBEDDING)).decode()
-        document = shapes.embeddings(
+        document = shapes.shaped(
+            CreateEmbeddingResponse,
             {
                 "object": "list",
                 "model": body["model"],
@@ -197,7 +199,7 @@ class OpenAiVendor:
                     {"object": "embedding", "index": index, "embedding": EMBEDDING} for index in range(len(texts))
                 ],
                 "usage": {"prompt_tokens": len(texts), "total_tokens": len(texts)},
-            }
+            },
         )
         if body.get("encoding_format") == "base64":
             for entry in document["data"]:
@@ -207,7 +209,7 @@ class OpenAiVendor:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         await self._admitted(request, None)
         served = [{"id": name, "object": "model", "created": CREATED, "owned_by": "system"} for name in self.models]
-        return web.json_response({"object": "list", "data": [shapes.model(document) for document in served]})
+        return web.json_response({"object": "list", "data": [shapes.shaped(Model, document) for document in served]})
 
     def _id(self) -> str:
         return f"{id(self):x}{self._answers:04d}"

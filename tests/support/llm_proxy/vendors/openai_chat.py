@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
 from tests.support.llm_proxy.vendors import openai_shapes as shapes
 from tests.support.llm_proxy.vendors.openai_turns import LOGPROB, Turn, pieces_of, turn_for
 
@@ -65,14 +68,15 @@ class ChatAnswer:
             }
             for index in range(self._count)
         ]
-        return shapes.chat_completion(
+        return shapes.shaped(
+            ChatCompletion,
             {
                 **self._head,
                 "object": "chat.completion",
                 "choices": choices,
                 "usage": self._usage,
                 "vendor_extra": {"a": 1},
-            }
+            },
         )
 
     def events(self) -> Iterator[JSON]:
@@ -89,7 +93,7 @@ class ChatAnswer:
             yield self._chunk(choices=[], usage=self._usage)
 
     def _chunk(self, **fields: Any) -> JSON:
-        return shapes.chat_chunk({**self._head, "object": "chat.completion.chunk", **fields})
+        return shapes.shaped(ChatCompletionChunk, {**self._head, "object": "chat.completion.chunk", **fields})
 
     def _message(self) -> JSON:
         turn = self._turn
@@ -157,18 +161,19 @@ class TextAnswer:
             {**self._piece(index, turn, pieces_of(turn.spoken)), "finish_reason": turn.finish_reason}
             for index, turn in enumerate(self._turns)
         ]
-        return shapes.completion({**self._head, "choices": choices, "usage": self._usage})
+        return shapes.shaped(Completion, {**self._head, "choices": choices, "usage": self._usage})
 
     def events(self) -> Iterator[JSON]:
         """Yields the events of the stream, without its `[DONE]`. The package's type knows no unfinished choice."""
         for index, turn in enumerate(self._turns):
             for piece in pieces_of(turn.spoken):
                 yield {**self._head, "choices": [{**self._piece(index, turn, [piece]), "finish_reason": None}]}
-            yield shapes.completion(
-                {**self._head, "choices": [{**self._piece(index, turn, []), "finish_reason": turn.finish_reason}]}
+            yield shapes.shaped(
+                Completion,
+                {**self._head, "choices": [{**self._piece(index, turn, []), "finish_reason": turn.finish_reason}]},
             )
         if (self._request.get("stream_options") or {}).get("include_usage"):
-            yield shapes.completion({**self._head, "choices": [], "usage": self._usage})
+            yield shapes.shaped(Completion, {**self._head, "choices": [], "usage": self._usage})
 
     def _piece(self, index: int, turn: Turn, tokens: list[str]) -> JSON:
         logprobs = None

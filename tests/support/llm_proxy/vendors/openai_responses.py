@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from openai.types.responses import Response
+
 from tests.support.llm_proxy.vendors import openai_shapes as shapes
 from tests.support.llm_proxy.vendors.openai_chat import CREATED
 from tests.support.llm_proxy.vendors.openai_turns import LOGPROB, pieces_of, turn_for
@@ -112,7 +114,8 @@ class ResponseAnswer:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._input_tokens + generated,
         }
-        return shapes.response(
+        return shapes.shaped(
+            Response,
             {
                 "id": f"resp_{self._name}",
                 "object": "response",
@@ -139,5 +142,5 @@ class ResponseAnswer:
                 "usage": None if status == "in_progress" else usage,
                 "user": None,
                 "vendor_extra": {"a": 1},
-            }
+            },
         )

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai.types import Completion, CreateEmbeddingResponse, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatStreamingParams
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextStreamingParams
 from openai.types.embedding_create_params import EmbeddingCreateParams
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParams, ResponseCreateParamsStreaming
 from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator, ValidationError
@@ -73,36 +71,6 @@ def shaped(model: Any, document: JSON) -> JSON:
         ValidationError: if it is not one.
     """
     return model.model_validate(document).model_dump(mode="json", by_alias=True, exclude_unset=True)
-
-
-def chat_completion(document: JSON) -> JSON:
-    """Returns a `chat.completion`."""
-    return shaped(ChatCompletion, document)
-
-
-def chat_chunk(document: JSON) -> JSON:
-    """Returns a `chat.completion.chunk`."""
-    return shaped(ChatCompletionChunk, document)
-
-
-def completion(document: JSON) -> JSON:
-    """Returns a `text_completion`."""
-    return shaped(Completion, document)
-
-
-def embeddings(document: JSON) -> JSON:
-    """Returns a list of embeddings."""
-    return shaped(CreateEmbeddingResponse, document)
-
-
-def model(document: JSON) -> JSON:
-    """Returns a `model`."""
-    return shaped(Model, document)
-
-
-def response(document: JSON) -> JSON:
-    """Returns a `response`."""
-    return shaped(Response, document)
 
 
 def response_event(document: JSON) -> JSON:

@@ -1,10 +1,9 @@
-"""A prompt gets better against models that are functions of what they are asked, wherever the process is killed."""
+"""A search improves a prompt with deterministic models, also when the process is killed."""
 
 import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.ports import ChatRequest
-from fulmen_algorithm.runs.registry import Entry
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created, live
+from tests.support.algorithm.run_service import created, live, notices, run_folder, with_settings
 
 FIRST = "Answer {question}."
 ADVICE = ("Think in steps.", "Answer with a number alone.", "Check the sign.")
@@ -71,31 +69,11 @@ def searched(world: World) -> World:
 
 @pytest.fixture
 def draft(grpo_draft: RunDraft) -> RunDraft:
-    """Returns a small search."""
     inputs = {**grpo_draft.inputs, "prompt": "resources/prompt.solver/versions/1"}
     return replace(grpo_draft, algorithm="apo", settings_json=json.dumps(SETTINGS), policy=NO_POLICY, inputs=inputs)
 
 
-async def ended(
-    open_service: Callable[[World], Service], world: World, draft: RunDraft, deaths: tuple[int, ...] = ()
-) -> Entry:
-    """Runs a search to its end, through deaths at the n-th call of each life."""
-    run = await created(draft, world)
-    service = open_service(world)
-    service.runs.add(run)
-    for at_call in (*deaths, None):
-        world.crashes = Crashes(at_call=at_call, after_effect=bool(at_call and at_call % 2))
-        if await live(service, run, world.crashes):
-            break
-        world.changed = asyncio.Event()
-        service = open_service(world)
-    entry = service.runs.entry(run.name)
-    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
-    return entry
-
-
 def remembered(tmp_path: Path, name: str) -> dict:
-    """Reads what a run remembers in its newest checkpoint."""
     found = CheckpointStore(directory=tmp_path / "state/runs" / name / "checkpoints").newest().checkpoint
     assert found is not None
     return dict(found.progress)["memory"]["apo"]
@@ -106,11 +84,9 @@ def remembered(tmp_path: Path, name: str) -> dict:
     [{"kind": "halving", "tasks": 3}, {"kind": "ucb", "tasks": 2, "pulls": 12, "exploration": 0.3}],
     ids=lambda selection: selection["kind"],
 )
-async def test_a_prompt_gets_better_and_is_published_with_its_parent(
-    searched: World, draft: RunDraft, open_service: Callable[[World], Service], selection: dict, tmp_path: Path
-) -> None:
-    settings = json.dumps({**SETTINGS, "selection": selection, "patience": 0, "steps": 6})
-    entry = await ended(open_service, searched, replace(draft, settings_json=settings))
+async def test_a_prompt_gets_better_and_is_published_with_its_parent(searched, draft, carry_out, selection, tmp_path):
+    settings = {"selection": selection, "patience": 0, "steps": 6}
+    entry = await carry_out(with_settings(draft, **settings))
     versions = [content.decode() for content in searched.resources["resources/prompt.solver"]]
     assert len(versions) == 2
     assert quality(versions[1]) == 1.0
@@ -119,7 +95,7 @@ async def test_a_prompt_gets_better_and_is_published_with_its_parent(
     results = entry.run.results
     assert (results["validation_accuracy_before"], results["validation_accuracy_after"]) == (0.0, 1.0)
     assert searched.served is None
-    notes = json.loads((tmp_path / "state/runs/small/notes.json").read_text())
+    notes = json.loads((run_folder(tmp_path) / "notes.json").read_text())
     shown = report(entry.run, entry.events.steps(), entry.events.notices(), notes, []).markdown
     for expected in ("**best**", f"-{FIRST}", "the placeholder {question} is gone", "calls of critic and editor"):
         assert expected in shown
@@ -127,22 +103,17 @@ async def test_a_prompt_gets_better_and_is_published_with_its_parent(
 
 @pytest.mark.parametrize(("concurrency", "paraphrases"), [(1, 0), (4, 1)])
 async def test_a_search_that_was_killed_comes_to_the_same_candidates_and_pays_no_call_twice(
-    searched: World,
-    draft: RunDraft,
-    open_service: Callable[[World], Service],
-    tmp_path: Path,
-    concurrency: int,
-    paraphrases: int,
-) -> None:
-    settings = {**SETTINGS, "concurrency": concurrency, "paraphrases": paraphrases}
-    draft = replace(draft, settings_json=json.dumps(settings))
+    searched, draft, carry_out, tmp_path, concurrency, paraphrases
+):
+    draft = with_settings(draft, concurrency=concurrency, paraphrases=paraphrases)
     chance, found = random.Random(0), list[list[tuple]]()
     for deaths in (0, 4, 4, 4):
         for queue in (searched.asked, searched.groups, searched.feed, searched.pending):
             queue.clear()
-        calls = tuple(chance.randrange(2, 15) for _ in range(deaths))
+        calls = [chance.randrange(2, 15) for _ in range(deaths)]
         name = f"run{len(found)}"
-        await ended(open_service, searched, replace(draft, name=f"trainingRuns/{name}"), calls)
+        killed = [Crashes(at_call=call, after_effect=bool(call % 2)) for call in calls]
+        await carry_out(replace(draft, name=f"trainingRuns/{name}"), killed=killed)
         memory = remembered(tmp_path, name)
         assert len(searched.asked) - memory["calls"] <= deaths * concurrency
         assert memory["tokens"] == 15 * memory["calls"]
@@ -155,35 +126,30 @@ async def test_a_search_that_was_killed_comes_to_the_same_candidates_and_pays_no
     assert bool(reworded) == bool(paraphrases)
 
 
-async def test_a_search_ends_with_its_budget_and_keeps_what_it_found(
-    searched: World, draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
-    settings = json.dumps({**SETTINGS, "budget": {"calls": 3}, "steps": 50})
-    entry = await ended(open_service, searched, replace(draft, settings_json=settings))
+async def test_a_search_ends_with_its_budget_and_keeps_what_it_found(searched, draft, carry_out):
+    entry = await carry_out(with_settings(draft, budget={"calls": 3}, steps=50))
     assert len(searched.asked) == 3
     assert entry.run.step == 1
-    assert any("the budget is used up: 3 calls" in notice.message for notice in entry.events.notices())
+    assert any("the budget is used up: 3 calls" in text for text in notices(entry))
 
 
-async def test_a_search_that_finds_nothing_keeps_the_first_prompt(
-    searched: World, draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_search_that_finds_nothing_keeps_the_first_prompt(searched, draft, carry_out):
     searched.answer = lambda request: "I would rather not."
-    entry = await ended(open_service, searched, draft)
+    entry = await carry_out(draft)
     assert searched.resources["resources/prompt.solver"] == [FIRST.encode()]
     assert searched.aliases == {"resources/prompt.solver/aliases/best": 1}
     # Twice the same head is where patience ends.
     assert entry.run.step == 2
 
 
-async def test_a_search_needs_a_prompt_and_a_critic(searched: World, draft: RunDraft) -> None:
+async def test_a_search_needs_a_prompt_and_a_critic(searched, draft):
     inputs = {use: name for use, name in draft.inputs.items() if use != "prompt"}
     with pytest.raises(SettingsInvalid) as caught:
         await created(replace(draft, inputs=inputs, settings_json="{}"), searched)
     assert [each.field for each in caught.value.violations] == ["settings.critic", "inputs.prompt"]
 
 
-async def test_a_search_asks_only_endpoints_that_the_operator_names(searched: World, draft: RunDraft) -> None:
+async def test_a_search_asks_only_endpoints_that_the_operator_names(searched, draft):
     named, other = "https://models.example/v1", "https://elsewhere.example/v1"
     models = {"critic": {"model": "m", "base_url": f"{named}/"}, "editor": {"model": "m", "base_url": other}}
     wanted = replace(draft, settings_json=json.dumps(models))
@@ -200,10 +166,10 @@ async def test_a_search_asks_only_endpoints_that_the_operator_names(searched: Wo
         await created(replace(draft, settings_json='{"critic": {"model": "m", "base_url": "file:///etc"}}'), searched)
 
 
-async def test_a_search_that_is_put_back_tries_and_publishes_the_prompts_of_its_own_branch(
-    searched: World, draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
-) -> None:
-    folder, kept = tmp_path / "state/runs/small/checkpoints/checkpoint-00000001", tmp_path / "kept"
+async def test_a_rolled_back_search_tries_and_publishes_the_prompts_of_its_own_branch(
+    searched, draft, carry_out, open_service, tmp_path
+):
+    folder, kept = run_folder(tmp_path) / "checkpoints/checkpoint-00000001", tmp_path / "kept"
 
     def politely(request: ChatRequest) -> str:
         if not kept.exists():  # the run itself keeps the newest ones alone
@@ -211,7 +177,7 @@ async def test_a_search_that_is_put_back_tries_and_publishes_the_prompts_of_its_
         return answer(request).replace("</prompt>", " Please.</prompt>")
 
     searched.answer = politely
-    entry = await ended(open_service, searched, draft)
+    entry = await carry_out(draft)
     shutil.copytree(kept, folder)
     searched.answer, searched.changed = answer, asyncio.Event()
     service = open_service(searched)

@@ -1,11 +1,8 @@
-"""An evaluation counts every rollout once, serves what it is told to, and says how sure it is."""
+"""An evaluation counts every rollout once, serves the requested version, and reports intervals."""
 
-import asyncio
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,8 @@ from fulmen_algorithm.algorithms.evaluate import EvaluateSettings, Tally
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, Mode
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.report import report
-from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, RunState, TrainingRun
-from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import Service, created, live
+from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
+from tests.support.algorithm.run_service import created, kills, notices, run_folder
 
 SETTINGS = {"samples": 4, "pass_at": [1, 2, 4], "temperature": 0}
 TASKS = 7
@@ -24,35 +20,16 @@ TASKS = 7
 
 @pytest.fixture
 def draft(grpo_draft: RunDraft) -> RunDraft:
-    """Returns an evaluation of the agent as it is."""
     inputs = {"agent": grpo_draft.inputs["agent"], "test_tasks": grpo_draft.inputs["train_tasks"]}
     return replace(
         grpo_draft, algorithm="evaluate", settings_json=json.dumps(SETTINGS), policy=NO_POLICY, inputs=inputs
     )
 
 
-async def ended(open_service: Callable[[World], Service], world: World, run: TrainingRun, chance: random.Random | None):
-    """Runs an evaluation to its end; with chance, through some deaths of its process."""
-    service = open_service(world)
-    service.runs.add(run)
-    for life in range(4):
-        at_call = chance.randrange(1, 3) if chance and life < 3 else None
-        world.crashes = Crashes(at_call=at_call, after_effect=bool(chance and chance.random() < 0.5))
-        if await live(service, run, world.crashes):
-            break
-        world.changed = asyncio.Event()
-        service = open_service(world)
-    entry = service.runs.entry(run.name)
-    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
-    return entry
-
-
 @pytest.mark.parametrize("trial", range(4))
-async def test_every_rollout_counts_once_wherever_the_process_is_killed(
-    trial: int, world: World, draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_every_rollout_counts_once_wherever_the_process_is_killed(trial, world, draft, carry_out):
     world.chance, world.failure_rate = random.Random(trial), 0.2
-    entry = await ended(open_service, world, await created(draft, world), random.Random(trial) if trial else None)
+    entry = await carry_out(draft, killed=kills(random.Random(trial), calls=3) if trial else ())
     assert [spec.mode for spec in world.groups.values()] == [Mode.TEST] * TASKS
     rollouts = [each for group in world.feed for each in group.rollouts]
     passed = [sum(each.reward == 1.0 for each in group.rollouts) / 4 for group in world.feed]
@@ -66,17 +43,15 @@ async def test_every_rollout_counts_once_wherever_the_process_is_killed(
     assert results["test_pass_at_1"] < results["test_pass_at_2"] < results["test_pass_at_4"]
 
 
-async def test_a_version_is_served_and_not_trained(
-    world: World, draft: RunDraft, open_service: Callable[[World], Service], tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_a_version_is_served_and_not_trained(world, draft, carry_out, tiny_model, tmp_path):
     world.add_resource("resources/policy.tiny", json.dumps({"path": str(tiny_model)}).encode())
     named = replace(draft, policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST))
-    entry = await ended(open_service, world, await created(named, world), None)
+    entry = await carry_out(named)
     assert world.served_versions == [1]
     assert world.resources["resources/policy.tiny"] == [world.resources["resources/policy.tiny"][0]]
     shown = report(entry.run, entry.events.steps(), entry.events.notices(), {}, []).markdown
     assert "test_pass_at_1_low" in shown
-    notes = json.loads((tmp_path / "state/runs/small/notes.json").read_text())
+    notes = json.loads((run_folder(tmp_path) / "notes.json").read_text())
     assert "## Evaluation on test tasks" in report(entry.run, [], [], notes, []).markdown
 
 
@@ -90,32 +65,28 @@ async def test_a_version_is_served_and_not_trained(
         ({"inputs": {"agent": "resources/agent.solver/versions/1"}}, "inputs.validation_tasks"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(
-    world: World, draft: RunDraft, change: dict[str, object], field: str
-) -> None:
+async def test_contradicting_settings_are_refused(world, draft, change, field):
     with pytest.raises(SettingsInvalid) as caught:
         await created(replace(draft, **change), world)
     assert [each.field for each in caught.value.violations] == [field]
 
 
-async def test_an_agent_that_fails_everything_is_measured_and_told(
-    world: World, draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_an_agent_that_fails_everything_is_measured_and_reported(world, draft, carry_out):
     world.failure_rate = 1.0
-    entry = await ended(open_service, world, await created(draft, world), None)
+    entry = await carry_out(draft)
     assert entry.run.results["test_pass_at_1"] == 0
-    [told] = [notice.message for notice in entry.events.notices() if "succeeded" in notice.message]
+    [told] = [text for text in notices(entry) if "succeeded" in text]
     assert told.startswith(f"No rollout on the test tasks succeeded (AGENT_ERROR: {TASKS * 4}).")
     assert "See why: `fulmen rollout show projects/default/rollouts/" in told
 
 
-def test_the_length_of_answers_is_the_agents_unless_it_is_said() -> None:
+def test_the_length_of_answers_is_the_agents_unless_it_is_said():
     free, bound = EvaluateSettings(), EvaluateSettings(max_tokens=7)
     assert all(fields.keys() == {"temperature"} for fields in free.overrides.values())
     assert all(fields["max_tokens"] == 7 for fields in bound.overrides.values())
 
 
-def test_a_rollout_that_was_lost_says_nothing_about_the_agent() -> None:
+def test_a_rollout_that_was_lost_says_nothing_about_the_agent():
     kinds = [("", 1.0), ("AGENT_ERROR", None), ("INFRA", None), ("LEASE_LOST", None)]
     rollouts = tuple(
         FinishedRollout(name=kind, attempt="", succeeded=not kind, reward=reward, failure=kind)

@@ -53,7 +53,7 @@ def flat(index: int) -> np.ndarray:
     return np.array([value for row in PENALTIES[index] for value in row])
 
 
-def test_estimators_that_compare_rollouts_take_the_sum_over_the_rollout() -> None:
+def test_estimators_that_compare_rollouts_take_the_sum_over_the_rollout():
     total = np.array([reward - flat(i).sum() for i, reward in enumerate(REWARDS)])
     for got, expected in zip(advantages(GroupAdvantage()), total - total.mean(), strict=True):
         assert got == pytest.approx(expected)
@@ -62,7 +62,7 @@ def test_estimators_that_compare_rollouts_take_the_sum_over_the_rollout() -> Non
 
 
 @pytest.mark.parametrize("baseline", ["none", "group"])
-def test_reinforce_pp_has_the_penalty_at_its_token(baseline: str) -> None:
+def test_reinforce_pp_has_the_penalty_at_its_token(baseline):
     # REINFORCE++: the return of a token is the reward minus what is taken from this token on.
     earned = np.array(REWARDS) - (np.mean(REWARDS) if baseline == "group" else 0.0)
     returns = [np.array([e - flat(i)[t:].sum() for t in range(len(flat(i)))]) for i, e in enumerate(earned)]
@@ -71,7 +71,7 @@ def test_reinforce_pp_has_the_penalty_at_its_token(baseline: str) -> None:
         assert got == pytest.approx((own - everything.mean()) / everything.std(), rel=1e-4)
 
 
-def test_a_critic_sees_token_rewards_with_the_penalty_taken_off() -> None:
+def test_a_critic_sees_token_rewards_with_the_penalty_taken_off():
     for index, got in enumerate(advantages(GaeAdvantage())):
         expected = -flat(index)
         expected[-1] += REWARDS[index]

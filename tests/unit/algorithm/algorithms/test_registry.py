@@ -1,4 +1,4 @@
-"""Algorithms are found where they are, and whatever is wrong with one names its file."""
+"""Algorithms are loaded from files and packages; an error names the file."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def written(folder: Path, content: str) -> Path:
     return path
 
 
-def test_one_file_is_enough_for_an_algorithm(tmp_path: Path) -> None:
+def test_one_file_is_enough_for_an_algorithm(tmp_path):
     files = [written(tmp_path / name, MINE.format(name=name)) for name in ("mine", "other")]
     found = load_registry(files)
     assert {"grpo", "sft", "mine", "other"} <= found.keys()
     assert found["mine"].make is not found["other"].make
 
 
-def test_a_package_offers_algorithms_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_offers_algorithms_by_an_entry_point(tmp_path, monkeypatch):
     (tmp_path / "offered.py").write_text(MINE.format(name="offered"))
     info = tmp_path / "offered-1.0.dist-info"
     info.mkdir()
@@ -55,20 +55,20 @@ def test_a_package_offers_algorithms_by_an_entry_point(tmp_path: Path, monkeypat
         ("ENTRIES = ()", "needs ENTRIES"),
         ("ENTRIES = ('grpo',)", "needs ENTRIES"),
         (MINE.format(name="Grpo 2"), "'Grpo 2' must be"),
-        (MINE.format(name="grpo"), "'grpo' is there already, in fulmen_algorithm.algorithms.grpo"),
+        (MINE.format(name="grpo"), "'grpo' is already defined in fulmen_algorithm.algorithms.grpo"),
         (
             MINE.format(name="mine").replace("settings=AlgorithmSettings", "settings=dict"),
             "a class of AlgorithmSettings",
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, content: str, complaint: str) -> None:
+def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, complaint):
     path = written(tmp_path, content)
     with pytest.raises(AlgorithmsInvalid, match=complaint) as caught:
         load_registry([path])
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(AlgorithmsInvalid, match="there is no such file"):
         load_registry([tmp_path / "missing.py"])

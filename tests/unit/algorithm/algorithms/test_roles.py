@@ -1,96 +1,72 @@
-"""Agents with roles: which rows train, which adapter they change, and what a run says when they do not fit."""
+"""Agents with roles: which rows train, which adapter they change, and how a mismatch fails the run."""
 
 import hashlib
-import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fulmen_algorithm.algorithms.scoring import Scorer
-from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
-from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, carried_out, descriptions, with_settings
+from tests.support.algorithm.run_service import descriptions, kills, run_folder, with_settings
 from tests.support.algorithm.scored_rollouts import settings_of, team
 
 ROLES = ("planner", "solver")
 LORA = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"], "roles": list(ROLES)}
-OpenService = Callable[[World], Service]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Hashes the weights of each role's adapter in a folder."""
     return {r: hashlib.sha256((folder / r / "adapter_model.safetensors").read_bytes()).hexdigest() for r in ROLES}
-
-
-def metrics(tmp_path: Path) -> list[dict[str, float]]:
-    """Reads the metrics of the training steps."""
-    lines = (tmp_path / "state/runs/small/events.jsonl").read_text().splitlines()
-    steps = [step for line in lines if (step := json.loads(line).get("step")) is not None]
-    return [step["values"] for step in steps if step["step"]]
 
 
 @pytest.mark.parametrize("trains", [("planner",), ("solver",), ()])
 async def test_rows_change_the_adapter_of_their_role_alone_whenever_the_process_is_killed(
-    trains: tuple[str, ...], world: World, grpo_draft: RunDraft, open_service: OpenService, tmp_path: Path
-) -> None:
+    trains, world, grpo_draft, carry_out, tmp_path
+):
     world.chance = random.Random(len(trains))
     world.roles = {role: ("tiny", f"tiny.{role}") for role in ROLES}
     settings = {"lora": LORA, "roles": {"train": list(trains)}, "learning_rate": 1e-2, "warmup_steps": 0, "steps": 2}
-    run = await carried_out(with_settings(grpo_draft, **settings), world, open_service, crashes=1)
-    assert run.state is RunState.SUCCEEDED, run.failure_message
-    folders = sorted((tmp_path / "state/runs/small/models").iterdir())
+    await carry_out(with_settings(grpo_draft, **settings), killed=kills(world.chance, calls=30, lives=1))
+    folders = sorted((run_folder(tmp_path) / "models").iterdir())
     assert all(described["adapters"] == list(ROLES) for described in descriptions(world))
     first, *_, last = (digests(folder) for folder in folders)
     assert {role for role in ROLES if first[role] != last[role]} == set(trains or ROLES)
-    checkpoint = sorted((tmp_path / "state/runs/small/checkpoints").iterdir())[-1]
+    checkpoint = sorted((run_folder(tmp_path) / "checkpoints").iterdir())[-1]
     assert digests(checkpoint / "model") == last
     assert world.served is not None
     assert world.served.model_names == ("tiny", "tiny.planner", "tiny.solver")
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny.solver"])
-async def test_a_role_that_asks_for_another_model_than_its_own_fails_the_run(
-    model: str, world: World, grpo_draft: RunDraft, open_service: OpenService
-) -> None:
+async def test_a_role_that_asks_for_another_model_than_its_own_fails_the_run(model, world, grpo_draft, carry_out):
     world.roles = {"planner": ("tiny", model), "solver": ("tiny", "tiny.solver")}
-    run = await carried_out(with_settings(grpo_draft, lora=LORA), world, open_service)
-    assert run.state is RunState.FAILED
-    assert run.failure_message == (
+    entry = await carry_out(with_settings(grpo_draft, lora=LORA), state=RunState.FAILED)
+    assert entry.run.failure_message == (
         f"The role 'planner' called the model {model}; with lora.roles it must call tiny.planner."
     )
 
 
 async def test_one_adapter_is_trained_while_the_other_roles_ask_for_the_weights_as_they_are(
-    world: World, grpo_draft: RunDraft, open_service: OpenService
-) -> None:
+    world, grpo_draft, carry_out
+):
     world.roles = {"planner": ("tiny", "tiny.planner"), "solver": ("tiny", "tiny")}
     settings = {"lora": {**LORA, "roles": ["planner"]}, "roles": {"train": ["planner"]}, "steps": 1}
-    run = await carried_out(with_settings(grpo_draft, **settings), world, open_service)
-    assert run.state is RunState.SUCCEEDED, run.failure_message
+    await carry_out(with_settings(grpo_draft, **settings))
 
 
-async def test_rows_of_another_policy_do_not_train(
-    world: World, grpo_draft: RunDraft, open_service: OpenService, tmp_path: Path
-) -> None:
+async def test_rows_of_another_policy_do_not_train(world, grpo_draft, carry_out, tmp_path):
     world.roles = {"planner": ("tiny", "tiny"), "solver": ("elsewhere", "elsewhere")}
-    run = await carried_out(with_settings(grpo_draft, steps=1), world, open_service)
-    assert run.state is RunState.SUCCEEDED, run.failure_message
-    [step] = metrics(tmp_path)
+    entry = await carry_out(with_settings(grpo_draft, steps=1))
+    [step] = [each.values for each in entry.events.steps() if each.step]
     assert step["rows"] == step["role_planner_rows"] > 0
     assert step["tokens"] == step["role_planner_tokens"]
 
 
-async def test_a_run_whose_policy_nobody_asked_says_so(
-    world: World, grpo_draft: RunDraft, open_service: OpenService
-) -> None:
+async def test_a_run_whose_policy_no_role_calls_fails_and_says_so(world, grpo_draft, carry_out):
     world.roles = {"solver": ("elsewhere", "elsewhere")}
-    run = await carried_out(grpo_draft, world, open_service)
-    assert run.state is RunState.FAILED
-    assert "no call of the policy tiny" in run.failure_message
+    entry = await carry_out(grpo_draft, state=RunState.FAILED)
+    assert "no call of the policy tiny" in entry.run.failure_message
 
 
 def test_what_another_policy_sampled_does_not_train():

@@ -1,4 +1,4 @@
-"""From finished rollouts to a number for each token: decoded as from the store, scored, and never by rows."""
+"""Scoring turns finished rollouts into a number for each token, however a rollout was cut into rows."""
 
 import math
 import random
@@ -17,11 +17,10 @@ from fulmen_algorithm.rollouts.groups import FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.failure import RunFailed
 from tests.support.algorithm.scored_rollouts import FINAL, rollout, sequence, settings_of, team
-from tests.unit.sdk.trajectory_cases import attempts, chunk_of, plain, records_of
+from tests.support.sdk.trajectory_cases import attempts, chunk_of, plain, records_of
 
 
 def with_steps(name: str, final: float, *steps: float) -> FinishedRollout:
-    """A rollout with a reward for each step."""
     made = rollout(name, final)
     return replace(made, rewards={**made.rewards, **{("reward", n, b""): value for n, value in enumerate(steps)}})
 
@@ -36,7 +35,6 @@ def calls_of(turns: int, *, agent: str = "") -> list:
 
 
 def read(calls: list) -> RolloutTrajectory:
-    """Decodes an attempt as it comes from the store."""
     return rollout_trajectory([chunk_of(records_of(calls, []))])
 
 
@@ -163,7 +161,7 @@ def test_steps_that_began_alike_are_compared_with_each_other():
     assert found["b"][0][2] == pytest.approx(-0.75)
 
 
-def test_what_no_call_is_known_of_has_no_credit_by_step():
+def test_a_rollout_without_calls_has_no_credit_by_step():
     scorer = Scorer(settings_of(credit={"kind": "step_return"}))
     assert scorer.problem(RolloutTrajectory(sequences=(sequence("", (0, 1)),)))
     assert not scorer.problem(read(calls_of(1)))

@@ -45,7 +45,7 @@ def test_a_greedy_row_records_the_plain_distribution_and_draws_its_mode():
     assert draw.version_used == 5
 
 
-def test_a_seeded_row_draws_the_same_in_any_company():
+def test_a_seeded_row_draws_the_same_in_any_batch():
     logits_V = torch.zeros(1000)
     alone, crowd = sampler(sampling(seed=3)), sampler(sampling(), sampling(seed=3), sampling(seed=4))
     ids = torch.zeros(3, 1, dtype=torch.int64)

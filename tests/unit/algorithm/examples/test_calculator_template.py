@@ -1,8 +1,5 @@
-import importlib.util
 import json
 import random
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,26 +9,18 @@ from fulmen_algorithm.engines.embedded.chat import ChatRenderer, Completion
 from fulmen_algorithm.engines.embedded.protocol import parse_chat_request
 from fulmen_algorithm.engines.embedded.sampling import SampledToken
 from fulmen_algorithm.engines.embedded.text import TextStream
-from fulmen_algorithm.training.sft import sft_row
-
-EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "calculator"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"calculator_{name}", EXAMPLE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from fulmen_algorithm.training.rows import sft_row
+from tests.support.algorithm.models import EXAMPLES, load_script
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load("make_model").build_tokenizer()
+    return load_script(EXAMPLES / "calculator/make_model.py").build_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    return load("make_tasks")
+    return load_script(EXAMPLES / "calculator/make_tasks.py")
 
 
 def body(tasks, messages) -> dict:
@@ -97,16 +86,3 @@ def test_demonstrations_train_every_call_and_not_the_tool(tokenizer, tasks):
 
 def test_every_token_is_sampled_in_the_test_above(tokenizer):
     assert len(tokenizer) == LAST_TOKEN + 1
-
-
-def test_a_tired_teacher_answers_with_what_it_has(tasks):
-    ends = {tasks.demonstration("10+10+10+10+10+10+10", random.Random(n))["messages"][-1]["content"] for n in range(9)}
-    assert ends == {"50", "70"}
-
-
-def test_no_validation_problem_is_trained_on(tmp_path, tasks):
-    tasks.write(tmp_path)
-    lines = {p.stem: [json.loads(x) for x in p.read_text().splitlines()] for p in tmp_path.iterdir()}
-    held_out = {t["input"]["question"] for t in lines["validation"]}
-    assert held_out.isdisjoint(t["input"]["question"] for t in lines["train"])
-    assert held_out.isdisjoint(d["messages"][0]["content"] for d in lines["demonstrations"])

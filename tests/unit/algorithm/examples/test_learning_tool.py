@@ -1,11 +1,12 @@
-"""The tool of docs/learning.md, which trains an example in one process, tells what it has reached."""
+"""The tool of docs/learning.md trains an example in one process and reports its curve."""
 
-from pathlib import Path
+import pytest
 
 from benchmarks.train import learning
 
 
-async def test_an_example_is_trained_and_its_curve_told(tmp_path: Path) -> None:
+@pytest.mark.long(short=True)
+async def test_an_example_is_trained_and_its_curve_reported(tmp_path):
     few = ["first:steps=2", "first:warmup_steps=0", "steps=1", "warmup_steps=0", "prompts_per_step=2"]
     config = learning.example("two_roles", assignments=few, seed=3)
     told: list[dict[str, object]] = []

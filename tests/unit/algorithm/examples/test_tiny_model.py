@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from itertools import islice
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from safetensors.torch import load_file
@@ -14,24 +11,15 @@ from transformers import AutoTokenizer
 
 from fulmen_algorithm.tiny_model import END, ROLES, UNKNOWN
 from fulmen_algorithm.training.policy import PolicyModel
+from tests.support.algorithm.models import EXAMPLES, load_script
 
-EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/make_model.py"))
 CONVERSATIONS = 300
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_make_model", EXAMPLES / name / "make_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_every_token_of_an_example_is_known(name: str, tmp_path: Path) -> None:
-    load(name).build(str(tmp_path))
+def test_every_token_of_an_example_is_known(name, tmp_path):
+    load_script(EXAMPLES / name / "make_model.py").build(str(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     room = PolicyModel.load(tmp_path).model.config.max_position_embeddings
     with (EXAMPLES / name / "tasks" / "demonstrations.jsonl").open(encoding="utf-8") as lines:
@@ -47,8 +35,8 @@ def test_every_token_of_an_example_is_known(name: str, tmp_path: Path) -> None:
             assert tokenizer.decode(ids) == text or name == "orders"  # whose decoder writes spaces between words
 
 
-def test_the_seed_decides_about_the_weights(tmp_path: Path) -> None:
-    build = load("two_roles").build
+def test_the_seed_decides_about_the_weights(tmp_path):
+    build = load_script(EXAMPLES / "two_roles/make_model.py").build
     found = []
     for number, seed in enumerate((1, 1, 2)):
         build(str(tmp_path / str(number)), seed)

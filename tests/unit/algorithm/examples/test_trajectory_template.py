@@ -15,9 +15,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from fulmen.model_call import VersionRange, pack_model_call
+from fulmen.model_call import pack_logprobs, pack_token_ids
 from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories import BreakReason, Trajectory, conversations, trajectory
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord, PolicyVersionRange
 
 ROLES = ["<|user|>", "<|assistant|>", "<|tool|>", "<|think|>", "<|end|>"]
 # As the templates of reasoning models do, it leaves the reasoning of earlier turns out.
@@ -33,7 +34,6 @@ TEMPLATE = """
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Builds the tokenizer."""
     letters = [*"abcl 0123456789+=", *ROLES]
     vocabulary = {token: place for place, token in enumerate([*letters, "ab"])}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
@@ -52,7 +52,6 @@ class Agent:
         self.records: list[SpanRecord] = []
 
     def hear(self, text: str, role: str = "user") -> None:
-        """Takes a message."""
         self.messages.append({"role": role, "content": text})
 
     def ask(self, sampled: list[str], *, finish: str = "stop", **said: Any) -> dict[str, Any]:
@@ -61,13 +60,14 @@ class Agent:
         ids = self.tokenizer.convert_tokens_to_ids(sampled)
         text = "".join(token for token in sampled if token != "<|end|>")
         answer = {"role": "assistant", "content": text, **said}
-        record = pack_model_call(
+        record = ModelCallRecord(
             model="m",
             policy="p",
-            prompt_ids=list(prompt),
-            completion_ids=ids,
-            logprobs=[-1.0] * len(ids),
-            versions=[VersionRange(version=1, start=0, end=len(ids))],
+            prompt_token_ids=pack_token_ids(prompt),
+            completion_token_ids=pack_token_ids(ids),
+            completion_logprobs=pack_logprobs([-1.0] * len(ids)),
+            policy_versions=[PolicyVersionRange(version=1, start=0, end=len(ids))],
+            usable=True,
             finish_reason=finish,
             temperature=1.0,
             request_json=json.dumps({"messages": self.messages}).encode(),
@@ -80,14 +80,12 @@ class Agent:
         return answer
 
     def trajectory(self) -> Trajectory:
-        """Builds what was recorded."""
         payload = SpanBatch(spans=self.records).SerializeToString()
         return trajectory([SpanChunk(chunk_id="x", codec=SpanCodec.SPAN_CODEC_IDENTITY, payload=payload)])
 
 
 @pytest.fixture
 def agent(tokenizer: PreTrainedTokenizerFast) -> Agent:
-    """Makes an agent that was asked something."""
     agent = Agent(tokenizer)
     agent.hear("1+1=")
     return agent
@@ -104,7 +102,7 @@ def strip_of(agent: Agent) -> list[str]:
     return [f"[{''.join(tokens)}]" if sampled else "".join(tokens) for tokens, sampled in parts]
 
 
-def test_a_loop_of_tool_calls_is_one_row_whose_results_are_masked(agent: Agent) -> None:
+def test_a_loop_of_tool_calls_is_one_row_whose_results_are_masked(agent):
     calls = {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": "1+1"}}]}
     agent.ask([*"call 1+1", "<|end|>"], **calls)
     agent.hear("2", role="tool")
@@ -116,7 +114,7 @@ def test_a_loop_of_tool_calls_is_one_row_whose_results_are_masked(agent: Agent) 
     assert [len(each.messages) for each in conversations(agent.trajectory())] == [4]
 
 
-def test_an_answer_cut_at_its_limit_merges_and_the_end_that_the_template_writes_is_masked(agent: Agent) -> None:
+def test_an_answer_cut_at_its_limit_merges_and_the_end_that_the_template_writes_is_masked(agent):
     agent.ask([*"1 1"], finish="length")
     agent.hear("0")
     agent.ask(["2", "<|end|>"])
@@ -124,7 +122,7 @@ def test_an_answer_cut_at_its_limit_merges_and_the_end_that_the_template_writes_
     assert shown == "<|user|>1+1=<|end|><|assistant|>[1][ ][1]<|end|><|user|>0<|end|><|assistant|>[2][<|end|>]"
 
 
-def test_an_answer_that_comes_back_as_other_tokens_begins_a_row_and_is_counted(agent: Agent) -> None:
+def test_an_answer_that_comes_back_as_other_tokens_begins_a_row_and_is_counted(agent):
     agent.ask(["a", "b", "c", "<|end|>"])
     agent.hear("0")
     agent.ask(["2", "<|end|>"])
@@ -135,21 +133,21 @@ def test_an_answer_that_comes_back_as_other_tokens_begins_a_row_and_is_counted(a
     assert sampled == [["a", "b", "c", "<|end|>"], ["2", "<|end|>"]]
 
 
-def test_the_same_text_sampled_as_it_is_tokenised_merges(agent: Agent) -> None:
+def test_the_same_text_sampled_as_it_is_tokenised_merges(agent):
     agent.ask(["ab", "c", "<|end|>"])
     agent.hear("0")
     agent.ask(["2", "<|end|>"])
     assert [len(row.calls) for row in agent.trajectory().rows] == [2]
 
 
-def test_reasoning_that_the_template_leaves_out_begins_a_row_and_is_counted(agent: Agent) -> None:
+def test_reasoning_that_the_template_leaves_out_begins_a_row_and_is_counted(agent):
     agent.ask(["<|think|>", "1", "<|think|>", "2", "<|end|>"], content="2", reasoning_content="1")
     agent.hear("0")
     agent.ask(["2", "<|end|>"])
     assert agent.trajectory().breaks == {BreakReason.TEMPLATE: 1}
 
 
-def test_an_agent_that_rewrites_its_past_begins_a_row(agent: Agent) -> None:
+def test_an_agent_that_rewrites_its_past_begins_a_row(agent):
     agent.ask(["2", "<|end|>"])
     agent.messages = [{"role": "user", "content": "1 1"}]
     agent.ask(["2", "<|end|>"])

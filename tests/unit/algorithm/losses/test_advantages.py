@@ -277,7 +277,7 @@ def test_the_penalty_for_length_equals_the_formula_of_the_paper(tokens, longest,
         [Sample(key="a", group=group, rewards={"reward": 1.0}, tokens=1) for group in range(2)],
     ],
 )
-def test_samples_that_make_no_sense_are_refused(samples):
+def test_invalid_samples_are_refused(samples):
     with pytest.raises(ValueError, match="ample"):
         token_advantages(samples, ScoringSettings())
 

@@ -106,7 +106,7 @@ def tokens(policy: PolicyModel, rows: list[Row]) -> dict[str, list[np.ndarray]]:
 
 
 def of_trl(trainer: GRPOTrainer, rows: list[Row], tokens: dict[str, list[np.ndarray]], choices: dict) -> torch.Tensor:
-    """What `GRPOTrainer._compute_loss` says."""
+    """Returns the loss of `GRPOTrainer._compute_loss`."""
     choices = dict(choices)
     mode, bounds = choices.pop("correction", ""), choices.pop("bounds", (0.0, LEFT_OUT))
     with pytest.MonkeyPatch.context() as patch:

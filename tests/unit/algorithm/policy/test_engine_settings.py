@@ -3,8 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from fulmen_algorithm.algorithms.grpo import GrpoSettings
-from fulmen_algorithm.algorithms.monitors import MismatchMonitor
+from fulmen_algorithm.algorithms.grpo import GrpoSettings, MismatchMonitor
 from fulmen_algorithm.policy.engine_settings import (
     EmbeddedEngine,
     EngineSettings,
@@ -19,11 +18,11 @@ ENGINE = TypeAdapter(EngineSettings)
 GAP = {"engine_mismatch_logprob_mean": 0.1, "engine_mismatch_logprob_max": 0.5, "engine_mismatch_tokens": 7.0}
 
 
-def test_a_run_without_the_setting_is_served_by_the_embedded_engine() -> None:
+def test_a_run_without_the_setting_is_served_by_the_embedded_engine():
     assert GrpoSettings().engine == EmbeddedEngine()
 
 
-def test_each_kind_is_read_from_json_and_written_back() -> None:
+def test_each_kind_is_read_from_json_and_written_back():
     vllm = ENGINE.validate_json('{"kind": "vllm", "swap": "drain", "args": {"max-num-batched-tokens": 8192}}')
     assert isinstance(vllm, VllmEngine)
     assert (vllm.swap, vllm.args) == (SwapMode.DRAIN, {"max-num-batched-tokens": 8192})
@@ -51,17 +50,17 @@ def test_each_kind_is_read_from_json_and_written_back() -> None:
         '{"kind": "external", "base_url": "http://user:word@host/v1"}',
     ],
 )
-def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong: str) -> None:
+def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong):
     with pytest.raises(ValidationError):
         ENGINE.validate_json(wrong)
 
 
-def test_a_run_cannot_stop_before_it_warns() -> None:
+def test_a_run_cannot_stop_before_it_warns():
     with pytest.raises(ValidationError, match="stop must be at least warn"):
         MismatchSettings(warn=0.1, stop=0.01)
 
 
-def test_a_difference_is_told_once_in_so_many_steps_and_one_too_large_fails_the_run() -> None:
+def test_a_mismatch_warns_once_in_every_steps_and_one_too_large_fails_the_run():
     told: list[str] = []
     watch = MismatchMonitor(MismatchSettings(warn=0.1, stop=1.0, every=3), lambda _, text: told.append(text))
     for step in range(1, 8):
@@ -74,7 +73,7 @@ def test_a_difference_is_told_once_in_so_many_steps_and_one_too_large_fails_the_
         watch.check(10, GAP | {"engine_mismatch_kl": 1.5})
 
 
-def test_a_run_that_may_not_stop_goes_on_whatever_the_difference() -> None:
+def test_a_run_without_a_stop_limit_continues_at_any_mismatch():
     told: list[str] = []
     MismatchMonitor(MismatchSettings(), lambda severity, _: told.append(severity)).check(
         0, GAP | {"engine_mismatch_kl": 1e9}

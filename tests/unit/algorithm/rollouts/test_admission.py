@@ -17,8 +17,8 @@ SIZES = st.integers(min_value=1, max_value=8)
     data=st.data(),
 )
 def test_no_group_is_older_than_the_limit_and_every_step_gets_its_groups(
-    groups_per_step: int, max_staleness: int, steps: int, looks: int, data: st.DataObject
-) -> None:
+    groups_per_step, max_staleness, steps, looks, data
+):
     running: list[int] = []  # the version at which each group was submitted
     most = groups_per_step + looks
     for version in range(steps):
@@ -44,9 +44,7 @@ def test_no_group_is_older_than_the_limit_and_every_step_gets_its_groups(
 
 
 @given(groups_per_step=SIZES, max_staleness=st.integers(0, 4), version=st.integers(0, 50), running=st.integers(0, 500))
-def test_what_is_under_way_stays_within_the_rule(
-    groups_per_step: int, max_staleness: int, version: int, running: int
-) -> None:
+def test_what_is_under_way_stays_within_the_rule(groups_per_step, max_staleness, version, running):
     admitted = groups_admitted(
         running=running,
         kept=0,
@@ -62,7 +60,7 @@ def test_what_is_under_way_stays_within_the_rule(
 
 
 @given(st.lists(st.integers(0, 60)))
-def test_an_index_set_holds_what_was_put_in_and_nothing_else(indices: list[int]) -> None:
+def test_an_index_set_holds_what_was_put_in_and_nothing_else(indices):
     held = IndexSet()
     for index in indices:
         held = held.with_all([index])

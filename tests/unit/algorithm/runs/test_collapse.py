@@ -1,8 +1,5 @@
-"""A run whose reward collapses goes on from its best checkpoint, so often and no more."""
+"""A run whose reward collapses resumes from its best checkpoint, up to a limit."""
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,8 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import Checkpoint
-from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import WAIT_S, Service, created, working
-from tests.support.training import check_books, read_consumed
+from tests.support.algorithm.run_service import notices, run_folder, with_settings
+from tests.support.algorithm.training import check_books, read_consumed
 
 STEPS = 10
 GOOD, BAD = (1.0, 1.0, 0.5), (0.0, 0.0, 0.5)
@@ -24,15 +20,10 @@ FIRST_BAD_GROUP = 10
 
 
 def draft_that_watches(draft: RunDraft, max_rollbacks: int) -> RunDraft:
-    """Returns a run that is put back when the mean of two steps falls by 0.3."""
-    settings = json.loads(draft.settings_json) | {
-        "steps": STEPS,
-        "max_staleness": 0,
-        "checkpoint_every": 1,
-        "validate_every": 100,
-        "collapse": {"kind": "rollback", "window": 2, "drop": 0.3, "max_rollbacks": max_rollbacks},
-    }
-    return replace(draft, settings_json=json.dumps(settings))
+    """Returns a run that is rolled back when the mean of two steps falls by 0.3."""
+    collapse = {"kind": "rollback", "window": 2, "drop": 0.3, "max_rollbacks": max_rollbacks}
+    settings = {"steps": STEPS, "max_staleness": 0, "checkpoint_every": 1, "validate_every": 100}
+    return with_settings(draft, collapse=collapse, **settings)
 
 
 def reward(name: str, *, branch: str) -> float:
@@ -43,50 +34,34 @@ def reward(name: str, *, branch: str) -> float:
     return (BAD if bad else GOOD)[int(member)]
 
 
-async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
-) -> None:
+async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(world, grpo_draft, carry_out, tmp_path):
     world.reward_of = lambda name: reward(name, branch="train/")
-    run = await created(draft_that_watches(grpo_draft, 2), world)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-        events = service.runs.entry(run.name).events
-        notices = [notice.message for notice in events.notices()]
-    assert done.state is RunState.SUCCEEDED, done.failure_message
-    assert (done.step, done.collapses, len(done.branch_points)) == (STEPS, 1, 1)
-    story = [text for text in notices if "collapsed" in text or "Rolled back" in text]
+    entry = await carry_out(draft_that_watches(grpo_draft, 2))
+    assert (entry.run.step, entry.run.collapses, len(entry.run.branch_points)) == (STEPS, 1, 1)
+    story = [text for text in notices(entry) if "collapsed" in text or "Rolled back" in text]
     assert len(story) == 2
     assert story[0].startswith("The reward collapsed: 0.5")
     assert story[1].startswith("Rolled back to checkpoint")
     assert "step 5" in story[1], "the last checkpoint before the first bad step is the best"
-    steps = events.steps()
+    steps = entry.events.steps()
     assert [s.step for s in steps] == list(range(STEPS + 1))
     assert steps[-1].values["rollbacks"] == 1
     assert "rollbacks" not in steps[5].values
-    lines = read_consumed(tmp_path / "state/runs/small")
+    lines = read_consumed(run_folder(tmp_path))
     check_books(lines, [g.group_id for g in world.feed], steps=STEPS)
     assert all(line["branch"] == (line["step"] > 5) for line in lines)
 
 
-async def test_a_run_that_collapses_too_often_fails_and_says_why(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_run_that_collapses_too_often_fails_and_says_why(world, grpo_draft, carry_out):
     world.reward_of = lambda name: reward(name, branch="")
-    run = await created(draft_that_watches(grpo_draft, 1), world)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-    assert done.state is RunState.FAILED
+    done = (await carry_out(draft_that_watches(grpo_draft, 1), state=RunState.FAILED)).run
     assert done.failure_message.startswith("The reward collapsed")
     assert "rolled back 1 times already" in done.failure_message
     assert done.collapses == 1
 
 
 @given(st.lists(st.floats(-100, 100), max_size=30), st.integers(1, 6), st.floats(0.1, 50))
-def test_a_collapse_is_an_average_that_is_too_far_below_the_best_one(
-    rewards: list[float], window: int, drop: float
-) -> None:
+def test_a_collapse_is_an_average_that_is_too_far_below_the_best_one(rewards, window, drop):
     progress, settings = Progress(), RollbackOnCollapse(kind="rollback", window=window, drop=drop)
     for value in rewards:
         progress = rewarded(progress, value, window=window)
@@ -96,7 +71,7 @@ def test_a_collapse_is_an_average_that_is_too_far_below_the_best_one(
     )
 
 
-def test_the_best_checkpoint_has_seen_enough_steps_and_the_highest_reward() -> None:
+def test_the_best_checkpoint_has_seen_enough_steps_and_the_highest_reward():
     def made(sequence: int, *rewards: float) -> Checkpoint:
         return Checkpoint(path=Path(), sequence=sequence, progress={"rewards": list(rewards)}, size_bytes=0)
 
@@ -109,6 +84,6 @@ def test_the_best_checkpoint_has_seen_enough_steps_and_the_highest_reward() -> N
 
 
 @pytest.mark.parametrize("bad", [{"drop": 0}, {}, {"drop": 1.0, "windows": 3}])
-def test_a_watch_without_a_threshold_is_refused(bad: dict[str, object]) -> None:
+def test_a_watch_without_a_threshold_is_refused(bad):
     with pytest.raises(ValueError, match="validation error"):
         RollbackOnCollapse.model_validate({"kind": "rollback", **bad})

@@ -1,4 +1,4 @@
-"""A run that cannot work is refused before it exists, with everything that is wrong with it."""
+"""A run that cannot work is refused before it exists, with all of its problems."""
 
 import json
 from dataclasses import replace
@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from fulmen.errors import ResourceNotFound, SettingsInvalid
-from fulmen.train_config import load_train_config
+from fulmen.train_toml.train import load_train_config
 from fulmen_algorithm.algorithms.sampling import RESHAPING
-from fulmen_algorithm.engines.engine import EngineOptions
-from fulmen_algorithm.engines.starter import unavailable
 from fulmen_algorithm.losses.advantage_settings import OverlongSettings
 from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
 from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run, parse_settings
@@ -23,13 +21,12 @@ EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 
 
 async def problems(draft: RunDraft, world: World) -> dict[str, str]:
-    """Returns what is wrong with a draft, by field."""
     with pytest.raises(SettingsInvalid) as raised:
         await created(draft, world)
     return {v.field: v.description for v in raised.value.violations}
 
 
-async def test_every_problem_is_reported_at_once(world: World, grpo_draft: RunDraft) -> None:
+async def test_every_problem_is_reported_at_once(world, grpo_draft):
     bad_tasks = world.add_resource("resources/dataset.bad", b'{"a": 1}\n{oops\n\n[1, 2\n')
     draft = replace(
         grpo_draft,
@@ -56,35 +53,35 @@ async def test_every_problem_is_reported_at_once(world: World, grpo_draft: RunDr
     assert found["settings.stesp"] == "no such setting; did you mean 'steps'?"
 
 
-async def test_an_unknown_algorithm_names_the_known_ones(world: World, grpo_draft: RunDraft) -> None:
+async def test_an_unknown_algorithm_names_the_known_ones(world, grpo_draft):
     found = await problems(replace(grpo_draft, algorithm="grop"), world)
     known = ", ".join(sorted(ALGORITHMS))
     assert found == {"algorithm": f"'grop' is not one of: {known}; did you mean 'grpo'?"}
 
 
-async def test_settings_that_are_no_object_are_one_problem(world: World, grpo_draft: RunDraft) -> None:
+async def test_settings_that_are_no_object_are_one_problem(world, grpo_draft):
     assert set(await problems(replace(grpo_draft, settings_json="{"), world)) == {"settings"}
 
 
-async def test_demonstrations_are_checked_line_by_line(world: World, sft_draft: RunDraft) -> None:
+async def test_demonstrations_are_checked_line_by_line(world, sft_draft):
     lines = [{"messages": [{"role": "user", "content": "x"}]}, {"messages": [{"role": "robot"}]}, {"text": "x"}]
     name = world.add_resource("resources/dataset.odd", b"\n".join(json.dumps(line).encode() for line in lines))
     found = await problems(replace(sft_draft, inputs={"demonstrations": name}), world)
     assert list(found) == [f"inputs.demonstrations:{n}" for n in (1, 2, 3)]
 
 
-async def test_an_unknown_input_is_not_found(world: World, grpo_draft: RunDraft) -> None:
+async def test_an_unknown_input_is_not_found(world, grpo_draft):
     inputs = {**grpo_draft.inputs, "agent": "resources/agent.solver/versions/7"}
     with pytest.raises(ResourceNotFound):
         await created(replace(grpo_draft, inputs=inputs), world)
 
 
-async def test_the_newest_version_must_exist(world: World, grpo_draft: RunDraft) -> None:
+async def test_the_newest_version_must_exist(world, grpo_draft):
     found = await problems(replace(grpo_draft, policy=PolicySpec(name="tiny")), world)
     assert list(found) == ["policy"]
 
 
-async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None:
+async def test_defaults_are_filled_in(world, sft_draft):
     run = await created(replace(sft_draft, name="", settings_json=""), world)
     settings = json.loads(run.settings_json)
     assert settings["steps"] == run.step_count == 200
@@ -110,6 +107,11 @@ async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None
         ("sft", {"steps": 10, "warmup_steps": 11}, "11 is more than the 10 optimiser steps"),
         ("grpo", {"max_grad_norm": float("inf")}, "should be a finite number"),
         ("grpo", {"optimizer": {"kind": "sgd"}, "weight_decay": 0.1}, "needs optimizer.kind adamw"),
+        (
+            "sft",
+            {"parallel": {"kind": "fsdp2", "ranks": 2}, "lora": {"roles": ["solver", "critic"]}},
+            "several adapters need parallel.kind none or ddp",
+        ),
         ("grpo", {"exchange": {"codec": "bf16"}}, "needs parallel.kind ddp: one rank has none to sum"),
         ("grpo", {"exchange": {"codec": "bf16"}, "parallel": {"kind": "fsdp2"}}, "inside the backward pass"),
         ("grpo", {"exchange": {"codec": "topk"}, "parallel": {"kind": "ddp"}}, "topk needs kind sgd"),
@@ -129,9 +131,7 @@ async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_one_message(
-    algorithm: str, settings: dict[str, object], problem: str
-) -> None:
+def test_settings_that_do_not_go_together_are_one_message(algorithm, settings, problem):
     with pytest.raises(SettingsInvalid) as raised:
         parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
     (violation,) = raised.value.violations
@@ -139,7 +139,7 @@ def test_settings_that_do_not_go_together_are_one_message(
     assert not violation.description.startswith("Value error")
 
 
-def test_whatever_is_wrong_with_an_exchange_is_told_at_once() -> None:
+def test_all_problems_of_an_exchange_are_reported_at_once():
     with pytest.raises(SettingsInvalid) as raised:
         parse_settings(ALGORITHMS["grpo"], json.dumps({"exchange": {"codec": "dgc"}, "lora": {}}))
     (violation,) = raised.value.violations
@@ -147,7 +147,7 @@ def test_whatever_is_wrong_with_an_exchange_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
-def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(algorithm: str) -> None:
+def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(algorithm):
     given = {
         "exchange": {"codec": "dgc", "ratio": 100, "dense": ["*.head.*"], "policy": {"kind": "auto", "ratios": [50]}},
         "parallel": {"kind": "ddp", "ranks": 2},
@@ -161,20 +161,21 @@ def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(alg
 @pytest.mark.parametrize(
     "path", sorted(EXAMPLES.glob("*/train*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
-def test_the_settings_of_every_example_are_accepted(path: Path) -> None:
+def test_the_settings_of_every_example_are_accepted(path):
     for stage in load_train_config(path).stages:
         if stage.algorithm in ALGORITHMS:
             assert parse_settings(ALGORITHMS[stage.algorithm], json.dumps(dict(stage.settings)))
 
 
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
-def test_adapters_of_some_layers_can_be_asked_of_every_algorithm_that_trains(algorithm: str) -> None:
-    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({"lora": {"targets": ["q_proj", "v_proj"]}}))
-    assert settings.lora.targets == ("q_proj", "v_proj")
+def test_every_algorithm_that_trains_takes_adapters_of_layers_and_roles(algorithm):
+    lora = {"targets": ["q_proj", "v_proj"], "roles": ["solver", "critic"]}
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({"lora": lora}))
+    assert (settings.lora.targets, settings.lora.roles) == (("q_proj", "v_proj"), ("solver", "critic"))
 
 
 @pytest.mark.parametrize(("steps", "warmup_steps"), [(2, 2), (200, 10)])
-def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps: int, warmup_steps: int) -> None:
+def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps, warmup_steps):
     settings = parse_settings(ALGORITHMS["sft"], json.dumps({"steps": steps}))
     assert settings.warmup_steps == warmup_steps
     assert parse_settings(ALGORITHMS["sft"], settings.model_dump_json()) == settings
@@ -191,11 +192,13 @@ def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps: int, warm
         ({"exchange": {"codec": "dcg"}}, "exchange", "; did you mean 'dgc'?"),
         ({"exchange": {"ratio": 100.0}}, "exchange", "needs a codec: none, bf16"),
         ({"exchange": {"codec": "dgc", "rato": 1}}, "exchange.dgc.rato", "no such setting; did you mean 'ratio'?"),
+        ({"parallel": {"kind": "ddp", "reshard_after_forward": True}}, "parallel.ddp.reshard_after_forward", "no such"),
+        ({"parallel": {"kind": "ddp", "ranks": 0}}, "parallel.ddp.ranks", "should be greater than or equal to 1"),
         ({"schedule": "cosin"}, "schedule", "should be one of: constant, linear, cosine"),
         ({"steps": 0}, "steps", "should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_setting_says_what_would_be_right(settings: dict[str, object], place: str, text: str) -> None:
+def test_a_wrong_setting_says_what_would_be_right(settings, place, text):
     with pytest.raises(SettingsInvalid) as raised:
         parse_settings(ALGORITHMS["grpo"], json.dumps(settings))
     (violation,) = raised.value.violations
@@ -203,7 +206,7 @@ def test_a_wrong_setting_says_what_would_be_right(settings: dict[str, object], p
     assert text in violation.description
 
 
-def test_what_toml_cannot_leave_empty_is_switched_off_by_name() -> None:
+def test_what_toml_cannot_leave_empty_is_switched_off_by_name():
     def parsed(algorithm: str, **settings: object) -> Any:
         return parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
 
@@ -213,7 +216,7 @@ def test_what_toml_cannot_leave_empty_is_switched_off_by_name() -> None:
     assert parsed("dapo", overlong="none").scoring.overlong is None
 
 
-def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_computes() -> None:
+def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_computes():
     settings = parse_settings(ALGORITHMS["grpo"], json.dumps({"temperature": 0.7}))
     neutral = dict.fromkeys(RESHAPING)
     assert {"top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"} == {*neutral}
@@ -223,7 +226,7 @@ def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_com
     assert settings.step_settings.temperature == 0.7
 
 
-def test_lengths_that_are_left_out_follow_the_longest_answer() -> None:
+def test_lengths_that_are_left_out_follow_the_longest_answer():
     settings = json.dumps({"max_tokens": 500})
     dapo, dr_grpo = (parse_settings(ALGORITHMS[name], settings) for name in ("dapo", "dr_grpo"))
     assert dapo.scoring.overlong == OverlongSettings(max_tokens=500, buffer_tokens=100)
@@ -237,24 +240,12 @@ def test_lengths_that_are_left_out_follow_the_longest_answer() -> None:
         ({"kind": "external", "base_url": "http://10.0.0.7:8000/v1"}, "not in the service's setting"),
     ],
 )
-async def test_an_engine_that_is_not_to_be_had_is_told_before_anything_is_created(
-    engine: dict[str, str], problem: str, world: World, grpo_draft: RunDraft
-) -> None:
-    options = EngineOptions(
-        host="",
-        advertise_host="",
-        port=0,
-        token="",
-        torch_threads=1,
-        device="cpu",
-        max_batch_size=1,
-        vllm_command="no-such-vllm",
-    )
+async def test_an_unavailable_engine_is_refused_before_anything_is_created(engine, problem, world, grpo_draft):
     draft = replace(grpo_draft, settings_json=json.dumps({"engine": engine}))
     with pytest.raises(SettingsInvalid) as raised:
         await checked_run(
             draft,
-            rules=CreationRules(registry=ALGORITHMS, unavailable=lambda wanted: unavailable(options, wanted)),
+            rules=CreationRules(registry=ALGORITHMS, vllm_command="no-such-vllm"),
             resources=ModelResources(world),
             now=now(),
         )

@@ -12,7 +12,7 @@ REGISTRY = load_registry()
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_every_algorithm_and_every_setting_is_described(name: str) -> None:
+def test_every_algorithm_and_every_setting_is_described(name):
     entry = REGISTRY[name]
     texts = setting_texts(entry)
 
@@ -24,7 +24,7 @@ def test_every_algorithm_and_every_setting_is_described(name: str) -> None:
 @pytest.mark.parametrize(
     "name", sorted(n for n, e in REGISTRY.items() if not any(f.is_required() for f in e.settings.model_fields.values()))
 )
-def test_the_defaults_that_are_shown_are_those_that_apply(name: str) -> None:
+def test_the_defaults_that_are_shown_are_those_that_apply(name):
     entry = REGISTRY[name]
     shown = {t.name: json.loads(t.default_json) for t in setting_texts(entry) if t.default_json}
 
@@ -33,14 +33,14 @@ def test_the_defaults_that_are_shown_are_those_that_apply(name: str) -> None:
     Draft202012Validator(entry.settings.model_json_schema()).validate(shown)
 
 
-def test_a_description_goes_on_over_lines_and_ends_with_the_section() -> None:
+def test_a_description_spans_lines_and_ends_with_its_section():
     texts = {t.name: t.summary for t in setting_texts(REGISTRY["grpo"])}
 
-    assert texts["refill_limit"].startswith("A step looks at no more than")
-    assert texts["refill_limit"].endswith("would never finish.")
+    assert texts["refill_limit"].startswith("Maximum share of additional groups")
+    assert texts["refill_limit"].endswith("trains on those with variance.")
 
 
-def test_variants_of_one_loop_say_how_they_differ() -> None:
+def test_variants_of_one_loop_say_how_they_differ():
     said = {name: summary(entry) for name, entry in REGISTRY.items()}
 
     assert len(set(said.values())) == len(said)

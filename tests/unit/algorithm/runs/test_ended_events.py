@@ -1,10 +1,10 @@
-"""The events of a run that has ended are on disk alone, and read where somebody asks for them and nowhere else."""
+"""The events of a run that has ended are kept on disk only, and read on request only."""
 
 import asyncio
 import json
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,22 +14,21 @@ from hypothesis import strategies as st
 
 from fulmen_algorithm.persistence import files
 from fulmen_algorithm.persistence.files import append_json_lines, append_line, last_line, read_lines
-from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs import events
-from fulmen_algorithm.runs.events import Event, EventLog, StepMetrics
+from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.runs import entry
+from fulmen_algorithm.runs.entry import EventLog
+from fulmen_algorithm.runs.events import Event, StepMetrics
 from fulmen_algorithm.runs.registry import RunRegistry
-from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun, rolled_back
+from fulmen_algorithm.runs.run import RunState, rolled_back
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
-from tests.support.algorithm.run_service import follow, now
+from tests.support.algorithm.run_service import follow, now, training_run
 
 NAME = "trainingRuns/small"
 STEPS = 5
 
 
 class CountedFiles(RunFiles):
-    """Counts the events that are read."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.events_read = 0
@@ -45,34 +44,16 @@ class CountedFiles(RunFiles):
             yield event
 
 
-def training_run(state: RunState = RunState.PENDING) -> TrainingRun:
-    return TrainingRun(
-        name=NAME,
-        project="projects/default",
-        display_name="",
-        algorithm="grpo",
-        settings_json="{}",
-        policy=PolicySpec(name="tiny"),
-        inputs={},
-        create_time=now(),
-        step_count=STEPS,
-        state=state,
-    )
-
-
 def lived(log: EventLog) -> None:
-    """Writes the history of a run that ends."""
     log.state_changed(training_run())
     for step in range(1, STEPS + 1):
         log.step_done(StepMetrics(step=step, values={"loss": 1 / step}))
     log.notify("info", "done")
-    log.state_changed(training_run(RunState.SUCCEEDED))
+    log.state_changed(training_run(state=RunState.SUCCEEDED))
 
 
-async def test_what_is_told_of_an_ended_run_is_the_same_from_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events, "READ_AT_ONCE", 2)
+async def test_events_of_an_ended_run_are_the_same_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(entry, "READ_AT_ONCE", 2)
     file = CountedFiles(tmp_path)
     log = EventLog(file, now)
     early = asyncio.create_task(follow(log, 0))
@@ -93,14 +74,14 @@ async def test_what_is_told_of_an_ended_run_is_the_same_from_disk(
         assert [n.message for n in told.notices()] == ["done"]
 
 
-async def test_a_run_that_is_put_back_goes_on_in_memory_behind_what_is_on_disk(tmp_path: Path) -> None:
+async def test_a_rolled_back_run_keeps_new_events_in_memory(tmp_path):
     lived(EventLog(RunFiles(tmp_path), now))
     file = CountedFiles(tmp_path)
     log = EventLog(file, now, ended=True)
     log.notify("warning", "rollouts may be left")
     assert len(await follow(log, 0)) == STEPS + 4, "nobody waits for a run that has ended"
     file.events_read = 0
-    back = rolled_back(training_run(RunState.SUCCEEDED), sequence=1, step=2)
+    back = rolled_back(training_run(state=RunState.SUCCEEDED), sequence=1, step=2)
     log.state_changed(back)
     log.step_done(StepMetrics(step=3, values={"loss": 9.0}))
     assert log.latest_metrics == {"loss": 9.0}
@@ -114,28 +95,28 @@ async def test_a_run_that_is_put_back_goes_on_in_memory_behind_what_is_on_disk(t
     assert [e.sequence for e in file.read()] == [*range(1, STEPS + 8)]
 
 
-async def test_sinks_that_have_all_figures_of_ended_runs_read_nothing_at_a_start(tmp_path: Path) -> None:
+async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start(tmp_path):
     sinks = {"tensorboard": load_sink("tensorboard")}
-    first = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    first = RunRegistry(StateFolder(tmp_path), clock=now)
     first.add(training_run())
-    carrying = MetricPublisher(first, sinks, folder=tmp_path)
+    carrying = MetricPublisher(first, sinks, folder=tmp_path / "runs")
     first.move(NAME, RunState.RUNNING)
     first.entry(NAME).events.step_done(StepMetrics(step=1, values={"loss": 1.0}))
     first.move(NAME, RunState.SUCCEEDED)
     await carrying.carry()
 
     def started() -> tuple[MetricPublisher, CountedFiles]:
-        file = CountedFiles(tmp_path / "small")
+        file = CountedFiles(tmp_path / "runs/small")
         run = file.load_run()
         assert run is not None
-        runs = RunRegistry(open_file=lambda run_id: file, clock=now)
+        runs = RunRegistry(StateFolder(tmp_path), clock=now)
         runs.restore(run, file)
-        return MetricPublisher(runs, sinks, folder=tmp_path), file
+        return MetricPublisher(runs, sinks, folder=tmp_path / "runs"), file
 
     again, file = started()
     await again.carry()
     assert file.events_read == 0
-    position = tmp_path / "small/metrics.json"
+    position = tmp_path / "runs/small/metrics.json"
     position.write_text(json.dumps({"sequence": 2}))
     again, file = started()
     await again.carry()
@@ -149,7 +130,7 @@ async def test_sinks_that_have_all_figures_of_ended_runs_read_nothing_at_a_start
     torn=st.binary(max_size=20).map(lambda raw: raw.hex().encode()),
     block=st.integers(1, 50),
 )
-def test_the_last_line_is_the_last_that_is_whole(lines: list[bytes], torn: bytes, block: int) -> None:
+def test_the_last_line_is_the_last_that_is_whole(lines, torn, block):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK", block)
         path = Path(folder) / "lines"
@@ -158,7 +139,7 @@ def test_the_last_line_is_the_last_that_is_whole(lines: list[bytes], torn: bytes
         assert path.read_bytes() == b"".join(line + b"\n" for line in lines)
 
 
-def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(tmp_path: Path) -> None:
+def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(tmp_path):
     path = tmp_path / "versions.jsonl"
     append_json_lines(path, [{"version": 1}])
     with path.open("ab") as file:
@@ -172,9 +153,7 @@ def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(t
 @pytest.mark.parametrize(
     "append", [append_line, lambda path, content: append_json_lines(path, [{"long": str(content)}])]
 )
-def test_a_line_that_found_no_room_is_no_part_of_the_next(
-    append: Callable[[Path, bytes], object], tmp_path: Path
-) -> None:
+def test_a_line_that_found_no_room_is_no_part_of_the_next(append, tmp_path):
     path = tmp_path / "events.jsonl"
     append_line(path, b'{"sequence": 1}')
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -3,19 +3,15 @@
 import asyncio
 import math
 from dataclasses import replace
-from pathlib import Path
 
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.events import EventLog, StepMetrics
+from fulmen_algorithm.runs.entry import EventLog
+from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.run import RunState
-from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import created, follow, now
 
 
-async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
+async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(world, sft_draft, tmp_path):
     run = await created(sft_draft, world)
     log = EventLog(RunFiles(tmp_path), now)
     log.state_changed(run)
@@ -29,9 +25,7 @@ async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_st
     assert [e.sequence for e in await follow(log, 4)] == []
 
 
-async def test_a_message_about_a_run_that_has_ended_leaves_no_watcher_waiting(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
+async def test_a_message_about_a_run_that_has_ended_leaves_no_watcher_waiting(world, sft_draft, tmp_path):
     log = EventLog(RunFiles(tmp_path), now)
     log.state_changed(replace(await created(sft_draft, world), state=RunState.CANCELLED))
     log.notify("warning", "rollouts may be left")
@@ -39,7 +33,7 @@ async def test_a_message_about_a_run_that_has_ended_leaves_no_watcher_waiting(
         assert [e.sequence for e in await follow(watched, 0)] == [1, 2]
 
 
-async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path: Path) -> None:
+async def test_numbering_continues_after_a_restart_and_a_torn_line_is_removed(tmp_path):
     log = EventLog(RunFiles(tmp_path), now)
     log.notify("info", "one")
     log.notify("info", "two")
@@ -52,9 +46,7 @@ async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path
     assert [e.notice.message for e in events if e.notice] == ["one", "two", "three"]
 
 
-async def test_figures_that_are_not_finite_are_read_as_they_were_written(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
+async def test_metrics_that_are_not_finite_are_read_as_they_were_written(world, sft_draft, tmp_path):
     # Such as the loss of a step that was skipped over it.
     odd = {"loss": math.nan, "grad_norm": math.inf}
     files = RunFiles(tmp_path)
@@ -67,7 +59,7 @@ async def test_figures_that_are_not_finite_are_read_as_they_were_written(
         assert metrics["grad_norm"] == math.inf
 
 
-async def test_of_a_step_that_was_done_again_the_last_figures_count(tmp_path: Path) -> None:
+async def test_the_last_metrics_of_a_repeated_step_count(tmp_path):
     log = EventLog(RunFiles(tmp_path), now)
     log.step_done(StepMetrics(step=1, values={"loss": 1.0, "reward_mean": 0.5}))
     log.step_done(StepMetrics(step=2, values={"loss": 0.9}))

@@ -1,4 +1,4 @@
-"""What the optimiser steps of one training step tell of their exchanges is one set of metrics of the step."""
+"""Exchange metrics of the optimiser steps become one set of metrics of the training step."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def step(**metrics: float) -> StepResult:
     )
 
 
-def test_costs_are_summed_and_samples_are_averaged_over_the_steps_that_have_them() -> None:
+def test_costs_are_summed_and_samples_are_averaged_over_the_steps_that_have_them():
     found = means(
         [
             step(rounds=1, raw_bytes=800, sent_bytes=100, ratio=8, encode_seconds=0.5, gradient_cosine=0.9),
@@ -33,5 +33,5 @@ def test_costs_are_summed_and_samples_are_averaged_over_the_steps_that_have_them
     )
 
 
-def test_without_an_exchange_nothing_is_told_of_one() -> None:
+def test_without_an_exchange_there_are_no_exchange_metrics():
     assert not [name for name in means([step(), step()]) if name.startswith("exchange")]

@@ -1,23 +1,18 @@
-"""A run remembers what it was made with, from its first start on."""
+"""A run records its inputs, packages and machine at its first start."""
 
 import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
-from tests.support.algorithm.model_services import Crashes, ModelResources, World
-from tests.support.algorithm.run_service import WAIT_S, Service, created, working
+from tests.support.algorithm.model_services import Crashes, ModelResources
+from tests.support.algorithm.run_service import WAIT_S, created, working
 
 
-async def test_contents_weights_packages_and_machine_are_recorded_once(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_contents_weights_packages_and_machine_are_recorded_once(world, grpo_draft, open_service):
     run = await created(grpo_draft, world)
     world.crashes = Crashes(at_call=14)
     async with working(open_service(world)) as service:
@@ -27,7 +22,7 @@ async def test_contents_weights_packages_and_machine_are_recorded_once(
         await service.worker.drain()
     world.crashes = Crashes()
     async with working(open_service(world)) as service:
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
+        done = await service.finish(run)
 
     assert done.state is RunState.SUCCEEDED
     assert done.provenance == first
@@ -37,9 +32,7 @@ async def test_contents_weights_packages_and_machine_are_recorded_once(
     assert {"package.torch", "package.fulmen", "python", "policy.first_weights.sha256"} <= set(first)
 
 
-async def test_weights_of_any_size_are_digested_beside_the_event_loop(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
+async def test_weights_of_any_size_are_digested_beside_the_event_loop(world, sft_draft, tmp_path):
     run = await created(sft_draft, world)
     os.mkfifo(tmp_path / "model.safetensors")
     loop, goes_on = asyncio.get_running_loop(), threading.Event()
@@ -62,19 +55,14 @@ async def test_weights_of_any_size_are_digested_beside_the_event_loop(
     assert found["policy.first_weights.sha256"] == hashlib.sha256(hashlib.sha256(b"weights").digest()).hexdigest()
 
 
-async def test_the_newest_version_is_recorded_as_the_one_that_it_was(
-    world: World, grpo_draft: RunDraft, sft_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_the_newest_version_is_recorded_as_the_one_that_it_was(world, grpo_draft, sft_draft, service):
     first = await created(sft_draft, world)
-    async with working(open_service(world)) as service:
-        service.runs.add(first)
-        ended = await service.runs.wait_final(first.name, timeout_s=WAIT_S)
-        newest = replace(
-            grpo_draft, name="trainingRuns/second", policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST)
-        )
-        second = await created(newest, world)
-        service.runs.add(second)
-        done = await service.runs.wait_final(second.name, timeout_s=WAIT_S)
+    service.runs.add(first)
+    ended = await service.finish(first)
+    newest = replace(grpo_draft, name="trainingRuns/second", policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST))
+    second = await created(newest, world)
+    service.runs.add(second)
+    done = await service.finish(second)
 
     assert done.state is RunState.SUCCEEDED
     assert done.provenance["policy.first_version"] == ended.policy_version

@@ -1,4 +1,4 @@
-"""What is in the weights, whatever happened: crashes at any call, pauses and rollbacks, in two runs at a time.
+"""What is in the weights after crashes at any call, pauses and rollbacks, in two runs at a time.
 
 The weights of these runs are the list of what they were made with, so that it can be read what they hold.
 """
@@ -25,7 +25,7 @@ from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.book_trainer import BookTrainer, read_book, write_book
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created, made_world, service_at
-from tests.support.training import check_books, read_consumed
+from tests.support.algorithm.training import check_books, read_consumed
 
 STEPS = 4
 GROUP_SIZE = 3
@@ -64,7 +64,6 @@ EVENTS = st.builds(
 
 
 def draft(name: str, first: Path, **more: object) -> RunDraft:
-    """Returns a small run whose weights are a book."""
     asked = {"steps": STEPS, "prompts_per_step": 2, "group_size": GROUP_SIZE, "checkpoint_every": 2, **more}
     return RunDraft(
         name=f"trainingRuns/{name}",
@@ -93,7 +92,6 @@ class Story:
             self.world.child(name).sampled_early = True
 
     async def begin(self) -> None:
-        """Creates the runs."""
         write_book(self.folder / "first", [])
         service = self.open()
         for name, staleness in self.staleness.items():
@@ -101,11 +99,10 @@ class Story:
         service.close()
 
     def open(self) -> Service:
-        """Begins a life of the service."""
         return service_at(self.folder / "state", self.world, BookTrainer.open)
 
     async def live(self, event: Event | None) -> None:
-        """Lets the service work until what is to happen has happened, or both runs have ended; then it is killed."""
+        """Runs the service until the event has happened or both runs have ended, then kills it."""
         service = self.open()
         crashes = Crashes()
         if event is not None:
@@ -135,7 +132,7 @@ class Story:
             service.runs.pause(f"trainingRuns/{name}")
 
     async def paused(self, service: Service, event: Event) -> None:
-        """Waits until the run stands still, and lets it go on: from where it is, or from a checkpoint."""
+        """Waits until the run is paused, then resumes it or rolls it back to a checkpoint."""
         entry = service.runs.entry(f"trainingRuns/{NAMES[event.run]}")
         while not (entry.run.state.final or entry.run.state is RunState.PAUSED):
             if entry.run.name in service.runs.active and not service.runs.active[entry.run.name].control.requested:
@@ -156,7 +153,7 @@ class Story:
             await service.runs.wait_final(f"trainingRuns/{name}", timeout_s=LIFE_LIMIT_S)
 
     def check(self) -> None:
-        """Reads what is in the weights and in the books of both runs."""
+        """Checks the weights and the books of both runs."""
         service = self.open()
         for name in NAMES:
             run = service.runs.entry(f"trainingRuns/{name}").run
@@ -165,7 +162,7 @@ class Story:
         service.close()
 
     def check_run(self, run: TrainingRun, world: World) -> None:
-        """Checks one run: none skipped, none twice, none too old, none from a branch that was left."""
+        """Checks one run: no rollout skipped, used twice, too old, or from an abandoned branch."""
         lines = read_consumed(self.folder / f"state/runs/{run.run_id}")
         check_books(lines, [group.group_id for group in world.feed], steps=STEPS)
         book = read_book(Path(run.model_path))
@@ -183,9 +180,9 @@ class Story:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(events=st.lists(EVENTS, max_size=6), seed=st.integers(0, 2**32), staleness=st.tuples(*[st.integers(0, 2)] * 2))
-def test_whatever_happens_each_prompt_is_in_the_weights_once_and_no_row_is_too_old(
-    events: list[Event], seed: int, staleness: tuple[int, int]
-) -> None:
+def test_through_any_kills_pauses_and_rollbacks_each_prompt_is_in_the_weights_once_and_no_row_is_too_old(
+    events, seed, staleness
+):
     async def tell() -> None:
         with tempfile.TemporaryDirectory() as folder:
             story = Story(Path(folder), seed, staleness)
@@ -197,7 +194,7 @@ def test_whatever_happens_each_prompt_is_in_the_weights_once_and_no_row_is_too_o
     asyncio.run(tell())
 
 
-async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version_is_served(tmp_path: Path) -> None:
+async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version_is_served(tmp_path):
     story = Story(tmp_path, 7, (0, 0))
     await story.begin()
     await story.live(Event(kind="kill", call=20))
@@ -211,7 +208,7 @@ async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version
             assert step_of[world.submitted_with[f"train/{line['group']}"]] == line["step"] - 1
 
 
-async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(tmp_path: Path) -> None:
+async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(tmp_path):
     story = Story(tmp_path, 3, (2, 2))
     await story.begin()
     await story.live(Event(kind="kill", call=24))

@@ -1,26 +1,20 @@
-"""A run is put back to a checkpoint and goes on: what came after is taken back, listed, and sampled anew."""
+"""A run is rolled back to a checkpoint and resumes: later groups are listed as taken back, and sampled again."""
 
-import asyncio
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.rollouts.groups import in_branch, of_branch, stored_train_index
-from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.progress import IndexSet
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import Checkpoint
-from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import WAIT_S, Service, checkpoints, created, live, rollback, until, working
+from tests.support.algorithm.model_services import Crashes
+from tests.support.algorithm.run_service import checkpoints, created, kills, live, rollback, run_folder, until
+from tests.support.algorithm.training import check_books, read_consumed
 from tests.support.soak import long_after
-from tests.support.training import check_books, read_consumed
-
-TRIALS = 6
 
 
 def consumed_up_to(target: Checkpoint) -> set[int]:
@@ -29,31 +23,25 @@ def consumed_up_to(target: Checkpoint) -> set[int]:
     return {index for index in range(1000) if index in kept}
 
 
-async def test_a_finished_run_goes_on_from_a_checkpoint_with_new_samples(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
-) -> None:
+async def test_a_finished_run_resumes_from_a_checkpoint_with_new_samples(world, grpo_draft, service, tmp_path):
     run = await created(grpo_draft, world)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-        before = read_consumed(tmp_path / "state/runs/small")
-        target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
-        back = rollback(service, run, target)
-        assert (back.state, back.step, back.end_time, len(back.branch_points)) == (RunState.PENDING, 2, None, 1)
-        again = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-        notices = [notice.message for notice in service.runs.entry(run.name).events.notices()]
-        with pytest.raises(StopIteration):
-            next(
-                each for each in checkpoints(service, run) if each.progress["step"] == 4 and not each.progress["branch"]
-            )
+    service.runs.add(run)
+    done = await service.finish(run)
+    before = read_consumed(run_folder(tmp_path))
+    target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
+    back = rollback(service, run, target)
+    assert (back.state, back.step, back.end_time, len(back.branch_points)) == (RunState.PENDING, 2, None, 1)
+    again = await service.finish(run)
+    notices = [notice.message for notice in service.runs.entry(run.name).events.notices()]
+    assert all(each.progress["branch"] for each in checkpoints(service, run) if each.progress["step"] == 4)
     assert (done.state, again.state, again.step) == (RunState.SUCCEEDED, RunState.SUCCEEDED, 4)
-    lines = read_consumed(tmp_path / "state/runs/small")
+    lines = read_consumed(run_folder(tmp_path))
     check_books(lines, [g.group_id for g in world.feed], steps=4)
     kept = [line for line in before if line["step"] <= 2]
     assert lines[: len(kept)] == kept
     assert all(line["branch"] == 1 for line in lines[len(kept) :])
-    taken_back = (tmp_path / "state/runs/small/taken_back-0001.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in taken_back] == before[len(kept) :]
+    rolled_back = (run_folder(tmp_path) / "rolled_back-0001.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in rolled_back] == before[len(kept) :]
     assert any(text.startswith("Rolled back to checkpoint") and "step 2" in text for text in notices)
     published = {name: json.loads(world.requests[key].data) for key, name in world.names.items()}
     first_of_branch = min((name for key, name in world.names.items() if key.startswith("branch-1/")), key=version_of)
@@ -65,88 +53,70 @@ async def test_a_finished_run_goes_on_from_a_checkpoint_with_new_samples(
 
 
 def version_of(name: str) -> int:
-    """Returns the number of a version."""
     return int(name.rpartition("/")[2])
 
 
-async def test_only_a_paused_or_ended_run_is_rolled_back_and_a_cancelled_one_never(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_only_a_paused_or_ended_run_is_rolled_back_and_a_cancelled_one_never(world, grpo_draft, service):
     run = await created(grpo_draft, world)
     world.crashes = Crashes(at_call=16)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        await world.crashes.killed.wait()
-        first = checkpoints(service, run)[0]
-        with pytest.raises(TrainingRunStateInvalid):
-            rollback(service, run, first)
-        service.runs.pause(run.name)
-        await until(service, run.name, RunState.PAUSED)
+    service.runs.add(run)
+    await world.crashes.killed.wait()
+    first = checkpoints(service, run)[0]
+    with pytest.raises(TrainingRunStateInvalid):
         rollback(service, run, first)
-        with pytest.raises(TrainingRunStateInvalid):
-            rollback(service, run, first)
-        assert (await service.runs.wait_final(run.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
-        other = await created(replace(grpo_draft, name="trainingRuns/other"), world)
-        world.child("other")
-        service.runs.add(other)
-        await service.worker.cancel(other.name)
-        with pytest.raises(TrainingRunStateInvalid):
-            rollback(service, other, first)
+    service.runs.pause(run.name)
+    await until(service, run.name, RunState.PAUSED)
+    rollback(service, run, first)
+    with pytest.raises(TrainingRunStateInvalid):
+        rollback(service, run, first)
+    assert (await service.finish(run)).state is RunState.SUCCEEDED
+    other = await created(replace(grpo_draft, name="trainingRuns/other"), world)
+    world.child("other")
+    service.runs.add(other)
+    await service.worker.cancel(other.name)
+    with pytest.raises(TrainingRunStateInvalid):
+        rollback(service, other, first)
 
 
-async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
-    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_run_that_is_rolled_back_to_its_start_starts_over(world, sft_draft, service):
     run = await created(sft_draft, world)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-        first = service.runs.entry(run.name).events.steps()
-        target = checkpoints(service, run)[0]
-        rollback(service, run, target)
-        assert [s.step for s in service.runs.entry(run.name).events.steps()] == [
-            s.step for s in first if s.step <= int(target.progress["step"])
-        ]
-        again = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
+    service.runs.add(run)
+    done = await service.finish(run)
+    first = service.runs.entry(run.name).events.steps()
+    target = checkpoints(service, run)[0]
+    rollback(service, run, target)
+    assert [s.step for s in service.runs.entry(run.name).events.steps()] == [
+        s.step for s in first if s.step <= int(target.progress["step"])
+    ]
+    again = await service.finish(run)
     assert done.policy_version != again.policy_version
     digests = [json.loads(content.data)["sha256"] for content in world.requests.values()]
     assert len(digests) == 2
     assert len(set(digests)) == 1, "the same demonstrations in the same order give the same weights"
 
 
-@pytest.mark.parametrize("trial", long_after(2, range(TRIALS)))
+@pytest.mark.parametrize("trial", long_after(1, range(6)))
 async def test_a_rollback_that_is_killed_again_and_again_is_the_same_rollback(
-    trial: int,
-    world: World,
-    grpo_draft: RunDraft,
-    open_service: Callable[[World], Service],
-    tmp_path: Path,
-) -> None:
+    trial, world, grpo_draft, carry_out, open_service, tmp_path
+):
     chance = random.Random(trial)
     world.chance = chance
-    run = await created(grpo_draft, world)
-    service = open_service(world)
-    service.runs.add(run)
-    assert await live(service, run, world.crashes)
+    run = (await carry_out(grpo_draft)).run
     service = open_service(world)
     target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
     rollback(service, run, target)
-    for _ in range(4):
-        world.crashes = Crashes(at_call=chance.randrange(1, 12), after_effect=chance.random() < 0.5)
-        if await live(service, run, world.crashes):
+    for crashes in [*kills(chance, calls=12, lives=4), Crashes()]:
+        world.new_life(crashes)
+        if await live(service, run, crashes):
             break
-        world.changed = asyncio.Event()
         service = open_service(world)
-    else:
-        world.crashes = Crashes()
-        assert await live(service, run, world.crashes)
-    lines = read_consumed(tmp_path / "state/runs/small")
+    lines = read_consumed(run_folder(tmp_path))
     check_books(lines, [g.group_id for g in world.feed], steps=4)
     assert {line["group"] for line in lines if line["step"] <= 2} == consumed_up_to(target)
     assert {line["branch"] for line in lines if line["step"] > 2} == {1}
 
 
-def test_ids_of_branches_are_told_apart() -> None:
+def test_ids_of_branches_are_distinguished():
     for branch in (0, 1, 12):
         stored = in_branch("train/7", branch)
         assert of_branch(stored, branch) == "train/7"

@@ -1,22 +1,19 @@
-"""What becomes of a run when its turn ends, whatever is asked of it in the meantime."""
+"""The state of a run when its turn ends, for requests that arrive in the meantime."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fulmen_algorithm.runs.collapse import RewardCollapsed
 from fulmen_algorithm.runs.control import Interrupted, RunControl
-from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.events import EventLog
-from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.entry import Entry
+from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.runs.worker import RunWorker
-from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import WAIT_S, Service, created, until, working
 
 
 @dataclass
 class SlowEnd:
-    """An executor whose first turn waits at its end until the test lets it go on; further turns just end."""
+    """An executor whose first turn waits at its end for the test; further turns just end."""
 
     error: Exception | None = None
     """By which the first turn ends; None: it ends when it is told to."""
@@ -26,8 +23,7 @@ class SlowEnd:
     cancelling: asyncio.Event = field(default_factory=asyncio.Event)
     may_cancel: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Carries one turn out."""
+    async def execute(self, entry: Entry, control: RunControl) -> None:
         self.turns += 1
         if self.turns > 1:
             return
@@ -42,8 +38,7 @@ class SlowEnd:
         if self.error is not None:
             raise self.error
 
-    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
-        """Cancels slowly."""
+    async def cancel_rollouts(self, entry: Entry) -> None:
         self.cancelling.set()
         await self.may_cancel.wait()
 
@@ -53,9 +48,7 @@ def with_executor(service: Service, executor: SlowEnd) -> Service:
     return replace(service, worker=RunWorker(service.runs, executor))
 
 
-async def test_a_pause_that_is_taken_back_while_the_checkpoint_is_written_is_no_pause(
-    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_pause_that_is_rolled_back_while_the_checkpoint_is_written_is_no_pause(world, sft_draft, open_service):
     run, executor = await created(sft_draft, world), SlowEnd()
     executor.may_cancel.set()
     async with working(with_executor(open_service(world), executor)) as service:
@@ -65,15 +58,13 @@ async def test_a_pause_that_is_taken_back_while_the_checkpoint_is_written_is_no_
         await executor.ending.wait()
         assert service.runs.resume(run.name).state is RunState.RUNNING
         executor.go_on.set()
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
+        done = await service.finish(run)
         states = [e.run.state async for e in service.runs.entry(run.name).events.follow(0) if e.run is not None]
     assert (done.state, executor.turns) == (RunState.SUCCEEDED, 2)
     assert RunState.PAUSED not in states
 
 
-async def test_a_run_whose_reward_collapsed_while_it_was_paused_is_paused(
-    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_run_whose_reward_collapsed_while_it_was_paused_is_paused(world, sft_draft, open_service):
     run = await created(sft_draft, world)
     executor = SlowEnd(error=RewardCollapsed("The reward collapsed.", sequence=1, step=0))
     executor.may_cancel.set()
@@ -85,13 +76,11 @@ async def test_a_run_whose_reward_collapsed_while_it_was_paused_is_paused(
         paused = await until(service, run.name, RunState.PAUSED)
         assert (paused.branch_points, paused.collapses, executor.turns) == ((1,), 1, 1)
         service.runs.resume(run.name)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
+        done = await service.finish(run)
     assert (done.state, done.branch_points) == (RunState.SUCCEEDED, (1,))
 
 
-async def test_a_drain_waits_until_a_cancelled_run_is_one(
-    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_drain_waits_until_a_cancelled_run_is_one(world, sft_draft, open_service):
     run, executor = await created(sft_draft, world), SlowEnd()
     async with working(with_executor(open_service(world), executor)) as service:
         service.runs.add(run)

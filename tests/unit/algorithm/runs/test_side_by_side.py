@@ -1,22 +1,19 @@
 """Several runs at a time: as many as are allowed, fair to projects, and never two that train the same policy."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
-from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_files import StateFolder
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
-from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import WAIT_S, Service, created, now, until, working
+from tests.support.algorithm.model_services import Crashes
+from tests.support.algorithm.run_service import WAIT_S, Service, created, now, until
 
 
 def named(draft: RunDraft, name: str, policy: str) -> RunDraft:
-    """Returns the draft of another run."""
     return replace(draft, name=f"trainingRuns/{name}", policy=replace(draft.policy, name=policy))
 
 
@@ -25,52 +22,44 @@ def notices(service: Service, run: TrainingRun) -> list[str]:
     return [notice.message for notice in service.runs.entry(run.name).events.notices()]
 
 
-async def test_a_run_ends_while_another_one_stands_still(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_run_ends_while_another_one_stands_still(world, grpo_draft, service):
     stuck = await created(named(grpo_draft, "stuck", "one"), world)
     lively = await created(named(grpo_draft, "lively", "two"), world)
     late = await created(named(grpo_draft, "late", "three"), world)
     world.child("stuck").crashes = Crashes(at_call=9)
     world.child("lively")
     world.child("late")
-    async with working(open_service(world)) as service:
-        service.runs.add(stuck)
-        await world.child("stuck").crashes.killed.wait()
-        service.runs.add(lively)
-        service.runs.add(late)
-        assert (await service.runs.wait_final(lively.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
-        assert (await service.runs.wait_final(late.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
-        assert service.runs.entry(stuck.name).run.state is RunState.RUNNING
-        began = [service.runs.entry(run.name).run.start_time for run in (stuck, lively, late)]
-        assert began == sorted(began)
-        assert not any("same policy" in text for text in notices(service, late))
+    service.runs.add(stuck)
+    await world.child("stuck").crashes.killed.wait()
+    service.runs.add(lively)
+    service.runs.add(late)
+    assert (await service.finish(lively)).state is RunState.SUCCEEDED
+    assert (await service.finish(late)).state is RunState.SUCCEEDED
+    assert service.runs.entry(stuck.name).run.state is RunState.RUNNING
+    began = [service.runs.entry(run.name).run.start_time for run in (stuck, lively, late)]
+    assert began == sorted(began)
+    assert not any("same policy" in text for text in notices(service, late))
 
 
-async def test_a_run_waits_for_another_that_trains_the_same_policy_and_says_so(
-    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
-) -> None:
+async def test_a_run_waits_for_another_that_trains_the_same_policy_and_says_so(world, grpo_draft, service):
     first = await created(named(grpo_draft, "first", "shared"), world)
     second = await created(named(grpo_draft, "second", "shared"), world)
     world.child("first").crashes = Crashes(at_call=9)
     world.child("second")
-    async with working(open_service(world)) as service:
-        service.runs.add(first)
-        await world.child("first").crashes.killed.wait()
-        service.runs.add(second)
-        async with asyncio.timeout(WAIT_S):
-            async for event in service.runs.entry(second.name).events.follow(0):
-                if event.notice is not None:
-                    break
-        (said,) = notices(service, second)
-        assert said.startswith(
-            f"Waits for {first.name}, which trains the same policy 'shared'; `fulmen run stop first`"
-        )
-        assert service.runs.entry(second.name).run.state is RunState.PENDING
-        await service.worker.cancel(first.name)
-        await until(service, second.name, RunState.RUNNING)
-        done = await service.runs.wait_final(second.name, timeout_s=WAIT_S)
-        assert done.state is RunState.SUCCEEDED
+    service.runs.add(first)
+    await world.child("first").crashes.killed.wait()
+    service.runs.add(second)
+    async with asyncio.timeout(WAIT_S):
+        async for event in service.runs.entry(second.name).events.follow(0):
+            if event.notice is not None:
+                break
+    (said,) = notices(service, second)
+    assert said.startswith(f"Waits for {first.name}, which trains the same policy 'shared'; `fulmen run stop first`")
+    assert service.runs.entry(second.name).run.state is RunState.PENDING
+    await service.worker.cancel(first.name)
+    await until(service, second.name, RunState.RUNNING)
+    done = await service.finish(second)
+    assert done.state is RunState.SUCCEEDED
 
 
 def active(run: TrainingRun) -> ActiveRun:
@@ -79,10 +68,8 @@ def active(run: TrainingRun) -> ActiveRun:
     return ActiveRun(name=run.name, project=run.project, policy=run.policy.name, control=RunControl(), task=task)
 
 
-async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_the_oldest(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
-    runs = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now, max_concurrent=3)
+async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_the_oldest(world, sft_draft, tmp_path):
+    runs = RunRegistry(StateFolder(tmp_path), clock=now, max_concurrent=3)
     started = now()
     for number, project in enumerate(["busy", "busy", "busy", "quiet", "busy"]):
         run = await created(named(sft_draft, f"r{number}", f"p{number}"), world)
@@ -105,10 +92,8 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
     assert (await waiting).run_id == "r2"
 
 
-async def test_a_run_that_was_running_when_the_service_stopped_goes_first(
-    world: World, sft_draft: RunDraft, tmp_path: Path
-) -> None:
-    runs = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+async def test_a_run_that_was_running_when_the_service_stopped_goes_first(world, sft_draft, tmp_path):
+    runs = RunRegistry(StateFolder(tmp_path), clock=now)
     for number in range(3):
         runs.add(await created(named(sft_draft, f"r{number}", f"p{number}"), world))
     runs.move("trainingRuns/r2", RunState.RUNNING)

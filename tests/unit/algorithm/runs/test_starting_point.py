@@ -1,8 +1,7 @@
-"""A start reads one checkpoint once, listing them reads none, and a branch keeps what it may have to go back to."""
+"""A start reads one checkpoint once, listing reads none, and a branch keeps the checkpoints it may return to."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 
@@ -11,22 +10,20 @@ import pytest
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.events import EventLog
+from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.runs.starting_point import starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
-from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import WAIT_S, Service, checkpoints, created, now, rollback, working
+from tests.support.algorithm.run_service import checkpoints, created, now, rollback, training_run
 
 KEEP = 2
 
 
 @pytest.fixture
 def read_whole(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """Counts how often each file was read to tell its checksum, from the moment that it is part of a checkpoint."""
+    """Counts how often each file of a finished checkpoint was read for its checksum."""
     counted: Counter[Path] = Counter()
     digest = hashlib.file_digest
 
@@ -39,17 +36,14 @@ def read_whole(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     return counted
 
 
-async def test_a_start_reads_the_checkpoint_that_it_goes_on_from_once_and_no_other(
-    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service], read_whole: Counter[Path]
-) -> None:
+async def test_a_start_reads_its_own_checkpoint_once_and_no_other(world, sft_draft, service, read_whole):
     run = await created(sft_draft, world)
-    async with working(open_service(world)) as service:
-        service.runs.add(run)
-        await service.runs.wait_final(run.name, timeout_s=WAIT_S)
-        target, newest = checkpoints(service, run)
-        assert not read_whole, "a new run has none, and who lists them reads none"
-        rollback(service, run, target)
-        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
+    service.runs.add(run)
+    await service.finish(run)
+    target, newest = checkpoints(service, run)
+    assert not read_whole, "a new run has none, and who lists them reads none"
+    rollback(service, run, target)
+    done = await service.finish(run)
     assert done.state is RunState.SUCCEEDED, done.failure_message
     assert target.path != newest.path
     assert {path for path in read_whole if path.is_relative_to(target.path)} == set(read_whole)
@@ -61,18 +55,15 @@ class Book:
     """A run that trains nothing, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = RunFiles(folder)
-        self.store = CheckpointStore(directory=self.files.checkpoints, keep=KEEP)
-        self.events = EventLog(self.files, now)
+        files = RunFiles(folder)
+        self.store = CheckpointStore(directory=files.checkpoints, keep=KEEP)
+        self.entry = Entry(run=training_run(), events=EventLog(files, now), files=files)
 
     async def begun(self, *branch_points: int) -> Recorder:
-        """Starts it."""
         recorder = Recorder(
-            storage=self.files,
+            entry=self.entry,
             checkpoints=self.store,
-            events=self.events,
             control=RunControl(),
-            update_run=lambda changes: None,
             settings=RecorderSettings(steps=100, checkpoint_every=1, collapse=NoCollapse(), collapses=0),
         )
         await recorder.recover(None, starting_point(self.store, branch_points), branch_points=branch_points)
@@ -91,12 +82,11 @@ class Book:
         return [each.sequence for each in self.store.listed()]
 
     def damage(self, sequence: int) -> None:
-        """Changes a checkpoint's file."""
         path = self.store.directory / f"checkpoint-{sequence:08d}/progress.json"
         path.write_bytes(path.read_bytes()[:-1] + b" }")
 
 
-async def test_a_branch_whose_first_checkpoint_is_damaged_begins_again_where_it_began(tmp_path: Path) -> None:
+async def test_a_branch_whose_first_checkpoint_is_damaged_starts_over_from_its_origin(tmp_path):
     book = Book(tmp_path)
     await book.stepped(await book.begun(), 4)
     assert book.kept == [4, 5]
@@ -111,31 +101,31 @@ async def test_a_branch_whose_first_checkpoint_is_damaged_begins_again_where_it_
     assert starting_point(book.store, (4,)).checkpoint == book.store.get(9)
 
 
-async def test_a_run_that_was_put_back_to_a_damaged_checkpoint_fails_and_names_it(tmp_path: Path) -> None:
+async def test_a_rollback_to_a_damaged_checkpoint_fails_the_run_and_names_it(tmp_path):
     book = Book(tmp_path)
     await book.stepped(await book.begun(), 1)
     book.damage(1)
     assert book.kept == [1, 2], "who lists them does not read them"
-    with pytest.raises(RunFailed, match="Checkpoint 1 cannot be read"):
+    with pytest.raises(RunFailed, match="Checkpoint 1 can no longer be read"):
         await book.begun(1)
 
 
-async def test_a_branch_of_which_nothing_is_whole_any_more_does_not_begin_the_run_anew(tmp_path: Path) -> None:
+async def test_a_branch_with_only_damaged_checkpoints_does_not_restart_the_run(tmp_path):
     book = Book(tmp_path)
     await book.stepped(await book.begun(), 1)
     await book.begun(1)
     for sequence in book.kept:
         book.damage(sequence)
-    with pytest.raises(RunFailed, match="Checkpoint 1 cannot be read"):
+    with pytest.raises(RunFailed, match="Checkpoint 1 can no longer be read"):
         await book.begun(1)
 
 
-async def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(tmp_path: Path) -> None:
+async def test_a_run_resumes_from_the_newest_intact_checkpoint(tmp_path):
     book = Book(tmp_path)
     await book.stepped(await book.begun(), 1)
     book.damage(2)
     recorder = await book.begun()
     assert recorder.progress.step == 0
-    assert [n.message for n in book.events.notices() if n.severity == "warning"] == [
+    assert [n.message for n in book.entry.events.notices() if n.severity == "warning"] == [
         "Checkpoint checkpoint-00000002 is damaged and was skipped."
     ]

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,29 @@ from mlflow.tracking import MlflowClient
 from prometheus_client import CollectorRegistry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
-from tests.support.vllm import settled
+from tests.support.algorithm.run_service import now, training_run
+from tests.support.algorithm.vllm import settled
 
 NAME = "trainingRuns/arithmetic-1"
-
-
-def now() -> datetime:
-    return datetime(2026, 3, 14, tzinfo=UTC)
-
-
-def run() -> TrainingRun:
-    return TrainingRun(
-        name=NAME,
-        project="projects/default",
-        display_name="",
-        algorithm="grpo",
-        settings_json=json.dumps({"steps": 3, "learning_rate": 0.001}),
-        policy=PolicySpec(name="arithmetic"),
-        inputs={},
-        create_time=now(),
-        step_count=3,
-    )
+RUN = training_run(
+    name=NAME,
+    settings_json=json.dumps({"steps": 3, "learning_rate": 0.001}),
+    policy=PolicySpec(name="arithmetic"),
+    step_count=3,
+)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> RunRegistry:
-    made = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
-    made.add(run())
+    made = RunRegistry(StateFolder(tmp_path), clock=now)
+    made.add(RUN)
     made.move(NAME, RunState.RUNNING)
     return made
 
@@ -59,7 +47,7 @@ def measure(runs: RunRegistry, *steps: int) -> None:
 
 
 def publisher(runs: RunRegistry, folder: Path, *names: str) -> MetricPublisher:
-    return MetricPublisher(runs, {name: load_sink(name) for name in names}, folder=folder)
+    return MetricPublisher(runs, {name: load_sink(name) for name in names}, folder=folder / "runs")
 
 
 async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
@@ -68,14 +56,12 @@ async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
 
 
 def drawn(folder: Path) -> list[tuple[int, float]]:
-    accumulator = EventAccumulator(str(folder / "arithmetic-1" / "tensorboard"))
+    accumulator = EventAccumulator(str(folder / "runs/arithmetic-1/tensorboard"))
     accumulator.Reload()
     return [(event.step, round(event.value, 6)) for event in accumulator.Scalars("reward_mean")]
 
 
-async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(
-    runs: RunRegistry, tmp_path: Path
-) -> None:
+async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(runs, tmp_path):
     first = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1, 2)
     await first.carry()
@@ -87,7 +73,7 @@ async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_a_step_that_is_done_again_is_drawn_once(runs: RunRegistry, tmp_path: Path) -> None:
+async def test_a_step_that_is_done_again_is_drawn_once(runs, tmp_path):
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1, 2, 3)
     await carrying.carry()
@@ -98,9 +84,7 @@ async def test_a_step_that_is_done_again_is_drawn_once(runs: RunRegistry, tmp_pa
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_mlflow_holds_settings_figures_and_end(
-    runs: RunRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mlflow_holds_settings_metrics_and_final_state(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     carrying = publisher(runs, tmp_path, "mlflow")
@@ -121,21 +105,19 @@ async def test_mlflow_holds_settings_figures_and_end(
     assert [(m.step, m.value) for m in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_wandb_takes_figures_offline(runs: RunRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wandb_takes_metrics_offline(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     carrying = publisher(runs, tmp_path, "wandb")
     measure(runs, 1, 2)
     await carrying.carry()
     await ended(carrying, runs)
 
-    (written,) = (tmp_path / "arithmetic-1" / "wandb").glob("offline-run-*/run-arithmetic-1.wandb")
+    (written,) = (tmp_path / "runs/arithmetic-1" / "wandb").glob("offline-run-*/run-arithmetic-1.wandb")
     # Its own process writes what is left after `finish` has returned.
     await settled(lambda: b"reward_mean" in written.read_bytes())
 
 
 class BrokenSink:
-    """Takes nothing."""
-
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
         pass
 
@@ -146,10 +128,10 @@ class BrokenSink:
         raise AssertionError("a sink that was given up is not used again")
 
 
-async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: RunRegistry, tmp_path: Path) -> None:
+async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs, tmp_path):
     broken: OpenSink = BrokenSink
     sinks = {"broken": broken, "tensorboard": load_sink("tensorboard")}
-    carrying = MetricPublisher(runs, sinks, folder=tmp_path)
+    carrying = MetricPublisher(runs, sinks, folder=tmp_path / "runs")
     for step in (1, 2, 3):
         measure(runs, step)
         await carrying.carry()
@@ -160,7 +142,7 @@ async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: RunRegi
     assert warnings == ["broken takes no more metrics of this run; the service's log says why."]
 
 
-async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs: RunRegistry, tmp_path: Path) -> None:
+async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs, tmp_path):
     never = threading.Event()
     written: list[int] = []
 
@@ -178,7 +160,7 @@ async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs:
     silent: OpenSink = SilentSink
     listing: OpenSink = ListSink
     # A deadline that the other sink keeps on the busiest machine.
-    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, folder=tmp_path, deadline_s=3.0)
+    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, folder=tmp_path / "runs", deadline_s=3.0)
     for step in (1, 2):
         measure(runs, step)
         await carrying.carry()
@@ -193,11 +175,11 @@ async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs:
     never.set()
 
 
-async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(runs: RunRegistry, tmp_path: Path) -> None:
+async def test_the_position_of_a_sink_is_replaced_atomically(runs, tmp_path):
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1)
     await carrying.carry()
-    position, before = tmp_path / "arithmetic-1" / "metrics.json", tmp_path / "before"
+    position, before = tmp_path / "runs/arithmetic-1" / "metrics.json", tmp_path / "before"
     os.link(position, before)
     content = before.read_bytes()
     measure(runs, 2)
@@ -208,7 +190,7 @@ async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(run
     assert before.read_bytes() == content
 
 
-def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: RunRegistry) -> None:
+def test_prometheus_shows_the_newest_metrics_of_live_runs_only(runs):
     registry = CollectorRegistry()
     registry.register(RunMetrics(runs))
     measure(runs, 1, 2)
@@ -224,9 +206,9 @@ def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: RunRegistry
     assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "succeeded"}) == 1
 
 
-def test_the_newest_figures_survive_a_restart(runs: RunRegistry, tmp_path: Path) -> None:
+def test_the_newest_metrics_survive_a_restart(runs, tmp_path):
     measure(runs, 1)
-    again = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
-    again.restore(replace(run(), state=RunState.RUNNING), RunFiles(tmp_path / "arithmetic-1"))
+    again = RunRegistry(StateFolder(tmp_path), clock=now)
+    again.restore(replace(RUN, state=RunState.RUNNING), RunFiles(tmp_path / "runs/arithmetic-1"))
 
     assert again.entry(NAME).events.latest_metrics == {"reward_mean": 0.1, "loss": -1.0}

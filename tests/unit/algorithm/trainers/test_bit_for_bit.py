@@ -1,10 +1,11 @@
 """A run that was interrupted ends with the very weights of one that was not, where the order of rollouts is fixed."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import file_digest, sha256
 from pathlib import Path
+
+import pytest
 
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
@@ -30,7 +31,6 @@ def fixed_draft(draft: RunDraft) -> RunDraft:
 
 
 def digest(service: Service, draft: RunDraft) -> str:
-    """Returns the digest of the run's final model file."""
     run = service.runs.entry(draft.name).run
     assert run.state is RunState.SUCCEEDED, run.failure_message
     with (Path(run.model_path) / "model.safetensors").open("rb") as file:
@@ -38,7 +38,6 @@ def digest(service: Service, draft: RunDraft) -> str:
 
 
 async def uninterrupted(draft: RunDraft, folder: Path) -> str:
-    """Runs a draft in one go."""
     world = fixed_world()
     service = service_at(folder, world)
     service.runs.add(await created(draft, world))
@@ -46,9 +45,7 @@ async def uninterrupted(draft: RunDraft, folder: Path) -> str:
     return digest(service, draft)
 
 
-async def test_weights_are_the_same_bit_for_bit_however_often_the_process_was_killed(
-    grpo_draft: RunDraft, tmp_path: Path
-) -> None:
+async def test_weights_are_the_same_bit_for_bit_however_often_the_process_was_killed(grpo_draft, tmp_path):
     draft, world = fixed_draft(grpo_draft), fixed_world()
     service = service_at(tmp_path / "killed", world)
     run = await created(draft, world)
@@ -62,9 +59,8 @@ async def test_weights_are_the_same_bit_for_bit_however_often_the_process_was_ki
     assert digest(service, draft) == await uninterrupted(draft, tmp_path / "whole")
 
 
-async def test_weights_are_the_same_bit_for_bit_after_a_pause(
-    grpo_draft: RunDraft, tmp_path: Path, open_service: Callable[..., Service]
-) -> None:
+@pytest.mark.long(short=True)
+async def test_weights_are_the_same_bit_for_bit_after_a_pause(grpo_draft, tmp_path, open_service):
     draft, world = fixed_draft(grpo_draft), fixed_world()
     run = await created(draft, world)
     async with working(open_service(world)) as service:

@@ -1,7 +1,6 @@
-"""A trainer in the service's process leaves nothing there when its run is over."""
+"""A trainer in the service's process frees its memory when its run is over."""
 
 import gc
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -12,11 +11,10 @@ from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings
 
 
 def models() -> set[int]:
-    """Returns the ids of the models in memory."""
     return {id(each) for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)}
 
 
-async def test_a_trainer_that_is_closed_gives_its_memory_back_without_being_collected(model_dir: Path) -> None:
+async def test_a_trainer_that_is_closed_gives_its_memory_back_without_being_collected(model_dir):
     thread = TorchThread(torch_threads=torch.get_num_threads())
     setup = TrainerSetup(
         model_dir=model_dir, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, lora=LoraSettings(rank=2)

@@ -6,20 +6,18 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.execution import MAX_TRAINERS_LOST
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from tests.support.algorithm.model_services import World
-from tests.support.algorithm.run_service import Service, check, created, live
+from tests.support.algorithm.run_service import check, created, live
 
 
 class Mortal:
@@ -33,7 +31,6 @@ class Mortal:
         return getattr(self._group, name)
 
     async def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains, or dies."""
         self._left -= 1
         if self._left:
             return await self._group.train(*args, **kwargs)
@@ -46,9 +43,8 @@ class Mortal:
         return await step
 
 
-async def test_a_run_goes_on_when_a_rank_is_killed_in_the_middle_of_a_step(
-    world: World, grpo_draft: RunDraft, open_service: Callable[..., Service], tmp_path: Path
-) -> None:
+@pytest.mark.long(short=True)
+async def test_a_run_resumes_when_a_rank_is_killed_in_the_middle_of_a_step(world, grpo_draft, open_service, tmp_path):
     settings = {**json.loads(grpo_draft.settings_json), "parallel": {"kind": "ddp", "ranks": 2}}
     run = await created(replace(grpo_draft, settings_json=json.dumps(settings)), world)
     thread = TorchThread(torch_threads=1)
@@ -74,9 +70,7 @@ async def test_a_run_goes_on_when_a_rank_is_killed_in_the_middle_of_a_step(
     assert "Resuming from the checkpoint of step 2." in texts
 
 
-async def test_a_run_whose_trainers_are_all_lost_fails_and_says_why(
-    world: World, grpo_draft: RunDraft, open_service: Callable[..., Service]
-) -> None:
+async def test_a_run_whose_trainers_are_all_lost_fails_and_says_why(world, grpo_draft, open_service):
     run = await created(grpo_draft, world)
     opened = 0
 

@@ -1,4 +1,4 @@
-"""A rank ends with the service, also where the service dies before it has read its last answer; what it says of errors."""
+"""A rank ends with the service, even if that dies before it has read the last answer; how a rank reports errors."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ SimpleQueue().get()
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_a_rank_ends_when_its_socket_does(is_read: bool) -> None:
+def test_a_rank_ends_when_its_socket_does(is_read):
     ours, theirs = socket.socketpair()
     with subprocess.Popen(
         [sys.executable, "-c", RANK, str(theirs.fileno())],
@@ -51,8 +51,6 @@ def test_a_rank_ends_when_its_socket_does(is_read: bool) -> None:
 
 
 class Failing:
-    """A trainer every call to which ends in an error."""
-
     def __init__(self, error: Exception) -> None:
         self.error = error
 
@@ -68,9 +66,7 @@ class Failing:
         (RuntimeError("CUDA error at /root/x.cu"), Answer(error="RuntimeError"), True),
     ],
 )
-def test_an_error_that_nobody_meant_is_in_the_log_with_its_place(
-    error: Exception, answer: Answer, where_is_logged: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_is_logged_with_its_traceback(error, answer, where_is_logged, capsys):
     worker = Worker(argparse.Namespace(), 0)
     worker._trainer = Failing(error)
     assert worker.answer(Call(method="write_state", arguments=b'{"folder": "/anywhere"}')) == answer

@@ -135,6 +135,7 @@ KILLED = """
 """
 
 
+@pytest.mark.long(short=True)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("syncs", [0, 3])
 def test_killed_in_the_middle_of_a_save_the_one_before_is_intact(tmp_path, model_dir, rows, syncs):

@@ -1,6 +1,5 @@
-"""The critic: its advantages are those of the paper, it learns, and it goes on bit for bit; PPO and its like learn."""
+"""The critic: its advantages are those of the paper, it learns, and it resumes bit for bit; PPO and its like learn."""
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,21 +33,9 @@ from fulmen_algorithm.training.step import TrainingState, make_state, train_batc
 from fulmen_exchange.ranks import Ranks
 from tests.support.algorithm import reference_advantages as paper
 
-MAKE_MODEL = Path(__file__).resolve().parents[4] / "examples" / "arithmetic" / "make_model.py"
 BUDGET = {"token_budget": 256, "mode": PackingMode.PADDED}
 PLAN = CriticPlan(critic=CriticSettings(learning_rate=1e-2))
 numbers = st.floats(-3, 3, allow_nan=False)
-
-
-@pytest.fixture(scope="module")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of one layer."""
-    folder = tmp_path_factory.mktemp("small")
-    spec = importlib.util.spec_from_file_location("make_model", MAKE_MODEL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.build(str(folder), 0, hidden=16, layers=1, heads=2, mlp=32)
-    return folder
 
 
 def critic_of(folder: Path, plan: CriticPlan = PLAN, *, spread: float = 0.0) -> Critic:
@@ -61,7 +48,6 @@ def critic_of(folder: Path, plan: CriticPlan = PLAN, *, spread: float = 0.0) -> 
 
 
 def rewarded(row: Row, reward: float) -> Row:
-    """Puts a reward at the last token."""
     return replace(row, rewards=(0.0,) * (len(row.token_ids) - 1) + (reward,))
 
 
@@ -73,18 +59,18 @@ def test_advantages_equal_the_formula_of_the_paper(pairs, gamma, lam):
     np.testing.assert_allclose(found, paper.gae(rewards, values, gamma=gamma, lam=lam), rtol=1e-9, atol=1e-9)
 
 
-def test_a_new_critic_expects_nothing_so_that_advantages_are_returns(small_model, rows):
+def test_a_new_critic_expects_nothing_so_that_advantages_are_returns(tiny_model, rows):
     plan = CriticPlan(advantage=GaeAdvantage(whiten=False))
-    critic_targets = critic_of(small_model, plan).assess([rewarded(r, 2.0) for r in rows[:3]], **BUDGET)
+    critic_targets = critic_of(tiny_model, plan).assess([rewarded(r, 2.0) for r in rows[:3]], **BUDGET)
     for row in critic_targets.rows:
         assert [a for a, trains in zip(row.advantages, row.loss_mask, strict=True) if trains] == pytest.approx(
             [2.0] * row.trained_tokens
         )
 
 
-def test_into_how_many_rows_a_rollout_was_cut_changes_no_advantage(small_model):
+def test_into_how_many_rows_a_rollout_was_cut_changes_no_advantage(tiny_model):
     plan = CriticPlan(advantage=GaeAdvantage(gamma=0.9, lam=0.7, whiten=False))
-    critic = critic_of(small_model, plan, spread=0.5)
+    critic = critic_of(tiny_model, plan, spread=0.5)
     whole = Row(
         rollout_id="a",
         token_ids=(4, 7, 8, 9, 10, 11, 12),
@@ -127,8 +113,8 @@ def test_a_value_that_left_its_old_one_is_clipped_where_that_makes_the_loss_larg
     assert value_loss(values, old, targets, clip=None)[0].item() == pytest.approx(0.1**2 / 2)
 
 
-def test_the_critic_learns_what_rollouts_earn(small_model, rows):
-    critic = critic_of(small_model, CriticPlan(critic=CriticSettings(learning_rate=1e-2, clip=None)))
+def test_the_critic_learns_what_rollouts_earn(tiny_model, rows):
+    critic = critic_of(tiny_model, CriticPlan(critic=CriticSettings(learning_rate=1e-2, clip=None)))
     told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
     losses = []
     for _ in range(40):
@@ -138,8 +124,8 @@ def test_the_critic_learns_what_rollouts_earn(small_model, rows):
     assert losses[-1]["value_explained"] > 0.5
 
 
-def test_a_lesson_that_is_not_finite_changes_nothing(small_model, rows):
-    critic = critic_of(small_model, spread=0.1)
+def test_a_critic_step_that_is_not_finite_changes_nothing(tiny_model, rows):
+    critic = critic_of(tiny_model, spread=0.1)
     critic_targets = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
     before = {name: value.clone() for name, value in critic.model.state_dict().items()}
     spoiled = replace(critic_targets, targets=tuple(tuple(float("inf") for _ in own) for own in critic_targets.targets))
@@ -148,8 +134,8 @@ def test_a_lesson_that_is_not_finite_changes_nothing(small_model, rows):
     assert critic.learn(critic_targets, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
 
 
-def test_a_lesson_whose_gradient_explodes_changes_nothing_and_its_norm_is_remembered(small_model, rows):
-    critic, fresh = critic_of(small_model, spread=0.1), critic_of(small_model)
+def test_a_critic_step_whose_gradient_explodes_changes_nothing_but_the_norms(tiny_model, rows):
+    critic, fresh = critic_of(tiny_model, spread=0.1), critic_of(tiny_model)
     usual = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
     for _ in range(MIN_NORMS):
         critic.learn(usual, range(len(rows)), **BUDGET, explosion_factor=1e6)
@@ -171,17 +157,17 @@ def state_of(folder: Path, advantage: AdvantageSettings, rate: float = 1e-2) -> 
     return state
 
 
-def test_training_with_a_critic_goes_on_bit_for_bit(small_model, rows, tmp_path):
+def test_training_with_a_critic_resumes_bit_for_bit(tiny_model, rows, tmp_path):
     told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
 
     def step(state: TrainingState, seed: int) -> None:
         train_batch(state, told, settings=StepSettings(), batch=BatchSettings(minibatches=2), seed=seed)
 
-    unbroken = state_of(small_model, GaeAdvantage())
+    unbroken = state_of(tiny_model, GaeAdvantage())
     step(unbroken, 1)
     write_state(unbroken, tmp_path)
     step(unbroken, 2)
-    resumed = state_of(small_model, GaeAdvantage())
+    resumed = state_of(tiny_model, GaeAdvantage())
     read_state(tmp_path, resumed)
     step(resumed, 2)
     for one, other in ((unbroken.policy, resumed.policy), (unbroken.critic, resumed.critic)):
@@ -213,8 +199,8 @@ def sampled(policy: PolicyModel, generator: torch.Generator) -> list[tuple[str, 
 @pytest.mark.parametrize(
     "advantage", [RlooAdvantage(), ReinforcePpAdvantage(), GaeAdvantage(lam=0.95)], ids=lambda a: a.kind
 )
-def test_a_policy_learns_to_say_what_is_rewarded(small_model, advantage):
-    state, generator = state_of(small_model, advantage), torch.Generator().manual_seed(5)
+def test_a_policy_learns_to_say_what_is_rewarded(tiny_model, advantage):
+    state, generator = state_of(tiny_model, advantage), torch.Generator().manual_seed(5)
     scoring, means = ScoringSettings(advantage=advantage), []
     for step in range(25):
         answers = sampled(state.policy, generator)
@@ -239,8 +225,8 @@ def test_a_policy_learns_to_say_what_is_rewarded(small_model, advantage):
     assert sum(means[-3:]) / 3 > 0.6, means
 
 
-def test_an_architecture_without_a_critic_is_refused_in_our_own_words(small_model: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(small_model)
+def test_an_architecture_without_a_critic_is_refused_in_our_own_words(tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     config = CodeGenConfig(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
     CodeGenForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

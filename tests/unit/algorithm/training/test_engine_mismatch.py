@@ -38,7 +38,7 @@ def test_only_rows_of_the_present_version_are_fresh():
 
 
 @given(st.lists(st.lists(st.tuples(LOGPROBS, LOGPROBS), min_size=1, max_size=6), min_size=1, max_size=4))
-def test_the_figures_are_those_of_the_formulas(rows):
+def test_the_metrics_are_those_of_the_formulas(rows):
     found = engine_mismatch([row([e for e, _ in pairs]) for pairs in rows], [[0.0, *(t for _, t in p)] for p in rows])
     engine, trainer = np.array([pair for pairs in rows for pair in pairs], dtype=np.float64).T
     delta = trainer - engine
@@ -57,7 +57,7 @@ def test_a_probability_of_nothing_does_not_overflow():
 
 
 def sampled_rows(policy, *, count=24, tokens=12, temperature=1.0):
-    """Has a policy sample answers; the log-probabilities are what an engine would say."""
+    """Samples answers of a policy, with the log-probabilities that an engine would report."""
     torch.manual_seed(1)
     ids = torch.randint(6, 25, (count, 1))
     logprobs = []
@@ -81,7 +81,7 @@ def sampled_rows(policy, *, count=24, tokens=12, temperature=1.0):
 
 
 def checked(policy, rows, *, temperature=1.0, minibatches=1):
-    """Trains on rows as a run does, and returns what it says of the engine."""
+    """Trains on rows like a run, and returns the metrics."""
     state = make_state(policy, OptimizerSettings(learning_rate=1e-2))
     results = train_batch(
         state,
@@ -96,7 +96,7 @@ def checked(policy, rows, *, temperature=1.0, minibatches=1):
 
 @pytest.fixture
 def sharp(policy):
-    """A policy that prefers some tokens clearly, as one that was trained does."""
+    """A policy with sharp preferences, like a trained one."""
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.ndim > 1:
@@ -105,7 +105,7 @@ def sharp(policy):
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
-def test_an_honest_engine_agrees_with_the_trainer_whatever_the_minibatches(sharp, minibatches):
+def test_an_honest_engine_agrees_with_the_trainer_for_any_minibatches(sharp, minibatches):
     metrics = checked(sharp, sampled_rows(sharp), minibatches=minibatches)
     assert metrics["engine_mismatch_kl"] < 1e-9
     assert metrics["engine_mismatch_logprob_max"] < 1e-4

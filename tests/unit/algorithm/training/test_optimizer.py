@@ -24,7 +24,7 @@ def test_a_gradient_far_above_the_median_is_an_explosion_once_enough_were_seen()
 
 
 @given(st.floats(1, 1e6), st.floats(10, 1e9))
-def test_a_norm_that_lasts_is_no_explosion_any_more(low, ratio):
+def test_a_high_norm_that_lasts_stops_counting_as_an_explosion(low, ratio):
     watch = NormWatch([low] * REMEMBERED)
     skipped = [watch.explodes(low * ratio, 5.0) for _ in range(REMEMBERED)]
     assert skipped[0]

@@ -1,6 +1,6 @@
 import pytest
 
-from fulmen_algorithm.training.sft import sft_row
+from fulmen_algorithm.training.rows import sft_row
 
 
 def trained_text(policy, row) -> str:

@@ -161,7 +161,7 @@ def test_schedules_warm_up_and_decay(policy, rows, schedule, expected):
     assert rates == pytest.approx(expected)
 
 
-def test_a_schedule_goes_by_what_the_run_had_planned_whatever_was_skipped(policy, rows):
+def test_a_schedule_follows_the_planned_steps_also_after_skipped_ones(policy, rows):
     settings = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.LINEAR, total_steps=1)
     state = make_state(policy, settings)
     batch, step = BatchSettings(minibatches=100), StepSettings(planned_steps=100, total_steps=200)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,17 +36,14 @@ WORD_TYPES = {"BF16": np.uint16, "F32": np.uint32, "F8_E4M3": np.uint8, "F64": n
 
 
 def raw(words: list[int], dtype: str = "BF16", shape: tuple[int, ...] | None = None) -> RawTensor:
-    """Makes a tensor of words."""
     return RawTensor(dtype=dtype, shape=shape or (len(words),), words=np.array(words, dtype=WORD_TYPES[dtype]))
 
 
 def weights(**tensors: RawTensor) -> Weights:
-    """Makes weights."""
     return Weights(tensors=tensors)
 
 
 def same(one: Weights, other: Weights) -> bool:
-    """Compares every word."""
     assert list(one.tensors) == list(other.tensors)
     return all(np.array_equal(t.words, other.tensors[n].words) for n, t in one.tensors.items())
 
@@ -68,7 +64,7 @@ def changed_weights(draw: st.DrawFn) -> tuple[Weights, Weights]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pair=changed_weights())
-def test_any_weights_come_back_word_by_word(pair: tuple[Weights, Weights], tmp_path: Path) -> None:
+def test_any_weights_come_back_word_by_word(pair, tmp_path):
     base, new = pair
     size = encode(base, new, tmp_path / "delta")
     given_back = apply(Weights(tensors=base.tensors), tmp_path / "delta")
@@ -79,23 +75,23 @@ def test_any_weights_come_back_word_by_word(pair: tuple[Weights, Weights], tmp_p
 
 @settings(max_examples=60, deadline=None)
 @given(numbers=arrays.arrays(np.uint64, st.integers(0, 200)))
-def test_varints_come_back(numbers: np.ndarray) -> None:
+def test_varints_come_back(numbers):
     assert np.array_equal(unpack_varints(pack_varints(numbers), numbers.size), numbers)
 
 
-def test_varints_are_those_of_leb128() -> None:
+def test_varints_are_those_of_leb128():
     assert pack_varints(np.array([0, 127, 128, 624485], dtype=np.uint64)).tobytes() == b"\x00\x7f\x80\x01\xe5\x8e\x26"
 
 
 @pytest.mark.parametrize(
     ("packed", "count"), [(b"\x80", 1), (b"\x01\x80", 1), (b"\x01", 2), (b"\x80" * 11 + b"\x01", 1)]
 )
-def test_bytes_that_are_no_varints_are_refused(packed: bytes, count: int) -> None:
+def test_bytes_that_are_no_varints_are_refused(packed, count):
     with pytest.raises(ValueError, match="number"):
         unpack_varints(np.frombuffer(packed, dtype=np.uint8), count)
 
 
-def test_payloads_of_nan_and_signs_of_zero_are_kept(tmp_path: Path) -> None:
+def test_payloads_of_nan_and_signs_of_zero_are_kept(tmp_path):
     base = weights(w=raw([0x7FC1, 0x0000, 0x7FC0, 0x8000, 0xFFFF, 0x3F80] * 100))
     new = weights(w=raw([0x7FC2, 0x8000, 0xFFC0, 0x0000, 0x7F81, 0x3F80] * 100))
     size = encode(base, new, tmp_path / "delta")
@@ -103,7 +99,7 @@ def test_payloads_of_nan_and_signs_of_zero_are_kept(tmp_path: Path) -> None:
     assert same(apply(base, tmp_path / "delta"), new)
 
 
-def test_an_equal_number_of_other_bits_is_a_change_and_an_unchanged_tensor_costs_nothing(tmp_path: Path) -> None:
+def test_an_equal_number_of_other_bits_is_a_change_and_an_unchanged_tensor_costs_nothing(tmp_path):
     base = weights(big=raw([5] * 10_000), zero=raw([0x0000] * 8))
     new = weights(big=raw([5] * 10_000), zero=raw([0x8000] + [0x0000] * 7))
     assert encode(base, new, tmp_path / "delta").changed == 1
@@ -113,7 +109,7 @@ def test_an_equal_number_of_other_bits_is_a_change_and_an_unchanged_tensor_costs
     assert given_back.tensors["zero"].words[0] == 0x8000
 
 
-def test_each_tensor_takes_the_shortest_form(tmp_path: Path) -> None:
+def test_each_tensor_takes_the_shortest_form(tmp_path):
     chance = np.random.default_rng(0)
     old = {n: chance.integers(0, 2**16, 40_000, dtype=np.uint16) for n in ("sparse", "half", "all")}
     new = {n: words.copy() for n, words in old.items()}
@@ -141,13 +137,13 @@ def test_each_tensor_takes_the_shortest_form(tmp_path: Path) -> None:
         weights(w=raw([1, 2, 3, 4], dtype="F32")),
     ],
 )
-def test_weights_of_another_layout_have_no_delta(other: Weights, tmp_path: Path) -> None:
+def test_weights_of_another_layout_have_no_delta(other, tmp_path):
     with pytest.raises(TensorsDiffer):
         encode(weights(w=raw([1, 2, 3, 4])), other, tmp_path / "delta")
     assert not (tmp_path / "delta").exists()
 
 
-def test_a_delta_is_applied_to_its_base_only(tmp_path: Path) -> None:
+def test_a_delta_is_applied_to_its_base_only(tmp_path):
     base, new = weights(w=raw([1, 2, 3])), weights(w=raw([1, 2, 4]))
     encode(base, new, tmp_path / "delta")
     with pytest.raises(WrongBase):
@@ -157,7 +153,6 @@ def test_a_delta_is_applied_to_its_base_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def rich_delta(tmp_path: Path) -> tuple[Weights, Weights, Path]:
-    """Makes a delta with every form in it."""
     chance = np.random.default_rng(1)
     old = [chance.integers(0, 2**16, 600, dtype=np.uint16) for _ in range(3)]
     few, half = old[0].copy(), old[1].copy()
@@ -172,7 +167,7 @@ def rich_delta(tmp_path: Path) -> tuple[Weights, Weights, Path]:
     return base, after, tmp_path / "delta"
 
 
-def test_a_delta_that_is_cut_off_anywhere_is_refused(rich_delta: tuple[Weights, Weights, Path]) -> None:
+def test_a_delta_that_is_cut_off_anywhere_is_refused(rich_delta):
     base, _, path = rich_delta
     content = path.read_bytes()
     for end in [*range(0, len(content), 97), len(content) - 1]:
@@ -181,7 +176,7 @@ def test_a_delta_that_is_cut_off_anywhere_is_refused(rich_delta: tuple[Weights, 
             apply(base, path)
 
 
-def test_a_bit_that_is_flipped_anywhere_is_noticed(rich_delta: tuple[Weights, Weights, Path]) -> None:
+def test_a_bit_that_is_flipped_anywhere_is_noticed(rich_delta):
     base, after, path = rich_delta
     content = path.read_bytes()
     harmless = 0
@@ -195,7 +190,7 @@ def test_a_bit_that_is_flipped_anywhere_is_noticed(rich_delta: tuple[Weights, We
     assert harmless <= 3
 
 
-def test_a_file_that_inflates_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_inflates_to_more_than_it_says_is_refused(tmp_path):
     base = weights(w=raw([7] * 5000))
     encode(base, weights(w=raw([8] * 5000)), tmp_path / "delta")
     parts, metadata = read_tensors(tmp_path / "delta")
@@ -209,7 +204,7 @@ def test_a_file_that_inflates_to_more_than_it_says_is_refused(tmp_path: Path) ->
         apply(base, tmp_path / "lying")
 
 
-def test_a_dense_tensor_with_too_few_words_is_refused(rich_delta: tuple[Weights, Weights, Path]) -> None:
+def test_a_dense_tensor_with_too_few_words_is_refused(rich_delta):
     base, _, path = rich_delta
     parts, metadata = read_tensors(path)
     words = parts["t2/values"].words[:-2]
@@ -219,7 +214,7 @@ def test_a_dense_tensor_with_too_few_words_is_refused(rich_delta: tuple[Weights,
         apply(base, path.with_name("cut"))
 
 
-def test_the_format_is_that_of_the_golden_file(tmp_path: Path) -> None:
+def test_the_format_is_that_of_the_golden_file(tmp_path):
     """The file was written by format 1; later code must read it, and whoever changes the format must say so."""
     vectors = json.loads((GOLDEN / "delta_v1.json").read_text())
     base, new = (
@@ -232,7 +227,7 @@ def test_the_format_is_that_of_the_golden_file(tmp_path: Path) -> None:
     assert (tmp_path / "delta").read_bytes() == (GOLDEN / "delta_v1.safetensors").read_bytes()
 
 
-def test_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
+def test_files_are_those_of_the_safetensors_library(tmp_path):
     tensors = {
         "odd": torch.arange(3, dtype=torch.uint8),
         "half": torch.tensor([[1.5, -0.0], [float("nan"), 3e38]], dtype=torch.bfloat16),
@@ -257,7 +252,7 @@ def test_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
         lambda content: content + b"x",
     ],
 )
-def test_a_damaged_file_is_refused(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(spoil, tmp_path):
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"w": raw([1, 2, 3, 4], shape=(2, 2))}, {})
     path.write_bytes(spoil(path.read_bytes()))

@@ -27,7 +27,6 @@ IDS = torch.tensor([[4, 7, 9, 8, 11, 6]])
 
 
 def row(role: str = "", shift: int = 0) -> Row:
-    """Makes a row of a role."""
     ids = tuple(4 + (7 * n + shift) % 12 for n in range(6))
     mask = (False, False, True, True, True, True)
     return Row(
@@ -42,23 +41,20 @@ def row(role: str = "", shift: int = 0) -> Row:
 
 
 def state(model: Path, roles: Sequence[str] = (), dropout: float = 0.0) -> TrainingState:
-    """Loads a policy with adapters."""
     torch.manual_seed(0)
     lora = LoraSettings(rank=4, alpha=8.0, roles=tuple(roles), dropout=dropout)
     return make_state(PolicyModel.load(model, lora=lora), OptimizerSettings(learning_rate=1e-2))
 
 
 def weights_of(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    """Copies all weights."""
     return {name: tensor.detach().clone() for name, tensor in policy.model.named_parameters()}
 
 
 def changed(before: dict[str, torch.Tensor], policy: PolicyModel) -> set[str]:
-    """Names what differs."""
     return {name for name, tensor in weights_of(policy).items() if not torch.equal(tensor, before[name])}
 
 
-def test_a_step_changes_the_adapters_of_the_roles_of_its_rows_and_nothing_else(model_dir: Path) -> None:
+def test_a_step_changes_the_adapters_of_the_roles_of_its_rows_and_nothing_else(model_dir):
     made = state(model_dir, ROLES)
     assert made.policy.adapters is not None
     before = weights_of(made.policy)
@@ -72,26 +68,26 @@ def test_a_step_changes_the_adapters_of_the_roles_of_its_rows_and_nothing_else(m
     assert roles == set(ROLES)
 
 
-def test_a_row_of_a_role_without_adapter_is_refused(model_dir: Path) -> None:
+def test_a_row_of_a_role_without_adapter_is_refused(model_dir):
     made = state(model_dir, ROLES)
     with pytest.raises(UnknownRole, match="'critic'"):
         sft_step(made, [row("critic")], settings=StepSettings())
 
 
-def test_a_role_has_one_adapter() -> None:
+def test_a_role_has_one_adapter():
     with pytest.raises(ValidationError, match="twice"):
         LoraSettings.model_validate_json('{"roles": ["solver", "solver"]}')
 
 
 @pytest.mark.parametrize("target", ["no_such_layer", "input_layernorm"])
-def test_targets_that_no_adapter_fits_are_told_with_those_that_it_would(model_dir: Path, target: str) -> None:
+def test_targets_that_take_no_adapter_are_refused_with_those_that_do(model_dir, target):
     lora = LoraSettings(targets=(target,))
     setup = TrainerSetup(model_dir=model_dir, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, lora=lora)
     with pytest.raises(RunFailed, match=rf"^lora\.targets \({target}\): adapters are for .*, o_proj, q_proj"):
         LocalTrainer.open(setup, Ranks())
 
 
-def test_each_row_is_scored_under_the_adapter_of_its_role(model_dir: Path) -> None:
+def test_each_row_is_scored_under_the_adapter_of_its_role(model_dir):
     made = state(model_dir, ROLES)
     for _ in range(3):
         sft_step(made, [row("solver"), row("solver", 2)], settings=StepSettings())
@@ -104,7 +100,7 @@ def test_each_row_is_scored_under_the_adapter_of_its_role(model_dir: Path) -> No
     assert together[1] != pytest.approx(untrained[1], abs=1e-2)
 
 
-def test_the_files_are_those_of_peft_and_the_merged_model_is_the_same(model_dir: Path, tmp_path: Path) -> None:
+def test_the_files_are_those_of_peft_and_the_merged_model_is_the_same(model_dir, tmp_path):
     made = state(model_dir)
     for _ in range(3):
         sft_step(made, [row(), row(shift=1)], settings=StepSettings())
@@ -127,7 +123,7 @@ def test_the_files_are_those_of_peft_and_the_merged_model_is_the_same(model_dir:
     assert set(published_tensors(whole.model)) == set(published_tensors(PolicyModel.load(model_dir).model))
 
 
-def test_training_goes_on_bit_for_bit_from_adapters_and_their_moments(model_dir: Path, tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit_from_adapters_and_their_moments(model_dir, tmp_path):
     straight = state(model_dir, ROLES, dropout=0.2)
     # Only one role has moments when the state is written.
     sft_step(straight, [row("solver")], settings=StepSettings())
@@ -142,7 +138,7 @@ def test_training_goes_on_bit_for_bit_from_adapters_and_their_moments(model_dir:
     assert not changed(after, resumed.policy)
 
 
-def test_dropout_is_for_passes_with_a_gradient_alone(model_dir: Path) -> None:
+def test_dropout_is_for_passes_with_a_gradient_alone(model_dir):
     made = state(model_dir, dropout=0.5)
     sft_step(made, [row()], settings=StepSettings())
     with torch.no_grad():
@@ -158,7 +154,7 @@ def trainer_of(model: Path, seed: int) -> LocalTrainer:
     return LocalTrainer.open(setup, Ranks())
 
 
-def test_what_a_trainer_draws_does_not_depend_on_others_of_the_process(model_dir: Path) -> None:
+def test_what_a_trainer_draws_does_not_depend_on_others_of_the_process(model_dir):
     def losses(trainer: LocalTrainer, beside: LocalTrainer | None = None) -> list[float]:
         found = []
         for shift in range(3):

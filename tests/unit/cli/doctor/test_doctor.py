@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.store.v1.runner_registry_service_pb2 import Runner
 from fulmen_cli.doctor import machine as checks
-from fulmen_cli.doctor.deployment import clock_of, token
+from fulmen_cli.doctor.deployment import clocks, token
 from fulmen_cli.local.record import StackRecord, StackState
 from fulmen_cli.main import app
 
@@ -118,15 +117,10 @@ def test_what_is_no_token_is_a_failure(given: str) -> None:
     assert token(None, NOW).ok is None
 
 
-def test_a_clock_outside_of_what_the_deployment_allows_is_a_failure() -> None:
-    runner = Runner()
-    runner.create_time.FromDatetime(NOW - datetime.timedelta(minutes=5))
-    runner.lease_expire_time.FromDatetime(NOW + datetime.timedelta(seconds=9))
-    late, early = NOW + datetime.timedelta(seconds=40), NOW - datetime.timedelta(minutes=6)
-
-    assert clock_of([runner], None, NOW).ok is True
-    assert "at least 31 s ahead" in clock_of([runner], None, late).text
-    assert "at least 60 s behind" in clock_of([runner], None, early).text
-    made_in_the_future = bearer(exp=0, iat=int(NOW.timestamp()) + 100)
-    assert "at least 100 s behind" in clock_of([], made_in_the_future, NOW).text
-    assert clock_of([], None, NOW).ok is True
+def test_a_clock_that_differs_from_the_stores_is_a_failure_and_named() -> None:
+    assert clocks({"store": 0.4, "proxy": 0.1, "algorithm": -1.0}).ok is True
+    found = clocks({"store": 0.0, "proxy": 61.0, "algorithm": 0.2})
+    assert (found.ok, found.text) == (False, "proxy is 61.0 s ahead of the store")
+    found = clocks({"store": 40.0, "proxy": 40.0})
+    assert (found.ok, found.text) == (False, "this machine is 40.0 s behind the store")
+    assert clocks({"proxy": 0.0}).ok is None

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
 from fulmen_cli.exchange.commands import amount, size
 from fulmen_cli.exchange.events import NOTICES_KEPT, ExchangeEvents, Metric, follow_events
 from fulmen_cli.exchange.shards import ServiceShards, ask_all, last_round
-
-RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
-SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
-Event = training_run_pb2.TrainingRunEvent
-
-
-def run(step: int = 0, *, state: int = RUNNING, rollbacks: int = 0) -> training_run_pb2.TrainingRun:
-    return training_run_pb2.TrainingRun(
-        name="trainingRuns/a",
-        state=cast(Any, state),
-        step=step,
-        rollback_count=rollbacks,
-    )
-
-
-def step(number: int, **values: float) -> Event:
-    return Event(step=training_run_pb2.StepMetrics(step=number, values=values))
+from tests.support.cli.run_events import SUCCEEDED, Event, RunService, run, step
 
 
 def notice(message: str, severity: str = "info") -> Event:
@@ -109,44 +92,9 @@ def test_events_are_current_once_they_reach_the_step_of_the_run_in_its_last_bran
     assert history(*events, asked=run(3, rollbacks=1)).is_current is is_current
 
 
-class Service:
-    """A service with a run that has these events; it goes on, unless it has ended."""
-
-    def __init__(self, events: Sequence[Event], *, refuses: bool = False) -> None:
-        self._events = events
-        self._refuses = refuses
-        self.cancelled = False
-
-    @property
-    def training_runs(self) -> Service:
-        return self
-
-    def WatchTrainingRun(self, request: training_run_service_pb2.WatchTrainingRunRequest) -> Service:
-        self._answers = self._all(request.after_sequence)
-        return self
-
-    async def _all(self, after: int) -> AsyncIterator[training_run_service_pb2.WatchTrainingRunResponse]:
-        if self._refuses:
-            raise TrainingRunNotFound("There is no such training run.")
-        for number, event in enumerate(self._events[after:], start=after + 1):
-            event.sequence = number
-            yield training_run_service_pb2.WatchTrainingRunResponse(event=event)
-        if not (self._events and self._events[-1].run.state == SUCCEEDED):
-            await asyncio.Event().wait()
-
-    async def __anext__(self) -> Any:
-        return await anext(self._answers)
-
-    def __aiter__(self) -> Service:
-        return self
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 async def test_the_events_of_a_running_run_are_followed_up_to_now() -> None:
-    service = Service([Event(run=run()), step(1, exchange_ratio=4.0)])
-    async with follow_events(cast(Client, service), run(1)) as shown:
+    service = RunService([Event(run=run()), step(1, exchange_ratio=4.0)])
+    async with follow_events(service.client, run(1)) as shown:
         shown.check()
         assert shown.metrics == {"exchange_ratio": Metric(step=1, value=4.0)}
 
@@ -154,14 +102,15 @@ async def test_the_events_of_a_running_run_are_followed_up_to_now() -> None:
 
 
 async def test_the_events_of_an_ended_run_are_read_to_the_end() -> None:
-    service = Service([step(1), Event(run=run(1, state=SUCCEEDED))])
-    async with follow_events(cast(Client, service), run(1, state=SUCCEEDED)) as shown:
+    service = RunService([step(1), Event(run=run(1, state=SUCCEEDED))], closes=True)
+    async with follow_events(service.client, run(1, state=SUCCEEDED)) as shown:
         assert shown.run.state == SUCCEEDED
 
 
 async def test_a_refusal_of_the_service_is_raised() -> None:
+    service = RunService([], error=TrainingRunNotFound("There is no such training run."))
     with pytest.raises(TrainingRunNotFound):
-        async with follow_events(cast(Client, Service([], refuses=True)), run()):
+        async with follow_events(service.client, run()):
             pass
 
 

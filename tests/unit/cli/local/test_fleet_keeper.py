@@ -96,7 +96,7 @@ async def test_a_runner_counts_until_it_was_told_to_drain_or_has_ended(ends_at: 
     fleet = Fleet(ends_at)
     async with asyncio.timeout(LIMIT_S), served(fleet) as fleet.target:
         pace = FleetPace(LIMITS, start_pause_s=0, shrink_after_s=0, shrink_pause_s=0)
-        keeper = FleetKeeper(runners=fleet, pace=pace, store_target=fleet.target, token="t", interval_s=0.01)
+        keeper = FleetKeeper(runners=fleet, pace=pace, store_target=fleet.target, token=lambda: "t", interval_s=0.01)
         keeping = asyncio.create_task(keeper.run())
         starting = asyncio.create_task(fleet.started.wait())
         await asyncio.wait({keeping, starting}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,8 @@ PLAN = StackPlan(
     database_url="postgresql:///postgres",
     signing_key_file=Path("state/signing.key"),
     engine_token="engine",
-    tokens={"service": "token-of-service", "runner": "token-of-runner", "admin": "token-of-admin"},
+    attempt_secret_file=Path("state/attempt.key"),
+    token_files={"service": Path("state/service.token"), "runner": Path("state/runner.token")},
 )
 
 
@@ -61,6 +62,7 @@ def test_settings_for_debugging_are_those_of_services_and_no_breakpoint_ends_the
         monkeypatch.delenv(name)
     for name, value in services["runner-1"].environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FULMEN_RUNNER_TOKEN_FILE")
     monkeypatch.setenv("FULMEN_RUNNER_DEV_MODE", "true")
     assert RunnerSettings.from_environment().loop_blocked_limit_s == 0
 
@@ -84,11 +86,15 @@ def test_the_proxy_keeps_captures_in_the_folder_of_the_stack() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    assert not any(secret in repr(PLAN) for secret in ("postgresql:", "token-of-admin"))
+    assert not any(secret in repr(PLAN) for secret in ("postgresql:",))
     assert "postgresql:" not in repr(planned({})["store"])
 
 
-def test_a_runner_gets_no_key_with_which_tokens_are_made() -> None:
-    services = planned({})
-    assert services["store"].environment["FULMEN_STORE_SIGNING_KEY_FILE"] == "state/signing.key"
-    assert not any("SIGNING" in name for name in services["runner-1"].environment)
+def test_only_the_store_gets_the_signing_key_and_only_the_proxy_the_secret_of_attempt_keys() -> None:
+    holders = {
+        (name, value)
+        for name, service in planned({}).items()
+        for value in service.environment.values()
+        if value.endswith(".key")
+    }
+    assert holders == {("store", "state/signing.key"), ("llm_proxy", "state/attempt.key")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.train_config import ConfigError
+from fulmen.train_toml.train import ConfigError
 from fulmen_cli.train import bundle
 from fulmen_cli.train.bundle import pack_bundle
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.train_config import ConfigError, DataConfig
+from fulmen.train_toml.train import ConfigError, DataConfig
 from fulmen_cli.train.task_files import read_datasets
 
 

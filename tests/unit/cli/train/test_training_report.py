@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.train_config import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
+from fulmen.train_toml.train import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
 from fulmen_cli.train.plan import run_id, training_run
 from fulmen_cli.train.report import (
     Sample,

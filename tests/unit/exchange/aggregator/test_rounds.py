@@ -74,7 +74,8 @@ class Rank:
 
     @property
     def resume_point(self) -> ResumePoint:
-        call = self.awaited[0][1]
+        # Answers may arrive in any order: a sum that this rank has must not be made again.
+        call = max([self.awaited[0][1], *(call + 1 for number, call in self.passed if number == self.round)])
         return ResumePoint(round=self.round, call=call, epoch=self.epoch, known=self.known, history=self.history)
 
     def tag(self, key: Key) -> bytes:

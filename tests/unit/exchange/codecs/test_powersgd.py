@@ -1,66 +1,13 @@
 """PowerSGD computes what the paper says, and what torch's own hook computes."""
 
-import sys
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
 from fulmen_exchange.codecs.codec import Round
 from tests.support.exchange.codec_cases import gradient, linear, reduced
 
 ROWS, COLUMNS = 48, 36
-
-
-class GradBucket:
-    """What torch's hook asks of a bucket of one matrix."""
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self.flat = flat
-
-    def buffer(self) -> torch.Tensor:
-        return self.flat
-
-    def gradients(self) -> list[torch.Tensor]:
-        return [self.flat.view(ROWS, COLUMNS)]
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.ProcessGroup]:
-    """Yields a group of this process alone, which needs no name of the machine."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("matrix_rank", [1, 2, 4])
-def test_it_computes_what_torchs_own_hook_computes(group, matrix_rank):
-    codec, states = linear("powersgd", matrix_rank=matrix_rank, min_ratio=1.0), [{}]
-    theirs = hooks.PowerSGDState(group, matrix_rank, start_powerSGD_iter=2, min_compression_rate=1.0)
-    theirs.iter = 2
-    begin = torch.randn(COLUMNS * matrix_rank, generator=torch.Generator().manual_seed(1))
-    theirs.p_memory_dict[0] = torch.zeros(ROWS * matrix_rank)
-    theirs.q_memory_dict[0] = begin.clone()
-    theirs.error_dict[0] = torch.zeros(ROWS * COLUMNS)
-    states[0].update(residual=torch.zeros(ROWS * COLUMNS), right=begin.clone())
-    for number in range(1, 13):
-        given = gradient(ROWS * COLUMNS, number)
-        bucket = GradBucket(given.clone())
-        expected = hooks.powerSGD_hook(theirs, bucket).wait()
-        [found] = reduced(codec, [given], states, [(0, ROWS, COLUMNS)], lambda _, n=number: Round(number=n))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4 * float(given.abs().max()))
-        kept, atol = states[0]["residual"], 2e-4 * float(given.abs().max())
-        torch.testing.assert_close(kept, theirs.error_dict[0], rtol=1e-3, atol=atol)
 
 
 def of_two(number):

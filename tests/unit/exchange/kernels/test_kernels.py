@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +17,7 @@ from fulmen_exchange.kernels import KernelsUnavailable, reference
 from fulmen_exchange.kernels.loader import COMPILERS, compile_portable, load
 from fulmen_exchange.kernels.native import NativeKernels
 from fulmen_exchange.kernels.selection import Kernels
-from tests.support.exchange.kernel_inputs import (
-    SIZES,
-    assert_same,
-    corrected,
-    numbers,
-    quantised,
-    rounded,
-    rounded_multiples,
-    same_bits,
-    selected,
-    stepped,
-)
+from tests.support.exchange.kernel_inputs import SIZES, assert_same, numbers, results, rounded_multiples
 
 THRESHOLDS = (0.0, -0.0, 1e-42, 1e-3, 1.0, 1e30, float("inf"))
 sizes, seeds = st.sampled_from(SIZES), st.integers(0, 2**32)
@@ -52,50 +42,21 @@ def portable(native: NativeKernels, tmp_path_factory: pytest.TempPathFactory) ->
         pytest.skip("this processor is older than those that they are compiled for")
 
 
-@settings(max_examples=EXAMPLES)
-@given(size=sizes, seed=seeds, threshold=st.sampled_from(THRESHOLDS))
-def test_selecting_with_feedback_gives_the_same_bits(native: Kernels, size: int, seed: int, threshold: float) -> None:
-    gradient, state = numbers(size, seed), numbers(size, seed + 1)
-    assert_same(selected(native, gradient, state, threshold), selected(reference, gradient, state, threshold))
-
-
-@settings(max_examples=EXAMPLES)
-@given(size=sizes, seed=seeds, threshold=st.sampled_from(THRESHOLDS), nesterov=st.booleans())
-def test_selecting_with_momentum_gives_the_same_bits(
-    native: Kernels, size: int, seed: int, threshold: float, nesterov: bool
-) -> None:
-    gradient, state = numbers(size, seed), numbers(size, seed + 1)
-    found = corrected(native, gradient, state, threshold, nesterov=nesterov)
-    assert_same(found, corrected(reference, gradient, state, threshold, nesterov=nesterov))
-
-
-@settings(max_examples=EXAMPLES)
-@given(size=sizes, seed=seeds, nesterov=st.booleans())
-def test_steps_with_momentum_have_the_same_bits(native: Kernels, size: int, seed: int, nesterov: bool) -> None:
-    gradient, state = numbers(size, seed), numbers(size, seed + 1)
-    found = stepped(native, gradient, state, nesterov=nesterov)
-    assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
-
-
-@settings(max_examples=EXAMPLES)
-@given(size=sizes, seed=seeds, bits=st.integers(2, 8), block=st.sampled_from([512, 4096, 100, 12, 1]))
+@settings(max_examples=4 * EXAMPLES)
+@given(
+    size=sizes,
+    seed=seeds,
+    threshold=st.sampled_from(THRESHOLDS),
+    nesterov=st.booleans(),
+    bits=st.integers(2, 8),
+    block=st.sampled_from([512, 4096, 100, 12, 1]),
+)
 @pytest.mark.parametrize("range_", [(-149, 120), (-8, 2), (-149, -120)], ids=["all", "usual", "subnormal"])
-def test_quantising_gives_the_same_bits(
-    native: Kernels, size: int, seed: int, bits: int, block: int, range_: tuple[int, int]
+def test_compiled_kernels_give_the_bits_of_the_reference(
+    native: Kernels, size: int, seed: int, range_: tuple[int, int], **how: Any
 ) -> None:
-    values, state = numbers(size, seed, lowest=range_[0], highest=range_[1]), numbers(size, seed + 1)
-    found = quantised(native, values, state, bits=bits, block=block)
-    assert_same(found, quantised(reference, values, state, bits=bits, block=block))
-
-
-@settings(max_examples=EXAMPLES)
-@given(size=sizes, seed=seeds, bits=st.integers(2, 8), block=st.sampled_from([512, 4096, 100, 12, 1]))
-@pytest.mark.parametrize("range_", [(-149, 120), (-8, 2), (-149, -120)], ids=["all", "usual", "subnormal"])
-def test_rounding_to_the_nearest_gives_the_same_bits(
-    native: Kernels, size: int, seed: int, bits: int, block: int, range_: tuple[int, int]
-) -> None:
-    values = numbers(size, seed, lowest=range_[0], highest=range_[1])
-    assert_same(rounded(native, values, bits=bits, block=block), rounded(reference, values, bits=bits, block=block))
+    gradient, state = numbers(size, seed, lowest=range_[0], highest=range_[1]), numbers(size, seed + 1)
+    assert_same(results(native, gradient, state, **how), results(reference, gradient, state, **how))
 
 
 @pytest.mark.parametrize("of", ["native", "reference"])
@@ -107,12 +68,11 @@ def test_what_lies_halfway_is_rounded_to_the_even_level(native: Kernels, of: str
     assert whole[:-1].tolist() == [round(half) for half in halves.tolist()]  # Python's, which is to even
 
 
-@pytest.mark.parametrize("block", [512, 100])
-@pytest.mark.parametrize("bits", [5, 8])
-def test_many_values_are_quantised_as_few_are(native: Kernels, bits: int, block: int) -> None:
-    values, state = numbers(70_001, 1), numbers(70_001, 2)
-    found = quantised(native, values, state, bits=bits, block=block)
-    assert_same(found, quantised(reference, values, state, bits=bits, block=block))
+@pytest.mark.parametrize(("bits", "block"), [(5, 512), (8, 100)])
+def test_many_elements_have_the_bits_of_the_reference(native: Kernels, bits: int, block: int) -> None:
+    how: dict[str, Any] = {"threshold": 1.0, "nesterov": False, "bits": bits, "block": block}
+    inputs = numbers(70_001, 1), numbers(70_001, 2)
+    assert_same(results(native, *inputs, **how), results(reference, *inputs, **how))
 
 
 @settings(max_examples=EXAMPLES)
@@ -125,19 +85,11 @@ def test_the_threshold_is_the_same(native: Kernels, size: int, seed: int, share:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_compiled_for_other_machines_gives_the_same_bits(portable: NativeKernels, size: int) -> None:
-    gradient, state = numbers(size, 1), numbers(size, 2)
-    for threshold in THRESHOLDS:
-        assert_same(selected(portable, gradient, state, threshold), selected(reference, gradient, state, threshold))
-    found = corrected(portable, gradient, state, 1.0, nesterov=True)
-    assert_same(found, corrected(reference, gradient, state, 1.0, nesterov=True))
-    for nesterov in (False, True):
-        found = stepped(portable, gradient, state, nesterov=nesterov)
-        assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
-    for bits in range(2, 9):
-        found = quantised(portable, gradient, state, bits=bits)
-        assert_same(found, quantised(reference, gradient, state, bits=bits))
-        assert_same(rounded(portable, gradient, bits=bits), rounded(reference, gradient, bits=bits))
+def test_portable_kernels_give_the_bits_of_the_reference(portable: NativeKernels, size: int) -> None:
+    inputs = numbers(size, 1), numbers(size, 2)
+    for bits, threshold in zip(range(2, 9), THRESHOLDS, strict=True):
+        how: dict[str, Any] = {"threshold": threshold, "nesterov": bool(bits % 2), "bits": bits}
+        assert_same(results(portable, *inputs, **how), results(reference, *inputs, **how))
 
 
 def test_of_equal_magnitudes_the_threshold_is_theirs(native: Kernels) -> None:
@@ -145,21 +97,26 @@ def test_of_equal_magnitudes_the_threshold_is_theirs(native: Kernels) -> None:
     assert native.threshold_of(sample, 0.4) == reference.threshold_of(sample, 0.4) == 1.0
 
 
-def test_what_overflows_gives_the_same_bits(native: Kernels) -> None:
+def test_overflow_gives_the_bits_of_the_reference(native: Kernels) -> None:
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([largest, -largest, largest, 1.0, float("inf")])
     state = torch.tensor([largest, -largest, 0.0, 2.0, 0.0])
     for threshold in (0.0, 1.0, float("inf")):
-        assert_same(selected(native, gradient, state, threshold), selected(reference, gradient, state, threshold))
+        residuals, sums = (state.clone(), state.clone()), (state.clone(), state.clone())
+        taken = [
+            of.feedback_select(gradient.clone(), residual, threshold)
+            for of, residual in zip((native, reference), residuals, strict=True)
+        ]
+        for of, payload, sum_ in zip((native, reference), taken, sums, strict=True):
+            of.add_sparse(*payload, sum_)
+        assert_same((*taken[0], residuals[0], sums[0]), (*taken[1], residuals[1], sums[1]))
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_nothing_gives_nothing(native: Kernels, bits: int) -> None:
-    nothing = torch.zeros(0)
+@pytest.mark.parametrize("bits", [2, 8])
+def test_empty_inputs_give_empty_outputs(native: Kernels, bits: int) -> None:
     for of in (native, reference):
-        assert [part.numel() for part in selected(of, nothing, nothing, 0.0)] == [0] * 5
-        assert [part.numel() for part in quantised(of, nothing, nothing, bits=bits)] == [0] * 3
-        assert [part.numel() for part in rounded(of, nothing, bits=bits)] == [0] * 3
+        found = results(of, torch.zeros(0), torch.zeros(0), threshold=0.0, nesterov=False, bits=bits)
+        assert not any(part.numel() for part in found)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +227,3 @@ def test_tensors_of_another_kind_are_refused() -> None:
     counts, indices, values = kernels.feedback_select(torch.ones(8), torch.zeros(8), 1.0)
     with pytest.raises(ValueError, match="int16"):
         kernels.add_sparse(counts.int(), indices, values, torch.zeros(8))
-
-
-def test_the_comparison_of_bits_tells_zeros_apart() -> None:
-    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))

@@ -15,10 +15,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from fulmen_exchange.kernels import KernelsUnavailable, loader, reference, selection
-from fulmen_exchange.kernels.loader import COMPILERS, cache_folder, compile_portable, load
+from fulmen_exchange.kernels import KernelsUnavailable, loader, reference
+from fulmen_exchange.kernels.loader import COMPILERS, compile_portable, load
 from fulmen_exchange.kernels.native import NativeKernels
-from fulmen_exchange.kernels.selection import KernelSelector, Mode, mode_of_environment
+from fulmen_exchange.kernels.selection import KernelSelector, Mode
 from tests.support.processes import none_holds
 
 COMPILER = next((found for name in COMPILERS if (found := shutil.which(name))), None)
@@ -109,25 +109,6 @@ def test_without_a_compiler_the_reference_is_used_and_that_is_said_once(tmp_path
 def test_where_native_kernels_must_be_a_missing_compiler_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KernelsUnavailable, match=r"FULMEN_EXCHANGE_KERNELS is native, but .* install one"):
         choose(tmp_path, Mode.NATIVE).of("cpu")
-
-
-def test_the_reference_can_be_asked_for(tmp_path: Path) -> None:
-    with capture_logs() as logs:
-        assert choose(tmp_path, Mode.REFERENCE).of("cpu") is reference
-    assert [(log["event"], log["kernels"]) for log in logs] == [("kernels_chosen", "reference")]
-    assert not (tmp_path / "cache").exists()
-
-
-@needs_compiler
-def test_threads_that_begin_together_compile_once_and_that_is_said_once(tmp_path: Path) -> None:
-    path = compiler(tmp_path / "bin", f'echo >> "{tmp_path / "begun"}"; exec {COMPILER} "$@"')
-    chosen = choose(tmp_path, Mode.NATIVE, path=path)
-    with capture_logs() as logs, ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(chosen.of, ["cpu"] * 8))
-    assert [(log["event"], log["device"], log["kernels"]) for log in logs] == [("kernels_chosen", "cpu", "native")]
-    assert isinstance(found[0], NativeKernels)
-    assert all(each is found[0] for each in found)
-    assert len((tmp_path / "begun").read_text().splitlines()) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here triton may be had")
@@ -231,24 +212,6 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     path = compiler(tmp_path / "bin", "exit 0")
     with pytest.raises(KernelsUnavailable, match="cannot store a library in"):
         load(tmp_path / "file" / "cache", path=path)
-
-
-def test_libraries_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "fulmen" / "kernels"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "fulmen" / "kernels"
-
-
-def test_the_variable_says_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(selection.VARIABLE, raising=False)
-    assert mode_of_environment() is Mode.AUTO
-    monkeypatch.setenv(selection.VARIABLE, "native")
-    assert mode_of_environment() is Mode.NATIVE
-    monkeypatch.setenv(selection.VARIABLE, "fast")
-    with pytest.raises(ValueError, match=r"is 'fast', must be one of auto, reference, native"):
-        mode_of_environment()
 
 
 def test_importing_the_kernels_imports_no_torch_and_compiles_nothing(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_exchange import wire
-from fulmen_exchange.aggregator.checksum import joined, without
+from fulmen_exchange.aggregator.checksum import combine, without
 from fulmen_exchange.aggregator.staging import BufferPool, Staging
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import Payload
-from fulmen_exchange.links.grpc_chunks import ReadChunk, cut, cut_bytes, read, write
+from fulmen_exchange.links.grpc_chunks import ReadChunk, read, split, split_bytes, write
 
 MIB = 2**20
 
@@ -25,7 +25,7 @@ MIB = 2**20
 def test_the_checksum_of_parts_is_that_of_the_whole(first: bytes, second: bytes, zeros: int) -> None:
     second += bytes(zeros)
     whole = zlib.crc32(first + second)
-    assert joined(zlib.crc32(first), zlib.crc32(second), len(second)) == whole
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == whole
     assert without(whole, zlib.crc32(first), len(second)) == zlib.crc32(second)
 
 
@@ -37,7 +37,7 @@ def payload_of(size: int) -> Payload:
 
 
 def messages_of(payload: Payload, head: pb.GradientChunk) -> list[bytes]:
-    pieces = cut(wire.front_of(payload), wire.parts_of(payload))
+    pieces = split(wire.front_of(payload), wire.parts_of(payload))
     return [pieces.message(head, number) for number in range(len(pieces.pieces))]
 
 
@@ -55,14 +55,14 @@ def test_a_payload_in_chunks_is_its_bytes_and_protobuf_reads_each(size: int) -> 
         assert all(chunk.crc32 == zlib.crc32(chunk.data) for chunk in chunks)
         assert all((chunk.round, chunk.call, chunk.settings.ratio) == (3, 2, 4.0) for chunk in chunks)
         assert all(len(chunk.data) <= MIB and chunk.total_bytes == len(whole) for chunk in chunks)
-    assert [cut_bytes(whole).message(head, number) for number in range(len(messages))] == messages
+    assert [split_bytes(whole).message(head, number) for number in range(len(messages))] == messages
 
 
 chunks_of_any_kind = st.builds(
     pb.GradientChunk,
     membership_epoch=st.integers(0, 2**62),
     round=st.integers(-(2**40), 2**40),
-    codec=st.text(max_size=20),
+    codec=st.sampled_from(["", "topk", "é" * 100]),
     data=st.binary(max_size=400),
     crc32=st.integers(0, 2**32 - 1),
     call=st.integers(0, 2**31 - 1),
@@ -109,8 +109,8 @@ def test_messages_that_are_no_chunks_go_through_as_they_are() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 2 * CHUNK_BYTES + 3])
 def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
     payload = payload_of(size)
-    pool = BufferPool(most=1)
-    pieces = cut(wire.front_of(payload), wire.parts_of(payload))
+    pool = BufferPool(max_buffers=1)
+    pieces = split(wire.front_of(payload), wire.parts_of(payload))
     head = pb.GradientChunk()
     for _ in range(2):
         staging = Staging(pieces.size, pool)
@@ -128,7 +128,7 @@ def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
 
 
 def test_buffers_are_used_again_where_they_fit() -> None:
-    pool = BufferPool(most=2)
+    pool = BufferPool(max_buffers=2)
     large, small = bytearray(4 * MIB), bytearray(MIB)
     pool.give(large)
     pool.give(small)

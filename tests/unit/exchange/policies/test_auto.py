@@ -184,7 +184,7 @@ def test_the_first_round_of_a_way_is_not_measured():
         choice = policy.decide(calm(number, seconds=seconds)).choice
         seconds = Cluster(bytes_per_s=1e12).seconds(choice, np.random.default_rng(0))
         if choice != now and choice.codec == "none":
-            # CodecMemory that is touched for the first time, say.
+            # Memory touched for the first time, for example.
             seconds = replace(seconds, transfer_s=100.0)
         now = choice
     assert now == CodecChoice(codec="none")

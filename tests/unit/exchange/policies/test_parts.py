@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from itertools import groupby
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fulmen_exchange.codecs.codec import CodecEntry
 from fulmen_exchange.codecs.dgc import DgcSettings
 from fulmen_exchange.codecs.qsgd import QsgdSettings
 from fulmen_exchange.codecs.topk import TopkSettings
 from fulmen_exchange.policies.choosers import Adaptive, Stages
 from fulmen_exchange.policies.decision import CodecChoice, Proposal
+from fulmen_exchange.policies.guards import Rollback
 from fulmen_exchange.policies.policy import make_policy, warmup_ratio
-from fulmen_exchange.policies.rollback import Rollback
-from fulmen_exchange.policies.settings import AdaptivePolicy, NoRollback, RollbackOnDrop, Stage, StagesPolicy
-from fulmen_exchange.registry import load_codecs
-from fulmen_exchange.settings import CodecSettings
+from fulmen_exchange.policies.settings import AdaptivePolicy, NoRollback, RollbackOnDrop, StagesPolicy
 from tests.support.exchange.policy_world import calm
 
 TOPK = CodecChoice(codec="topk", ratio=100.0)
@@ -197,9 +193,6 @@ class TestRollback:
         ({"kind": "adaptive", "low": 0.6}, "low must be below high"),
         ({"kind": "adaptive", "min_ratio": 100.0, "max_ratio": 10.0}, "min_ratio"),
         ({"kind": "auto", "ratios": [100.0, 50.0]}, "ascending order"),
-        ({"kind": "fixed", "ratio": 3.0}, "ratio"),
-        ({"kind": "fixed", "rollback": {"kind": "rollback"}}, "drop"),
-        ({"kind": "sometimes"}, "sometimes"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(policy, says):
@@ -233,29 +226,6 @@ def test_a_warm_up_counts_the_steps_of_an_outer_loop():
     settings = TopkSettings.model_validate({"outer": {"kind": "outer", "steps": 30}})
     policy = make_policy(settings, optimizer="adamw", world_size=2, gradient_bytes=4e6)
     assert [policy.decide(calm(number)).ratio for number in (1, 2, 3, 4)] == [16.0, 64.0, 100.0, 100.0]
-
-
-def test_ways_know_of_their_codecs_what_the_registry_says(monkeypatch):
-    class Mine(CodecSettings):
-        has_residual = False
-        uses_ring = True
-        fixed_ratio = 3.0
-        codec: Literal["mine"] = "mine"
-
-    entries = {**load_codecs(), "mine": CodecEntry(settings=Mine, make=lambda _: None)}
-    monkeypatch.setattr("fulmen_exchange.policies.decision.load_codecs", lambda: entries)
-    choice = CodecChoice(codec="mine")
-    assert (choice.has_residual, choice.uses_ring, choice.bytes_ratio) == (False, True, 3.0)
-    assert (TOPK.has_residual, TOPK.uses_ring, TOPK.bytes_ratio) == (True, False, 100.0)
-
-
-def test_all_settings_of_a_policy_can_be_read():
-    text = """{"policy": {"kind": "stages", "warmup_rounds": 10, "anomaly": {"window": 0},
-      "stages": [{"until_progress": 0.5, "ratio": 20}, {"until_progress": 1.0, "ratio": 10}],
-      "rollback": {"kind": "rollback", "drop": 0.1}}}"""
-    policy = TopkSettings.model_validate_json(text).policy
-    assert isinstance(policy, StagesPolicy)
-    assert policy.stages[1] == Stage(until_progress=1.0, ratio=10.0)
 
 
 def test_the_service_reads_settings_and_decides_without_torch():

@@ -111,33 +111,22 @@ def test_norms_of_zero_say_nothing_of_what_is_out_of_the_ordinary(zeros):
     assert not loud[-1].enabled, "an explosion is still told from what is ordinary"
 
 
-def test_a_norm_of_zero_in_between_does_not_end_a_row_of_explosions():
+@pytest.mark.parametrize(
+    ("norms", "enabled"),
+    [
+        ([(1e-4,)] * 3, [True, True, False]),
+        ([(1.0, 1e3)] * 3, [True, True, False]),
+        ([(1e3,), (0.0,), (1e3,), (1e3,)], [True, True, True, False]),
+        ([(1e6,), (1.0,), (1e-9,), (1e6,), (1.0,)], [True] * 5),
+    ],
+    ids=["vanishing", "one rank of two explodes", "a zero within a streak", "single outliers"],
+)
+def test_anomalies_in_a_row_suspend_compression(norms: list[tuple[float, ...]], enabled: list[bool]) -> None:
     policy = policy_of("fixed", full_sync_every=0)
     play(policy, [calm(number) for number in range(1, 31)])
-    decisions = play(policy, [with_norm(calm(31 + at), norm) for at, norm in enumerate((1e3, 0.0, 1e3, 1e3))])
-    assert [one.enabled for one in decisions] == [True, True, True, False]
-
-
-def test_gradients_that_vanish_end_compression_too():
-    policy = policy_of("fixed")
-    play(policy, [calm(number) for number in range(1, 31)])
-    decisions = play(policy, [with_norm(calm(number), 1e-4) for number in range(31, 34)])
-    assert [one.enabled for one in decisions] == [True, True, False]
-    assert "vanish" in decisions[2].reason
-
-
-def test_one_gradient_that_explodes_does_nothing():
-    policy = policy_of("fixed", full_sync_every=0)
-    play(policy, [calm(number) for number in range(1, 31)])
-    stats = [with_norm(calm(31), 1e6), calm(32), with_norm(calm(33), 1e-9), with_norm(calm(34), 1e6), calm(35)]
-    assert all(one.enabled and not one.flush and not one.events for one in play(policy, stats))
-
-
-def test_one_exploding_rank_is_enough():
-    policy = policy_of("fixed")
-    play(policy, [calm(number) for number in range(1, 31)])
-    stats = [calm(number, gradient_norms=(1.0, 1e3)) for number in range(31, 34)]
-    assert not play(policy, stats)[-1].enabled
+    decisions = play(policy, [calm(number, gradient_norms=each) for number, each in enumerate(norms, start=31)])
+    assert [one.enabled for one in decisions] == enabled
+    assert any(one.flush for one in decisions) == (not all(enabled))
 
 
 @pytest.mark.parametrize("kind", sorted(POLICIES))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fulmen_exchange.aggregator.folders import make_folder
-from fulmen_exchange.server.folders import ABOUT, ExchangeFolders, Run
+from fulmen_exchange.server.runs import RUN_FILE, ExchangeFolders, Run
 
 HOUR_S = 3600.0
 KEEP_S = 24 * HOUR_S
@@ -26,7 +26,7 @@ def kept(folders: ExchangeFolders, run: Run, *, shard: int = 0, age_s: float = 0
     folder.mkdir(exist_ok=True)
     file = folder / "call-0.safetensors"
     file.write_bytes(b"sum")
-    for path in (file, folder, folder.parent / ABOUT, folder.parent):
+    for path in (file, folder, folder.parent / RUN_FILE, folder.parent):
         os.utime(path, (NOW_S - age_s, NOW_S - age_s))
     return file
 
@@ -56,8 +56,8 @@ def test_a_folder_of_which_nobody_knows_the_run_goes_by_its_age(tmp_path: Path) 
     known = folders(tmp_path)
     young, old = kept(known, OVER), kept(known, ACTIVE, age_s=2 * KEEP_S)
     for file in (young, old):
-        (file.parent.parent / ABOUT).write_text("{")
-    os.utime(old.parent.parent / ABOUT, (0, 0))
+        (file.parent.parent / RUN_FILE).write_text("{")
+    os.utime(old.parent.parent / RUN_FILE, (0, 0))
     known.sweep({ACTIVE})
 
     assert young.exists()
@@ -83,7 +83,3 @@ def test_the_disk_knows_a_folder_before_anything_is_put_into_it(
 
     assert made.is_dir()
     assert synced == ([tmp_path, tmp_path / "state", root, made.parent] if is_synced else [])
-
-
-def test_where_nothing_was_kept_there_is_nothing_to_do(tmp_path: Path) -> None:
-    folders(tmp_path / "nowhere").sweep(set())

@@ -14,7 +14,7 @@ from openai.types import Completion
 from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.collected import Asked
 from fulmen_llm_proxy.apis.completions import CompletionsApi, CompletionsReader
-from fulmen_llm_proxy.apis.embeddings import EmbeddingsApi
+from fulmen_llm_proxy.apis.passthrough import EmbeddingsApi
 from fulmen_llm_proxy.apis.sse import EventSplitter
 from fulmen_llm_proxy.capture.decode import Captured, Flaw, decode_capture
 

@@ -8,7 +8,7 @@ from fulmen.ids import span_id_of
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.capture.span_place import place_of
 from tests.support.llm_proxy.finished_calls import ATTEMPT, collected_of, finished, span_of
-from tests.support.own_traces import KeptTraces, id_of, parent_of
+from tests.support.service_kit.own_traces import KeptTraces, id_of, parent_of
 
 OF_AGENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -6,41 +6,15 @@ import asyncio
 
 import pytest
 
-from fulmen_llm_proxy.apis.chat import ChatApi
-from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
-from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
-from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
 from fulmen_llm_proxy.routing.retry import RetryPolicy
+from tests.support.llm_proxy.finished_calls import finished
 from tests.support.llm_proxy.places import Clock
 
 DEADLINE_S = 10
 ATTEMPT = "projects/default/rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
-
-
-def call(size_bytes: int) -> FinishedCall:
-    return FinishedCall(
-        attribution=Attribution(attempt="a", project="p", epoch=1, mode="train"),
-        api=ChatApi(),
-        model="m",
-        target=None,
-        backend=None,
-        stream=False,
-        fields={},
-        collected=None,
-        captured=False,
-        http_status=200,
-        error_type="",
-        start_ns=0,
-        end_ns=1,
-        first_byte_s=None,
-        resend_count=0,
-        place=place_of("", ATTEMPT),
-        agent_name="",
-        size_bytes=size_bytes,
-    )
 
 
 async def test_an_attempt_is_settled_when_no_call_runs_and_all_are_delivered() -> None:
@@ -77,7 +51,7 @@ async def test_a_settled_account_is_forgotten_after_its_time_and_an_open_one_is_
 async def test_the_queue_is_full_by_bytes_until_the_store_has_them() -> None:
     queue = CaptureQueue(max_bytes=100)
     for _ in range(3):
-        queue.put(call(40))
+        queue.put(finished({}, None, size_bytes=40))
     assert queue.is_full
     taken = queue.take(max_calls=10, max_bytes=80)
     assert len(taken) == 2
@@ -97,11 +71,11 @@ def new_state() -> BackendState:
 
 async def test_the_queue_is_crowded_from_half_of_its_bound_until_that_is_free_again() -> None:
     queue = CaptureQueue(max_bytes=100)
-    queue.put(call(50))
+    queue.put(finished({}, None, size_bytes=50))
     crowded = asyncio.create_task(queue.crowded())
     await asyncio.sleep(0)
     assert not crowded.done()
-    queue.put(call(1))
+    queue.put(finished({}, None, size_bytes=1))
     async with asyncio.timeout(DEADLINE_S):
         await crowded
     queue.release(queue.take(max_calls=1, max_bytes=100))
@@ -113,17 +87,17 @@ async def test_the_queue_is_crowded_from_half_of_its_bound_until_that_is_free_ag
 
 async def test_what_waits_in_a_crowded_queue_waits_for_no_more() -> None:
     queue = CaptureQueue(max_bytes=100)
-    queue.put(call(40))
+    queue.put(finished({}, None, size_bytes=40))
     due = asyncio.create_task(queue.due())
     await asyncio.sleep(0)
     assert not due.done()
-    queue.put(call(40))
+    queue.put(finished({}, None, size_bytes=40))
     async with asyncio.timeout(DEADLINE_S):
         await due
         taken = queue.take(max_calls=1, max_bytes=100)
         await queue.due()
     queue.release([*taken, *queue.take(max_calls=1, max_bytes=100)])
-    queue.put(call(40))
+    queue.put(finished({}, None, size_bytes=40))
     queue.release(queue.take(max_calls=1, max_bytes=100))
     due = asyncio.create_task(queue.due())
     await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from fulmen_llm_proxy.routing.retry import (
     RetryPolicy,
     retry_after_s,
 )
-from tests.support.llm_proxy.places import Clock, break_down, new_states
+from tests.support.llm_proxy.places import Clock, new_states
 
 NOW_S = 1_700_000_000.0
 
@@ -146,16 +146,6 @@ def test_a_backend_that_is_back_lets_all_go_that_wait() -> None:
         assert not state.budget.take(0)
         state.answered(state.begin())
     assert state.budget.take(0)
-
-
-def test_the_last_failure_is_kept_by_kind_and_time() -> None:
-    clock = Clock()
-    states = new_states(clock)
-    assert states.is_healthy("a")
-    break_down(states, "a")
-    state = states.of("a")
-    assert (state.failures, state.last_failure_kind, state.last_failure_s) == (3, "connect", clock.now_s)
-    assert not states.is_healthy("a")
 
 
 @pytest.mark.parametrize(

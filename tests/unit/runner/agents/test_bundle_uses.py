@@ -22,20 +22,16 @@ from fulmen_runner.agents.command.host import CommandHost
 from fulmen_runner.agents.environment import Endpoints, expanded_environment
 from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient
-from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
-from fulmen_runner.agents.python.host import PythonHost
-from fulmen_runner.agents.specification import NO_LIMITS, Bundle, PythonTarget, Specification
-from fulmen_runner.agents.tracing.exporter import RunnerExporter
-from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.executor import AttemptExecutor
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
-from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.settings import RunnerSettings
 from tests.support.runner.assignments import assignment, tracing_restored
 from tests.support.runner.bundles import archive, file
-from tests.support.runner.witness import Witness, all_acknowledged
+from tests.support.runner.captures import Captures, all_acknowledged
+from tests.support.runner.in_process import python_host
 
 WAIT_S = 20.0
 AGENT = b"""
@@ -98,34 +94,30 @@ class Bench:
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """Yields a bench that keeps two programs."""
     monkeypatch.setattr(catalogue_module, "MAX_PROGRAMS", 2)
-    guardian, shelf, stragglers = Guardian(), Shelf(), Stragglers()
-    endpoints = Endpoints(llm_proxy_url="", otlp_url="http://127.0.0.1:9")
-    child_host = ChildHost(
-        guardian=guardian, inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
-    )
-    children = Children(host=child_host, policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1))
+    shelf = Shelf()
     with tracing_restored():
-        spans = AttemptSpans(RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1)
-        catalogue = Catalogue(
-            library=shelf,
-            commands=CommandHost(guardian=guardian, inherited={}, work_dir=tmp_path, output_allowed_bytes=1),
-            python=PythonHost(stragglers=stragglers, spans=spans, children=children),
-            default=None,
-            hosts=Hosts(RunnerSettings.model_validate({"dev_mode": True}), Endpoints(llm_proxy_url="", otlp_url="")),
-            judges=JudgeClient(),
-            bundles=UnpackedBundles(work_dir=tmp_path),
-        )
-        executor = AttemptExecutor(
-            captures=Witness(),
-            programs=catalogue,
-            stragglers=stragglers,
-            environment_of=lambda _: {"TRACEPARENT": f"00-{'1' * 32}-{'2' * 16}-01"},
-            expand_environment=expanded_environment,
-            workspaces=Workspaces(),
-            flush_spans=all_acknowledged,
-        )
-        yield Bench(shelf=shelf, executor=executor, work_dir=tmp_path)
-        await spans.close()
+        async with python_host() as python:
+            catalogue = Catalogue(
+                library=shelf,
+                commands=CommandHost(guardian=Guardian(), inherited={}, work_dir=tmp_path, output_allowed_bytes=1),
+                python=python,
+                default=None,
+                hosts=Hosts(
+                    RunnerSettings.model_validate({"dev_mode": True}), Endpoints(llm_proxy_url="", otlp_url="")
+                ),
+                judges=JudgeClient(),
+                bundles=UnpackedBundles(work_dir=tmp_path),
+            )
+            executor = AttemptExecutor(
+                captures=Captures(),
+                programs=catalogue,
+                stragglers=python.stragglers,
+                environment_of=lambda _: {"TRACEPARENT": f"00-{'1' * 32}-{'2' * 16}-01"},
+                expand_environment=expanded_environment,
+                workspaces=Workspaces(),
+                flush_spans=all_acknowledged,
+            )
+            yield Bench(shelf=shelf, executor=executor, work_dir=tmp_path)
 
 
 @pytest.fixture
@@ -134,7 +126,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("gate") / "gate"
     os.mkfifo(path)
     yield path
-    # Lets a thread go on that still waits at it: after a failure nobody else would come, and the event loop waits for it.
+    # Releases a thread that still waits at it after a failure: the event loop would wait for the thread.
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
 

@@ -52,16 +52,13 @@ def test_commands_get_an_allow_list_of_the_runners_environment() -> None:
     found = inherited_environment(["MINE"], environ)
     assert found.keys() - QUIET.keys() == {"PATH", "HOME", "MINE"}
     assert found["PATH"].endswith(":/bin")
+    # Frameworks' telemetry is off unless the runner's own environment enables it.
+    assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    assert inherited_environment([], {"LANGSMITH_TRACING": "true"})["LANGSMITH_TRACING"] == "true"
 
 
 def test_the_key_is_in_no_representation() -> None:
     assert "secret-key" not in repr(assignment(key="secret-key"))
-
-
-def test_frameworks_are_quiet_unless_the_runner_says_otherwise() -> None:
-    found = inherited_environment([], {"LANGSMITH_TRACING": "true"})
-    assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
-    assert found["LANGSMITH_TRACING"] == "true"
 
 
 def test_calls_to_our_own_hosts_go_past_a_proxy_of_the_network() -> None:

@@ -1,4 +1,4 @@
-"""What a dead runner left is told from what a live one needs; read-only files of containers."""
+"""Leftovers of dead runners are removed and those of live ones are not; read-only files of containers."""
 
 from __future__ import annotations
 

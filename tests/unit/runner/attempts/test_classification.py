@@ -52,9 +52,5 @@ def test_the_table(outcome: Outcome, evidence: CaptureEvidence | None, expected:
         case Failed():
             assert result.kind is expected
             assert result.output == OUTPUT
-
-
-def test_what_the_agent_said_is_kept_behind_the_reason() -> None:
-    result = classify(failed(FailureKind.AGENT_ERROR), before=BEFORE, evidence=FAILED_CALLS)
-    assert isinstance(result, Failed)
-    assert result.message.endswith("(AGENT_ERROR: why)")
+            if isinstance(outcome, Failed) and expected is not outcome.kind:
+                assert result.message.endswith(f"({outcome.kind.value}: why)")

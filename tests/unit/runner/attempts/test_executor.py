@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fulmen.ids import span_id_of, trace_id_of
 from fulmen_runner.agents.environment import expanded_environment
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
-from fulmen_runner.attempts.executor import AttemptExecutor
+from fulmen_runner.attempts.executor import STOPPED, AttemptExecutor, traced
 from fulmen_runner.attempts.masking import MASKED
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.attempts.program import Answer, Invocation, Program
@@ -19,7 +20,8 @@ from fulmen_runner.attempts.rewards import reward_of_number
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.runner.assignments import assignment
-from tests.support.runner.witness import Witness, all_acknowledged
+from tests.support.runner.captures import Captures, all_acknowledged
+from tests.support.service_kit.own_traces import KeptTraces, parent_of
 
 Body = Callable[[Invocation], Awaitable[object]]
 
@@ -47,7 +49,7 @@ def executor(
     body: Body, *, flush_spans: Callable[[str], Awaitable[int]] | None = None, **more: object
 ) -> AttemptExecutor:
     return AttemptExecutor(
-        captures=more.pop("captures", Witness()),
+        captures=more.pop("captures", Captures()),
         programs=HandedOut(body, **more),
         stragglers=Stragglers(),
         environment_of=lambda item: {"OPENAI_API_KEY": item.attempt_key},
@@ -105,8 +107,8 @@ async def test_output_holds_no_key() -> None:
 @pytest.mark.parametrize(
     ("more", "kind"),
     [
-        ({"captures": Witness(reachable=False)}, FailureKind.INFRA),
-        ({"captures": Witness(confirms=False)}, FailureKind.INFRA),
+        ({"captures": Captures(reachable=False)}, FailureKind.INFRA),
+        ({"captures": Captures(confirms=False)}, FailureKind.INFRA),
         ({"failure": ProgramUnavailable("store away")}, FailureKind.INFRA),
         ({"failure": AgentFailed("no such agent")}, FailureKind.AGENT_ERROR),
     ],
@@ -136,7 +138,7 @@ async def test_a_cancelled_attempt_stops_its_agent() -> None:
 
 
 async def test_what_ignores_its_cancellation_is_counted_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fulmen_runner.attempts.executor.STOP_DEADLINE_S", 0.05)
+    monkeypatch.setattr("fulmen_runner.attempts.executor.STOP_TIMEOUT_S", 0.05)
     let_go = asyncio.Event()
 
     async def stubborn(_: Invocation) -> object:
@@ -180,3 +182,45 @@ async def test_an_agents_directory_is_there_while_the_attempt_is() -> None:
 
     assert isinstance(await executor(writes).execute(assignment()), Succeeded)
     assert not directories[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Succeeded(rewards=()), None),
+        (Failed(kind=FailureKind.TIMEOUT, message="It said: secret-word."), FailureKind.TIMEOUT.value),
+    ],
+)
+async def test_an_attempt_that_was_run_is_below_the_attempt_as_a_whole(outcome: Outcome, error: str | None) -> None:
+    kept, item = KeptTraces(), assignment()
+
+    async def execute(_: Assignment) -> Outcome:
+        return outcome
+
+    assert await traced(execute, kept.traces, host="host-7")(item) is outcome
+    [span] = kept.spans
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == trace_id_of(item.attempt)
+    assert parent_of(span) == span_id_of(item.attempt)
+    assert span.status.description == error
+    assert span.attributes is not None
+    assert span.attributes["host.name"] == "host-7"
+    assert "secret-word" not in span.to_json()
+    assert item.attempt_key not in span.to_json()
+
+
+async def test_the_span_of_a_stopped_attempt_has_the_error_stopped() -> None:
+    kept, began = KeptTraces(), asyncio.Event()
+
+    async def execute(_: Assignment) -> Outcome:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    task = asyncio.create_task(traced(execute, kept.traces, host="h")(assignment()))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    [span] = kept.spans
+    assert span.status.description == STOPPED

@@ -21,8 +21,8 @@ FAILED = Failed(kind=FailureKind.TIMEOUT, message="too late")
 EVIDENCE = CaptureEvidence(call_count=2, prompt_token_count=10, completion_token_count=5)
 
 
-class Witness:
-    """Counts what the test says."""
+class CountedSpans:
+    """Spans of every attempt: two plans and one error."""
 
     def __init__(self) -> None:
         self.open: set[str] = set()
@@ -70,7 +70,7 @@ def hooks_of(*hooks: object, deadline_s: float = 5.0) -> AttemptHooks:
         return 0
 
     named = tuple(NamedHook(name=f"h{index}", hook=hook) for index, hook in enumerate(hooks))
-    return AttemptHooks(hooks=named, timeout_s=deadline_s, spans=Witness(), flush_spans=flush)
+    return AttemptHooks(hooks=named, timeout_s=deadline_s, spans=CountedSpans(), flush_spans=flush)
 
 
 def running(outcome: Outcome) -> Callable[[HookedAttempt], Awaitable[Outcome]]:

@@ -13,14 +13,22 @@ from fulmen_runner.attempts.masking import MASKED, masked, masked_bytes, masked_
 KEY = "fk.abc/def+ghi=jkl-mno_pqr"
 
 
-@pytest.mark.parametrize("form", [KEY, quote(KEY), quote(KEY, safe="")])
-def test_the_key_is_masked_plain_and_percent_encoded(form: str) -> None:
-    assert masked(f"before {form}{form} after", KEY) == f"before {MASKED}{MASKED} after"
-
-
-@pytest.mark.parametrize("kept", [8, 15, len(KEY) - 1])
-def test_the_end_of_a_key_at_the_front_of_a_cut_text_is_masked(kept: int) -> None:
-    assert masked(f"{KEY[-kept:]} after", KEY) == f"{MASKED} after"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *[
+            (f"before {form}{form} after", f"before {MASKED}{MASKED} after")
+            for form in (KEY, quote(KEY), quote(KEY, safe=""))
+        ],
+        # The end of a key, at the front of a text that was cut.
+        *[(f"{KEY[-kept:]} after", f"{MASKED} after") for kept in (8, 15, len(KEY) - 1)],
+        ("qr after", "qr after"),
+        (f"x{KEY[10:]}", f"x{KEY[10:]}"),
+    ],
+)
+def test_the_key_is_masked_whole_encoded_or_cut(text: str, expected: str) -> None:
+    assert masked(text, KEY) == expected
+    assert masked(text, "") == text
 
 
 def test_a_message_is_masked_where_what_the_agent_wrote_was_cut() -> None:
@@ -28,15 +36,6 @@ def test_a_message_is_masked_where_what_the_agent_wrote_was_cut() -> None:
         f"It exited with status 1.\n{MASKED} after"
     )
     assert masked_message(f"refused {KEY}", KEY) == f"refused {MASKED}"
-
-
-def test_a_short_end_is_left_alone_and_so_is_the_middle() -> None:
-    assert masked("qr after", KEY) == "qr after"
-    assert masked(f"x{KEY[10:]}", KEY) == f"x{KEY[10:]}"
-
-
-def test_no_key_masks_nothing() -> None:
-    assert masked("text", "") == "text"
 
 
 def test_bytes_that_are_no_text_are_kept() -> None:

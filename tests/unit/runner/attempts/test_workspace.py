@@ -28,11 +28,6 @@ async def test_an_agent_that_asks_for_its_directory_gets_the_one_that_everything
     assert not list(tmp_path.iterdir())
 
 
-async def test_nothing_is_made_until_it_is_asked_for(tmp_path: Path) -> None:
-    await Workspaces(tmp_path).of(b"input").close()
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_an_attempt_has_files_of_its_own_for_a_while(tmp_path: Path) -> None:
     workspaces = Workspaces(tmp_path)
     one, other = workspaces.of(b"input"), workspaces.of(b"")
@@ -43,16 +38,11 @@ async def test_an_attempt_has_files_of_its_own_for_a_while(tmp_path: Path) -> No
     assert list(files.work_dir.iterdir()) == list(files.temporary_dir.iterdir()) == []
     assert stat.S_IMODE(files.root.stat().st_mode) == stat.S_IMODE(files.work_dir.stat().st_mode) == 0o700
     assert files.new_rewards_file() != files.new_rewards_file()
+    delete_tree(files.root)  # files that are gone already are no error
     await one.close()
     await other.close()
+    await workspaces.of(b"never opened").close()
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_files_that_are_gone_already_are_no_error(tmp_path: Path) -> None:
-    workspace = Workspaces(tmp_path).of(b"")
-    files = await workspace.open()
-    delete_tree(files.root)
-    await workspace.close()
 
 
 def hostile_tree(root: Path) -> None:
@@ -84,7 +74,7 @@ def test_any_tree_is_deleted_and_nothing_else(tmp_path: Path) -> None:
     assert Path("/etc").is_dir()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_permissions_stop_no_deletion_by_an_ordinary_user(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

@@ -43,17 +43,17 @@ def test_a_collapse_of_rewards_is_a_drop() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 10), st.floats(0, 5)), max_size=40))
-def test_figures_agree_with_a_simple_count(ends: list[tuple[bool, float, float]]) -> None:
+def test_metrics_agree_with_a_simple_count(ends: list[tuple[bool, float, float]]) -> None:
     window, now_s, kept = Window(window_s=7.0), 0.0, []
     for failed, duration_s, pause_s in ends:
         now_s += pause_s
         window.add(ended(kind="TIMEOUT" if failed else "", duration_s=duration_s), now_s=now_s)
         kept.append((now_s, failed, duration_s))
         recent = [(f, d) for at_s, f, d in kept if at_s > now_s - 7.0]
-        figures = window.metrics(now_s=now_s)
-        assert figures.attempt_count == len(recent)
-        assert figures.error_rate == pytest.approx(sum(f for f, _ in recent) / len(recent))
-        assert figures.mean_duration_s == pytest.approx(sum(d for _, d in recent) / len(recent))
+        found = window.metrics(now_s=now_s)
+        assert found.attempt_count == len(recent)
+        assert found.error_rate == pytest.approx(sum(f for f, _ in recent) / len(recent))
+        assert found.mean_duration_s == pytest.approx(sum(d for _, d in recent) / len(recent))
 
 
 def test_reading_a_full_window_is_paid_for_by_many_attempts() -> None:

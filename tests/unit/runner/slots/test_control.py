@@ -123,7 +123,7 @@ def test_one_burst_of_refused_calls_shrinks_it_once() -> None:
     assert slots.change_counts[SlotReason.BUSY] > 0, "it grows again once it has rested"
 
 
-def test_slots_that_nobody_uses_do_not_count_when_it_shrinks() -> None:
+def test_unused_slots_do_not_count_when_it_shrinks() -> None:
     slots = control(limit=100)
     end(slots, 1.0, throttled=1, used=10)
     slots.decide(now_s=1.0, in_use=10, load=write_load())
@@ -178,15 +178,3 @@ def test_a_fault_that_is_over_is_forgotten_in_minutes() -> None:
         end(slots, float(second))
         slots.decide(now_s=float(second), in_use=FIRST, load=write_load())
     assert slots.limit > FIRST
-
-
-def test_it_rests_after_a_decrease_before_it_grows_again() -> None:
-    slots, grown_at = control(), []
-    end(slots, 1.0, throttled=1)
-    for second in range(1, 60):
-        end(slots, float(second))
-        change = slots.decide(now_s=float(second), in_use=slots.limit, load=write_load())
-        if change is not None and change.reason is SlotReason.BUSY:
-            grown_at.append(second)
-    assert slots.change_counts[SlotReason.THROTTLED] == 1
-    assert grown_at[:2] == [1 + int(GROWTH_PAUSE_S), 1 + int(GROWTH_PAUSE_S + GROWTH_INTERVAL_S)]

@@ -117,7 +117,7 @@ def test_without_the_library_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) 
     assert list(Gpus().measure()) == []
 
 
-async def test_what_hangs_while_it_measures_holds_nobody_up() -> None:
+async def test_a_measurement_that_hangs_blocks_neither_readers_nor_the_stop() -> None:
     hanging, began = threading.Event(), threading.Event()
     known = Load(cpu=0.5, memory_bytes=1, memory_limit_bytes=2)
     count = 0

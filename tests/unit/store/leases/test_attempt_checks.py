@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_store.leases.attempt_checks import AttemptStatus, Leases, RolloutLeases, standing_of
+from fulmen_store.leases.attempt_checks import AttemptStatus, Leases, RolloutLeases, check_attempt
 from fulmen_store.rollouts.transitions import AttemptState
 
 EPOCHS = st.integers(1, 4)
@@ -20,19 +20,19 @@ KNOWN = st.builds(
 
 @given(known=KNOWN, number=EPOCHS, epoch=st.integers(0, 4))
 def test_only_a_held_lease_of_the_same_epoch_is_live(known: RolloutLeases, number: int, epoch: int) -> None:
-    standing = standing_of(known, number=number, epoch=epoch)
+    checked = check_attempt(known, number=number, epoch=epoch)
     holds = number in known.leases.epochs and epoch in (0, number)
-    assert (standing.status is AttemptStatus.LIVE) == (holds and not known.leases.cancel_requested)
-    assert (standing.status is AttemptStatus.CANCEL_REQUESTED) == (holds and known.leases.cancel_requested)
+    assert (checked.status is AttemptStatus.LIVE) == (holds and not known.leases.cancel_requested)
+    assert (checked.status is AttemptStatus.CANCEL_REQUESTED) == (holds and known.leases.cancel_requested)
 
 
 @given(known=KNOWN, number=EPOCHS, epoch=st.integers(0, 4))
 def test_an_attempt_is_found_if_it_runs_or_has_ended(known: RolloutLeases, number: int, epoch: int) -> None:
-    standing = standing_of(known, number=number, epoch=epoch)
+    checked = check_attempt(known, number=number, epoch=epoch)
     exists = number in known.leases.epochs or known.ended is not None
-    assert (standing.status is not AttemptStatus.NOT_FOUND) == exists == bool(standing.project)
+    assert (checked.status is not AttemptStatus.NOT_FOUND) == exists == bool(checked.project)
 
 
 def test_no_leaks_of_what_is_not_known() -> None:
-    standing = standing_of(None, number=1, epoch=1)
-    assert (standing.status, standing.project, standing.current_epoch) == (AttemptStatus.NOT_FOUND, "", 0)
+    checked = check_attempt(None, number=1, epoch=1)
+    assert (checked.status, checked.project, checked.current_epoch) == (AttemptStatus.NOT_FOUND, "", 0)

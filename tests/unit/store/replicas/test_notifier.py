@@ -14,8 +14,9 @@ from fulmen_store.replicas.notifications import Notification
 from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSender
 from fulmen_store.replicas.peer_client import PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
-from fulmen_store.scheduling.runner_streams import CancelRequested, Drained, RunnerStream, RunnerStreams
+from fulmen_store.scheduling.runner_streams import CancelRequested, Drained, RunnerStreams
 from tests.support.store.project_names import known_projects
+from tests.support.store.scheduling import runner_stream
 
 LIMIT_S = 10.0
 
@@ -126,8 +127,7 @@ async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
     streams, known, client = RunnerStreams(), LiveReplicas(uuid7()), HeldClient()
     known.update(peers("a:1"))
     sender = NotificationSender(replicas=known, client=client, streams=streams, projects=known_projects())
-    here = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
-    streams.attach(here)
+    here = runner_stream(streams)
     task = asyncio.create_task(sender.run())
     there, rollout = uuid7(), uuid7()
     asked = CancelRequested(attempts=[LeasedAttempt(1, rollout, 3)])

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from fulmen.ids import uuid7
 from fulmen_store.leases.leases import Project
-from fulmen_store.rollouts.transitions import RetryPolicy
 from fulmen_store.scheduling import backlog as backlog_module
 from fulmen_store.scheduling.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_PAGE, Backlog
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
-from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
+from fulmen_store.scheduling.runner_streams import RunnerStreams
 from fulmen_store.scheduling.work_stealing import STEAL_DELAY_S
 from tests.support.store.manual_clock import ManualClock
 from tests.support.store.memory_lease_table import MemoryLeaseTable
+from tests.support.store.scheduling import POLICY, new_items, ready_item, runner_stream
 
-POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 POLL_INTERVAL_S = 0.5
 GPU = frozenset({"gpu=yes"})
 
@@ -40,7 +40,7 @@ class Preference:
     def __init__(self, others: frozenset[int]) -> None:
         self._others = others
 
-    def place(self, key: UUID) -> int:
+    def rank(self, key: UUID) -> int:
         return int(key.int in self._others)
 
 
@@ -50,8 +50,7 @@ class World:
     def __init__(self, *, others: frozenset[int] = frozenset()) -> None:
         self.clock = ManualClock()
         self.table, self.streams = ReadTable(), RunnerStreams()
-        self.stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None, credit=1)
-        self.streams.attach(self.stream)
+        self.stream = runner_stream(self.streams, credit=1)
         self.backlog = Backlog(
             table=self.table,
             streams=self.streams,
@@ -60,14 +59,8 @@ class World:
             clock=self.clock,
         )
 
-    def add(self, count: int = 1, *, sort_priority: int = 0, labels: frozenset[str] = frozenset()) -> list[ReadyItem]:
-        items = [
-            ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=sort_priority, labels=labels)
-            for _ in range(count)
-        ]
-        for item in items:
-            self.table.add(item, POLICY)
-        return items
+    def add(self, count: int = 1, **fields: Any) -> list[ReadyItem]:
+        return new_items(self.table, count, **fields)
 
     async def poll(self) -> int:
         """Lets the poll interval pass and refills; returns how many pages were read."""
@@ -165,9 +158,7 @@ async def test_more_urgent_work_goes_first_while_a_long_backlog_is_handed_out(sm
 async def test_what_found_no_room_is_read_when_there_is_room_again(small_pages: int) -> None:
     world = World()
     world.stream.credit = 0
-    items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(40 * small_pages)]
-    for item in items:
-        world.table.add(item, POLICY)
+    items = world.add(40 * small_pages)
     world.backlog.offer([(item, 0.0) for item in items])
     assert len(world.backlog) == 25 * small_pages
     taken = []
@@ -182,7 +173,7 @@ async def test_a_runner_of_another_kind_finds_what_was_left_out_for_want_of_it(s
     world.add(30 * small_pages, labels=frozenset({"arch=arm"}))
     (wanted,) = world.add(labels=GPU)
     await world.read_all()
-    world.streams.attach(RunnerStream(session_id=uuid7(), labels=GPU, projects=None, credit=1))
+    runner_stream(world.streams, labels=GPU, credit=1)
     for _ in range(4):
         await world.poll()
     assert world.backlog.ready.pop(GPU) == wanted
@@ -210,8 +201,7 @@ async def test_others_work_is_added_for_credit_of_its_project_and_labels_only() 
 async def test_others_work_behind_a_long_backlog_is_found_and_costs_a_poll_nothing_if_it_fits_nobody(
     small_pages: int,
 ) -> None:
-    rows = [ReadyItem(rollout_id=uuid7(), project_id=1, labels=GPU) for _ in range(12 * small_pages)]
-    others = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(4)]
+    rows, others = [ready_item(labels=GPU) for _ in range(12 * small_pages)], [ready_item() for _ in range(4)]
     world = World(others=frozenset(one.rollout_id.int for one in (*rows, *others)))
     for item in rows:
         world.table.add(item, POLICY)

@@ -11,14 +11,12 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import AttemptReport, Grant
-from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
+from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.scheduling.backlog import REFILL_PAGE
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 from tests.support.store.memory_lease_table import MemoryLeaseTable
-
-POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
+from tests.support.store.scheduling import POLICY, new_items, ready_item, runner_stream
 
 
 class CountingMeter:
@@ -54,15 +52,12 @@ class World:
         )
 
     def add(self, count: int, *, offer: bool = True) -> None:
-        items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(count)]
-        for item in items:
-            self.table.add(item, POLICY)
+        items = new_items(self.table, count)
         if offer:
             self.dispatcher.offer([(item, 0.0) for item in items])
 
     def stream(self, credit: int) -> RunnerStream:
-        stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
-        self.streams.attach(stream)
+        stream = runner_stream(self.streams)
         self.dispatcher.add_credit(stream, credit)
         return stream
 
@@ -78,24 +73,20 @@ async def test_streams_share_the_work_and_get_no_more_than_their_credit() -> Non
     world = World()
     world.add(10)
     one, two = world.stream(3), world.stream(2)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         assert [len(await taken(one)), len(await taken(two))] == [3, 2]
         assert (one.credit, two.credit) == (0, 0)
         world.dispatcher.add_credit(one, 5)
         assert len(await taken(one)) == 5
-    role.cancel()
 
 
 async def test_work_that_nobody_told_it_about_is_found_in_the_table() -> None:
     world = World()
     world.add(3, offer=False)
     stream = world.stream(5)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         assert len(await taken(stream)) == 3
     assert stream.credit == 2
-    role.cancel()
 
 
 async def test_what_another_replica_took_first_gives_the_credit_back() -> None:
@@ -104,12 +95,10 @@ async def test_what_another_replica_took_first_gives_the_credit_back() -> None:
     (row,) = world.table.rows.values()
     row.session_id, row.epoch, row.granted = uuid7(), 1, 1
     stream = world.stream(1)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         world.add(1)
         (grant,) = await taken(stream)
     assert grant.rollout_id != row.item.rollout_id
-    role.cancel()
 
 
 async def test_a_lease_whose_commit_was_in_doubt_is_given_back_and_handed_out_again() -> None:
@@ -128,13 +117,11 @@ async def test_a_lease_whose_commit_was_in_doubt_is_given_back_and_handed_out_ag
     world = World(Doubtful())
     world.add(1)
     world.stream(1)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         while not world.returned:  # noqa: ASYNC110  # the dispatcher's own pause
             await asyncio.sleep(0.01)
     (report,) = world.returned
     assert report.epoch == 1
-    role.cancel()
 
 
 async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() -> None:
@@ -148,33 +135,27 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
     world = World(Leaving())
     world.add(1)
     stream = world.stream(1)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         while not world.returned:  # noqa: ASYNC110  # no signal is given for it
             await asyncio.sleep(0.01)
     assert stream.outbox.take() is None
-    role.cancel()
 
 
 async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_goes_first() -> None:
     world = World()
-    urgent = [ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=-5) for _ in range(REFILL_PAGE + 100)]
-    meek = ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=5, since_s=time.time() - 100_000)
-    for item in (*urgent, meek):
-        world.table.add(item, POLICY)
+    new_items(world.table, REFILL_PAGE + 100, sort_priority=-5)
+    (meek,) = new_items(world.table, sort_priority=5, since_s=time.time() - 100_000)
     stream = world.stream(1)
-    async with asyncio.timeout(10):
-        role = asyncio.create_task(world.dispatcher.run())
+    async with asyncio.timeout(10), running(world):
         (grant,) = await taken(stream)
     assert grant.rollout_id == meek.rollout_id
-    role.cancel()
 
 
 async def test_new_work_finds_a_runner_that_waits_and_uses_its_credit() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
         stream = world.stream(1)
-        first, second = (ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2))
+        first, second = (ready_item() for _ in range(2))
         assert world.dispatcher.match_new([first, second]) == {first.rollout_id: stream}
         assert stream.credit == 0
 
@@ -183,7 +164,7 @@ async def test_what_is_handed_out_counts_whether_it_was_created_with_its_lease_o
     world = World()
     async with asyncio.timeout(10), idle(world):
         stream = world.stream(3)
-        new = ReadyItem(rollout_id=uuid7(), project_id=1)
+        new = ready_item()
         matches = world.dispatcher.match_new([new])
         world.table.add(new, POLICY)
         world.dispatcher.deliver_new(matches, await world.table.claim([(new.rollout_id, stream.session_id)]))
@@ -200,14 +181,14 @@ async def test_new_work_does_not_pass_work_that_waits() -> None:
     async with asyncio.timeout(10), idle(world):
         world.add(1)
         world.stream(5)
-        assert not world.dispatcher.match_new([ReadyItem(rollout_id=uuid7(), project_id=1)])
+        assert not world.dispatcher.match_new([ready_item()])
 
 
 async def test_matches_of_which_nothing_was_created_give_their_credit_back() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
         stream = world.stream(2)
-        items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2)]
+        items = [ready_item() for _ in range(2)]
         matches = world.dispatcher.match_new(items)
         world.dispatcher.unmatch(matches)
         assert stream.credit == 2
@@ -222,7 +203,7 @@ async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> N
     world = World()
     async with asyncio.timeout(10), idle(world):
         stream = world.stream(1)
-        item = ReadyItem(rollout_id=uuid7(), project_id=1)
+        item = ready_item()
         matches = world.dispatcher.match_new([item])
         # It was created with its lease, but the answer was lost.
         world.table.add(item, POLICY)
@@ -236,11 +217,19 @@ async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> N
 
 
 @asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    """Runs the dispatcher."""
+    role = asyncio.create_task(world.dispatcher.run())
+    yield
+    role.cancel()
+
+
+@asynccontextmanager
 async def idle(world: World) -> AsyncIterator[None]:
-    """Runs the dispatcher, from the moment on when it has nothing to do."""
+    """Runs the dispatcher until it has nothing to do, and on."""
     role = asyncio.create_task(world.dispatcher.run())
     probe = world.stream(1)
-    item = ReadyItem(rollout_id=uuid7(), project_id=1)
+    item = ready_item()
     while not (matches := world.dispatcher.match_new([item])):  # noqa: ASYNC110  # bounded by the caller
         await asyncio.sleep(0)
     world.dispatcher.unmatch(matches)

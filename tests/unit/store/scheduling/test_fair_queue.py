@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections import Counter
 from uuid import UUID
 
@@ -15,27 +13,14 @@ from fulmen.ids import uuid7
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem, waits_since
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from tests.support.store.manual_clock import ManualClock
+from tests.support.store.scheduling import ready_item
 
 NO_AGEING = QueueRules(ageing_interval_s=0)
 INTERVAL_S = 60.0
 
 
-_milliseconds = itertools.count(time.time_ns() // 1_000_000)
-
-
-def next_id() -> UUID:
-    """Mints UUIDv7s of one millisecond after the other, so that their order is that of their making."""
-    return UUID(int=next(_milliseconds) << 80 | 7 << 76 | 2 << 62)
-
-
-def item(project_id: int = 1, sort_priority: int = 0, labels: frozenset[str] = frozenset()) -> ReadyItem:
-    return ReadyItem(rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, labels=labels)
-
-
-def aged(clock: ManualClock, age_s: float, *, project_id: int = 1, sort_priority: int = 0) -> ReadyItem:
-    return ReadyItem(
-        rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, since_s=clock.now_s - age_s
-    )
+def aged(clock: ManualClock, age_s: float, **fields: int) -> ReadyItem:
+    return ready_item(since_s=clock.now_s - age_s, **fields)
 
 
 def queue_with(clock: ManualClock | None = None, **terms: QueueTerms) -> FairQueue:
@@ -79,39 +64,39 @@ def test_a_project_may_ask_that_its_weight_does_not_count() -> None:
     plain = QueueTerms(weight=900, rules=QueueRules(weighted_share=False))
     queue = queue_with(p1=plain, p2=QueueTerms(weight=100))
     for _ in range(50):
-        queue.push(item(1))
-        queue.push(item(2))
+        queue.push(ready_item(1))
+        queue.push(ready_item(2))
     assert Counter(one.project_id for one in popped(queue, 40)) == {1: 20, 2: 20}
 
 
 def test_a_newcomer_does_not_starve_those_who_were_there() -> None:
     queue = FairQueue()
     for _ in range(100):
-        queue.push(item(1))
-    queue.push(item(3))
+        queue.push(ready_item(1))
+    queue.push(ready_item(3))
     popped(queue, 50)
     for _ in range(50):
-        queue.push(item(2))
+        queue.push(ready_item(2))
     assert Counter(one.project_id for one in popped(queue, 10)) == {1: 5, 2: 5}
 
 
 def test_a_project_that_comes_back_neither_lags_nor_owes() -> None:
     queue = FairQueue()
     for _ in range(60):
-        queue.push(item(1))
-        queue.push(item(2))
+        queue.push(ready_item(1))
+        queue.push(ready_item(2))
     popped(queue, 20)
-    away = item(3)
+    away = ready_item(3)
     queue.push(away)
     popped(queue, 40)
     for _ in range(30):
-        queue.push(item(3))
+        queue.push(ready_item(3))
     assert Counter(one.project_id for one in popped(queue, 30)) == {1: 10, 2: 10, 3: 10}
 
 
 def test_the_lowest_rank_goes_first_and_the_oldest_within_it() -> None:
     queue = queue_with(p1=QueueTerms(rules=NO_AGEING))
-    old, new, urgent = item(), item(), item(sort_priority=-3)
+    old, new, urgent = ready_item(), ready_item(), ready_item(sort_priority=-3)
     for one in (new, urgent, old):
         queue.push(one)
     assert popped(queue, 3) == [urgent, *sorted([old, new], key=lambda one: one.rollout_id.int)]
@@ -147,10 +132,7 @@ def test_with_ageing_nothing_starves_behind_an_endless_stream_of_urgent_work(
     clock = ManualClock(1_800_000_000.0)
     rules = QueueRules(ageing_interval_s=interval_s)
     queue = queue_with(clock, p1=QueueTerms(rules=rules), p2=QueueTerms(rules=rules))
-    meek = [
-        aged(clock, 0, project_id=1, sort_priority=sort_priority),
-        aged(clock, 0, project_id=2, sort_priority=sort_priority),
-    ]
+    meek = [aged(clock, 0, project_id=project_id, sort_priority=sort_priority) for project_id in (1, 2)]
     for one in meek:
         queue.push(one)
     seen: list[ReadyItem] = []
@@ -199,7 +181,7 @@ def test_age_counts_from_the_time_before_which_it_must_not_run() -> None:
 
 def test_a_runner_gets_only_what_its_labels_and_projects_allow() -> None:
     queue = FairQueue()
-    gpu, plain = item(labels=frozenset({"gpu=h200"})), item(2)
+    gpu, plain = ready_item(labels=frozenset({"gpu=h200"})), ready_item(2)
     queue.push(gpu)
     queue.push(plain)
     assert queue.pop(frozenset({"zone=a"}), projects={1}) is None
@@ -211,7 +193,7 @@ def test_a_runner_gets_only_what_its_labels_and_projects_allow() -> None:
 
 def test_a_project_that_does_not_match_labels_runs_anywhere() -> None:
     queue = queue_with(p1=QueueTerms(rules=QueueRules(match_labels=False)))
-    gpu = item(labels=frozenset({"gpu=h200"}))
+    gpu = ready_item(labels=frozenset({"gpu=h200"}))
     queue.push(gpu)
     assert queue.pop(frozenset()) == gpu
 
@@ -220,7 +202,7 @@ def test_urgent_work_that_a_runner_cannot_take_does_not_change_who_is_served() -
     """A rollout without a runner must not make the projects' shares depend on their age."""
     clock = ManualClock(1_800_000_000.0)
     queue = FairQueue(clock=clock)
-    queue.push(ReadyItem(rollout_id=next_id(), project_id=3, sort_priority=-50, labels=frozenset({"gpu=h200"})))
+    queue.push(ready_item(3, sort_priority=-50, labels=frozenset({"gpu=h200"})))
     for _ in range(30):
         queue.push(aged(clock, 10_000, project_id=1))
         queue.push(aged(clock, 0, project_id=2))
@@ -234,8 +216,7 @@ def test_within_a_group_the_longest_goes_first_and_the_groups_keep_their_places(
     queue.learn(1, QueueTerms(rules=QueueRules(longest_first=longest_first)))
 
     def member(group: int | None, task_type: int | None) -> ReadyItem:
-        key = UUID(int=group) if group is not None else None
-        return ReadyItem(rollout_id=next_id(), project_id=1, group_key=key, task_type=task_type)
+        return ready_item(group_key=UUID(int=group) if group is not None else None, task_type=task_type)
 
     first = [member(7, 1), member(7, None), member(7, 2), member(7, 1)]
     between = member(None, 2)
@@ -251,7 +232,7 @@ def test_within_a_group_the_longest_goes_first_and_the_groups_keep_their_places(
 
 def test_a_project_without_room_is_passed_over_until_it_has_some() -> None:
     queue = FairQueue()
-    held, other = item(1), item(2)
+    held, other = ready_item(1), ready_item(2)
     queue.push(held)
     queue.push(other)
     queue.allow(1, 0)
@@ -264,7 +245,7 @@ def test_a_project_without_room_is_passed_over_until_it_has_some() -> None:
 def test_a_limited_project_hands_out_what_it_is_allowed_until_its_terms_change() -> None:
     queue = FairQueue()
     for _ in range(10):
-        queue.push(item(1))
+        queue.push(ready_item(1))
     queue.allow(1, 2)
     assert len(popped(queue, 5)) == 2
     queue.allow_at_least(3)
@@ -284,13 +265,8 @@ def test_everything_that_goes_in_comes_out_once(moves: list[tuple[int, int, bool
     for project_id, sort_priority, take, group, task_type in moves:
         if take and (one := queue.pop()) is not None:
             taken.append(one)
-        fresh = ReadyItem(
-            rollout_id=uuid7(),
-            project_id=project_id,
-            sort_priority=sort_priority,
-            group_key=UUID(int=group) if group else None,
-            task_type=task_type or None,
-        )
+        key = UUID(int=group) if group else None
+        fresh = ready_item(project_id, sort_priority=sort_priority, group_key=key, task_type=task_type or None)
         pushed.append(fresh)
         queue.push(fresh)
         queue.push(fresh)

@@ -9,19 +9,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fulmen.ids import uuid7
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import Grant, Project
-from fulmen_store.rollouts.transitions import RetryPolicy
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
-from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.hedging import MIN_SAMPLES, Hedger
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 from tests.support.store.memory_lease_table import MemoryLeaseTable
+from tests.support.store.scheduling import new_items, ready_item, runner_stream
 
-POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 SLOW_S = 100.0
 
 
@@ -41,14 +38,8 @@ class World:
         self.dispatcher = Dispatcher(table=self.table, streams=self.streams, events=QueueEvents(), poll_interval_s=60)
         self.hedger = Hedger(table=self.table, dispatcher=self.dispatcher, durations=KnownDurations(self.sketch))
         self.terms = QueueTerms(rules=QueueRules(hedging=hedging), max_running=1)
-        self.item = ReadyItem(rollout_id=uuid7(), project_id=1, task_type=1)
-        self.table.add(self.item, POLICY, hedged=hedged)
-        self.first = self.stream(credit=0)
-
-    def stream(self, credit: int, labels: frozenset[str] = frozenset()) -> RunnerStream:
-        stream = RunnerStream(session_id=uuid7(), labels=labels, projects=None, credit=credit)
-        self.streams.attach(stream)
-        return stream
+        (self.item,) = new_items(self.table, task_type=1, hedged=hedged)
+        self.first = runner_stream(self.streams)
 
     @asynccontextmanager
     async def running(self, age_s: float) -> AsyncIterator[None]:
@@ -72,7 +63,7 @@ def grants_of(stream: RunnerStream) -> list[Grant]:
 async def test_an_attempt_that_takes_longer_than_its_kind_is_started_a_second_time() -> None:
     """A quota of one does not stand against it: it is the same rollout."""
     world = World()
-    idle = world.stream(credit=2)
+    idle = runner_stream(world.streams, credit=2)
     async with world.running(SLOW_S):
         assert await world.hedger.hedge_once() == 1
         (grant,) = grants_of(idle)
@@ -91,7 +82,7 @@ async def test_an_attempt_that_takes_longer_than_its_kind_is_started_a_second_ti
     ],
 )
 async def test_nothing_is_hedged_that_is_not_to_be(world: World, age_s: float) -> None:
-    idle = world.stream(credit=1)
+    idle = runner_stream(world.streams, credit=1)
     async with world.running(age_s):
         assert await world.hedger.hedge_once() == 0
     assert idle.credit == 1
@@ -108,15 +99,15 @@ async def test_the_runner_that_is_late_does_not_hedge_itself() -> None:
 async def test_work_that_waits_goes_before_a_hedge() -> None:
     world = World()
     async with world.running(SLOW_S):
-        idle = world.stream(credit=1)
-        world.dispatcher.offer([(ReadyItem(rollout_id=uuid7(), project_id=1), 0.0)])
+        idle = runner_stream(world.streams, credit=1)
+        world.dispatcher.offer([(ready_item(), 0.0)])
         assert await world.hedger.hedge_once() == 0
     assert idle.credit == 1
 
 
 async def test_a_hedge_that_came_too_late_gives_the_credit_back() -> None:
     world = World()
-    idle = world.stream(credit=1)
+    idle = runner_stream(world.streams, credit=1)
     async with world.running(SLOW_S):
         row = world.table.rows[world.item.rollout_id]
 

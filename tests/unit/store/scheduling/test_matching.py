@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import time
+from typing import Any
 from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen.ids import uuid7
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
 from fulmen_store.scheduling.matching import match
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
+from tests.support.store.scheduling import ready_item, runner_stream
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 
 
-def stream(credit: int = 1, *, labels: frozenset[str] = frozenset(), group: UUID | None = None, agent: int | None = None,
-         projects: frozenset[int] | None = None) -> RunnerStream:  # fmt: skip
-    taken = RunnerStream(session_id=uuid7(), labels=labels, projects=projects, credit=credit)
+def stream(credit: int = 1, *, group: UUID | None = None, agent: int | None = None, **fields: Any) -> RunnerStream:
+    taken = runner_stream(credit=credit, **fields)
     taken.last_group, taken.last_agent = group, agent
     return taken
 
@@ -34,36 +32,24 @@ def ready(*items: ReadyItem, rules: QueueRules | None = None) -> FairQueue:
     return queue
 
 
-_milliseconds = itertools.count(time.time_ns() // 1_000_000)
-
-
-def next_id() -> UUID:
-    """Mints UUIDv7s of one millisecond after the other, so that their order is that of their making."""
-    return UUID(int=next(_milliseconds) << 80 | 7 << 76 | 2 << 62)
-
-
-def item(*, group: UUID | None = None, agent: int | None = None, labels: frozenset[str] = frozenset()) -> ReadyItem:
-    return ReadyItem(rollout_id=next_id(), project_id=1, group_key=group, agent=agent, labels=labels)
-
-
-def test_seats_take_turns_and_no_more_than_their_credit() -> None:
+def test_streams_take_turns_and_no_more_than_their_credit() -> None:
     one, two = stream(3), stream(1)
-    items = [item() for _ in range(6)]
+    items = [ready_item() for _ in range(6)]
     choices = match(ready(*items), [one, two], limit=100)
     assert choices == [(items[0], one), (items[1], two), (items[2], one), (items[3], one)]
     assert (one.credit, two.credit) == (0, 0)
 
 
-def test_a_seat_that_ran_the_group_last_goes_before_its_turn() -> None:
+def test_a_stream_that_ran_the_group_last_goes_before_its_turn() -> None:
     stranger, knows_agent, knows_group = stream(), stream(agent=4), stream(group=TWO)
-    items = [item(group=TWO, agent=4), item(group=ONE, agent=4), item()]
+    items = [ready_item(group_key=TWO, agent=4), ready_item(group_key=ONE, agent=4), ready_item()]
     choices = match(ready(*items), [stranger, knows_agent, knows_group], limit=100)
     assert choices == [(items[0], knows_group), (items[1], knows_agent), (items[2], stranger)]
 
 
-def test_affinity_never_gives_a_seat_two_turns_nor_changes_the_order_of_items() -> None:
+def test_affinity_never_gives_a_stream_two_turns_nor_changes_the_order_of_items() -> None:
     first, knows = stream(2), stream(2, group=ONE)
-    items = [item(group=ONE) for _ in range(4)]
+    items = [ready_item(group_key=ONE) for _ in range(4)]
     choices = match(ready(*items), [first, knows], limit=100)
     assert [chosen for chosen, _ in choices] == items
     assert [taker for _, taker in choices[:2]] == [knows, first]
@@ -72,20 +58,20 @@ def test_affinity_never_gives_a_seat_two_turns_nor_changes_the_order_of_items() 
 
 def test_without_the_rule_turns_alone_decide() -> None:
     first, knows = stream(), stream(group=ONE)
-    choices = match(ready(item(group=ONE), rules=QueueRules(affinity=False)), [first, knows], limit=100)
+    choices = match(ready(ready_item(group_key=ONE), rules=QueueRules(affinity=False)), [first, knows], limit=100)
     assert [taker for _, taker in choices] == [first]
 
 
-def test_affinity_does_not_reach_a_seat_that_may_not_run_the_item() -> None:
+def test_affinity_does_not_reach_a_stream_that_may_not_run_the_item() -> None:
     able = stream(labels=frozenset({"gpu=1"}))
     unable, elsewhere = stream(group=ONE), stream(group=ONE, projects=frozenset({2}))
-    choices = match(ready(item(group=ONE, labels=frozenset({"gpu=1"}))), [able, unable, elsewhere], limit=100)
+    choices = match(ready(ready_item(group_key=ONE, labels=frozenset({"gpu=1"}))), [able, unable, elsewhere], limit=100)
     assert [taker for _, taker in choices] == [able]
 
 
 def test_a_match_stops_at_its_limit_and_takes_no_credit_beyond_it() -> None:
     one = stream(10)
-    queue = ready(*(item() for _ in range(10)))
+    queue = ready(*(ready_item() for _ in range(10)))
     assert len(match(queue, [one], limit=4)) == 4
     assert (one.credit, len(queue)) == (6, 6)
 
@@ -98,7 +84,7 @@ def test_a_match_stops_at_its_limit_and_takes_no_credit_beyond_it() -> None:
 def test_as_much_is_handed_out_as_work_and_credit_allow_in_the_order_of_the_queue(
     credits_: list[int], groups: list[int], affinity: bool
 ) -> None:
-    items = [item(group=UUID(int=group) if group else None) for group in groups]
+    items = [ready_item(group_key=UUID(int=group) if group else None) for group in groups]
     streams = [stream(each) for each in credits_]
     choices = match(ready(*items, rules=QueueRules(affinity=affinity)), streams, limit=1000)
     assert [chosen for chosen, _ in choices] == items[: sum(credits_)]
@@ -110,10 +96,10 @@ def test_new_work_goes_to_a_waiting_stream_that_ran_its_like_and_otherwise_by_tu
     streams, first, knows_agent, knows_group = RunnerStreams(), stream(9), stream(9, agent=4), stream(9, group=TWO)
     for one in (first, knows_agent, knows_group):
         streams.attach(one)
-    assert streams.next_for(item(group=TWO, agent=4)) is knows_group
-    assert streams.next_for(item(agent=4)) is knows_agent
-    assert streams.next_for(item(agent=4), QueueRules(affinity=False)) is first
+    assert streams.next_for(ready_item(group_key=TWO, agent=4)) is knows_group
+    assert streams.next_for(ready_item(agent=4)) is knows_agent
+    assert streams.next_for(ready_item(agent=4), QueueRules(affinity=False)) is first
     # Who was passed over has kept its turn, and who was served has gone to the end of the line.
-    assert [streams.next_for(item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
-    assert streams.next_for(item(labels=frozenset({"gpu=1"}))) is None
-    assert streams.next_for(item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent
+    assert [streams.next_for(ready_item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
+    assert streams.next_for(ready_item(labels=frozenset({"gpu=1"}))) is None
+    assert streams.next_for(ready_item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent

@@ -7,16 +7,14 @@ import asyncio
 import pytest
 
 from fulmen.errors import QuotaExceeded
-from fulmen.ids import uuid7
-from fulmen_store.rollouts.transitions import RetryPolicy
-from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
+from fulmen_store.scheduling.fair_queue import FairQueue
 from fulmen_store.scheduling.matching import match
 from fulmen_store.scheduling.quotas import QueueQuotas, RunningQuotas
 from fulmen_store.scheduling.rules import QueueTerms
-from fulmen_store.scheduling.runner_streams import RunnerStream
 from fulmen_store.scheduling.table import QueueCount
 from tests.support.store.manual_clock import ManualClock
 from tests.support.store.memory_lease_table import MemoryLeaseTable
+from tests.support.store.scheduling import new_items, runner_stream
 
 
 class Backlog(ManualClock):
@@ -91,10 +89,8 @@ async def test_what_the_running_quota_refuses_waits_until_an_attempt_ends() -> N
     ready = FairQueue()
     ready.learn(1, QueueTerms(max_running=2))
     quotas = RunningQuotas(table, ready)
-    stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None, credit=10)
-    for _ in range(5):
-        item = ReadyItem(rollout_id=uuid7(), project_id=1)
-        table.add(item, RetryPolicy(max_attempts=1, retry_mask=0, backoff_ms=0))
+    stream = runner_stream(credit=10)
+    for item in new_items(table, 5):
         ready.push(item)
     grants = await quotas.claim(match(ready, [stream], limit=100))
     assert len(grants) == 2

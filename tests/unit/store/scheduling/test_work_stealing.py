@@ -32,7 +32,7 @@ def views(ids: list[UUID]) -> dict[UUID, Shares]:
 def test_replicas_that_know_one_another_agree_on_the_order_of_preference(ids: list[UUID]) -> None:
     shares = views(ids)
     for bucket in range(BUCKETS):
-        assert sorted(each.place(UUID(int=bucket)) for each in shares.values()) == list(range(len(ids)))
+        assert sorted(each.rank(UUID(int=bucket)) for each in shares.values()) == list(range(len(ids)))
 
 
 @settings(deadline=None)
@@ -43,14 +43,14 @@ def test_a_replica_that_goes_leaves_everybody_elses_share_where_it_was(ids: list
     for bucket in range(BUCKETS):
         key = UUID(int=bucket)
         for replica_id, shares in after.items():
-            if before[replica_id].place(key) == 0:
-                assert shares.place(key) == 0
+            if before[replica_id].rank(key) == 0:
+                assert shares.rank(key) == 0
 
 
 def test_shares_are_about_even() -> None:
     shares = views([uuid7() for _ in range(3)])
     counts = Counter(
-        own for own, each in shares.items() for bucket in range(BUCKETS) if not each.place(UUID(int=bucket))
+        own for own, each in shares.items() for bucket in range(BUCKETS) if not each.rank(UUID(int=bucket))
     )
     assert sum(counts.values()) == BUCKETS
     assert all(40 <= count <= 140 for count in counts.values()), counts
@@ -60,28 +60,28 @@ def test_a_replica_without_runners_has_no_share_in_the_eyes_of_others() -> None:
     own, idle = uuid7(), uuid7()
     known = LiveReplicas(own)
     known.update([replica(idle, runner_count=0)])
-    assert {known.place(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0}
+    assert {known.rank(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0}
     known.update([replica(idle)])
-    assert {known.place(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0, 1}
+    assert {known.rank(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0, 1}
 
 
 class Preference:
-    """Live replicas of which `place` are preferred to this one for every odd number."""
+    """Live replicas of which `rank` are preferred to this one for every odd number."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
 
-    def place(self, key: UUID) -> int:
-        return self._place if key.int % 2 else 0
+    def rank(self, key: UUID) -> int:
+        return self._rank if key.int % 2 else 0
 
 
 def item(number: int, *, born_ms: int = 1_000_000, labels: frozenset[str] = frozenset()) -> ReadyItem:
     return ReadyItem(rollout_id=UUID(int=born_ms << 80 | number), project_id=1, labels=labels)
 
 
-def others_work(clock: ManualClock, *, place: int = 1) -> WorkStealer:
-    """Returns the work of others where every odd number is of others, `place` before this replica."""
-    return WorkStealer(Preference(place), clock=clock)
+def others_work(clock: ManualClock, *, rank: int = 1) -> WorkStealer:
+    """Returns the work of others where every odd number is of others, with this replica at `rank`."""
+    return WorkStealer(Preference(rank), clock=clock)
 
 
 def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:
@@ -106,7 +106,7 @@ def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
 
 def test_the_third_choice_waits_longer_than_the_second() -> None:
     clock = ManualClock()
-    work = others_work(clock, place=2)
+    work = others_work(clock, rank=2)
     work.seen(1)
     clock.now_s += STEAL_DELAY_S
     assert work.choose([item(1)], project_id=1, credit=1, more=False) == []

@@ -32,13 +32,13 @@ class Table:
     def __init__(self) -> None:
         self.chunks: dict[tuple[UUID, int, UUID], Chunk] = {}
 
-    async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
+    async def append(self, chunks: Sequence[NewChunk]) -> dict[int, str]:
         """Stores chunks."""
         for new in chunks:
             if new.chunk.rollout_id != ROLLOUTS[2]:
                 chunk = new.chunk
                 self.chunks.setdefault((chunk.rollout_id, chunk.attempt, chunk.chunk_id), chunk)
-        return {position for position, new in enumerate(chunks) if new.chunk.rollout_id == ROLLOUTS[2]}
+        return {position: "unknown" for position, new in enumerate(chunks) if new.chunk.rollout_id == ROLLOUTS[2]}
 
 
 def loose(rollout: int, count: int, *, size: int = 1, attempt: int = 1, seed: int = 0) -> LooseSpans:
@@ -61,7 +61,7 @@ def scopes(chunk: Chunk) -> list[str]:
     return [record.scope for record in span_pb2.SpanBatch.FromString(raw).spans]
 
 
-async def packed(table: Table, *exports: Sequence[LooseSpans]) -> list[list[bool]]:
+async def packed(table: Table, *exports: Sequence[LooseSpans]) -> list[list[str]]:
     """Appends exports that arrive together."""
     spans = Spans(table=table)
     waiting = [asyncio.create_task(spans.append_loose(export)) for export in exports]
@@ -82,7 +82,7 @@ async def test_what_arrives_together_shares_chunks_by_attempt() -> None:
         table, [loose(0, 3, seed=1), loose(1, 1, seed=2)], [loose(0, 2, seed=3)], [loose(0, 1, attempt=2), loose(2, 4)]
     )
 
-    assert answers == [[True, True], [True], [True, False]]
+    assert answers == [["", ""], [""], ["", "unknown"]]
     found = {(chunk.rollout_id, chunk.attempt): scopes(chunk) for chunk in table.chunks.values()}
     assert found == {
         (ROLLOUTS[0], 1): ["1.0", "1.1", "1.2", "3.0", "3.1"],

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from fulmen.agent_config import AgentConfig, agent_spec, read_agent
-from fulmen.config_reader import ConfigError, TableReader
 from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.scores import GraderIdentity
+from fulmen.train_toml.agent import AgentConfig, agent_spec, read_agent
+from fulmen.train_toml.reader import ConfigError, TableReader
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.train.bundle import pack_bundle
 

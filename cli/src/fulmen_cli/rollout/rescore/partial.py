@@ -1,6 +1,6 @@
 """The scores so far, in a file from which an interrupted rescoring resumes.
 
-Invariant: a line is there as a whole or does not count; only scores are kept, so what failed is tried again.
+Invariant: an incomplete line is ignored; only scores are kept, so failed rollouts are tried again.
 """
 
 from __future__ import annotations

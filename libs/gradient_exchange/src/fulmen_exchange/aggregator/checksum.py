@@ -29,7 +29,7 @@ def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     return kernels.checksum(memoryview(data), value)
 
 
-def joined(first: int, second: int, size: int) -> int:
+def combine(first: int, second: int, size: int) -> int:
     """Returns the checksum of two concatenated parts.
 
     Args:
@@ -49,7 +49,7 @@ def without(whole: int, first: int, size: int) -> int:
         first: Checksum of the first part.
         size: Bytes of the second part.
     """
-    return joined(first, whole, size)  # sums over GF(2) are differences
+    return combine(first, whole, size)  # sums over GF(2) are differences
 
 
 @lru_cache(maxsize=64)

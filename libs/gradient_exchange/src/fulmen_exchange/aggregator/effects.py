@@ -142,11 +142,11 @@ Effect = Response | SumDue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """What a joining rank already has.
+    """Position of a joining rank.
 
     Attributes:
         round: Its current or first round; 0 for the next one.
-        call: Number of sums of that round that it has; it has all of earlier rounds.
+        call: Index after the newest sum of that round that it has; it has all of earlier rounds.
         epoch: Last epoch it knew; 0 for none.
         known: Number of members it knew; 0 for none.
         history: Identifier of the exchange it was part of; empty for none.
@@ -161,7 +161,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinResult:
-    """What a rank learns when it joins.
+    """Result of a join.
 
     Attributes:
         epoch: Epoch of the membership.

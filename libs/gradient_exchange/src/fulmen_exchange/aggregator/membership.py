@@ -75,7 +75,7 @@ class Membership:
         return [member for member in self.all() if member.first_round <= number]
 
     def resume(self, *, epoch: int, known: int, until_s: float) -> None:
-        """Learns from a member about an exchange that this process has not seen or has forgotten.
+        """Adopts the epoch and size of an exchange that another process served before.
 
         Args:
             epoch: Epoch that the member knew.

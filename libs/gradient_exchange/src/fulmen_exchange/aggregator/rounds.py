@@ -88,14 +88,14 @@ class RoundMachine:
         dues = [call.due for call in self._calls.values() if call.due is not None]
         return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._pool.size_bytes
 
-    def restore(self, kept: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
-        """Restores the sums kept by a former server; an empty history means that newer ones may be lost."""
+    def restore(self, sums: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
+        """Restores the sums that a former server stored; an empty history means that newer ones may be lost."""
         self.members.epoch = max(self.members.epoch, epoch)
-        if not kept:
+        if not sums:
             return
-        for key, (terms, done) in kept.items():
+        for key, (terms, done) in sums.items():
             self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
-        self.round, call = max(kept)
+        self.round, call = max(sums)
         self._made = self.round, call + 1
         self._next_round = self.round + 1
         self._is_restored = bool(history)
@@ -209,14 +209,14 @@ class RoundMachine:
     def _put(self, call: _Call, rank: int, chunk: Chunk, now_s: float) -> list[Effect]:
         staging = call.staged.get(rank)
         if staging is None:
-            staging = call.staged[rank] = self._begun(chunk.total_bytes)
+            staging = call.staged[rank] = self._new_staging(chunk.total_bytes)
         if not staging.put(chunk.offset, chunk.data, chunk.crc32):
             return []
         if not call.terms.needs_all:
             self.arrivals.note(now_s - call.opened_s)
         return self._settle(now_s)
 
-    def _begun(self, size: int) -> Staging:
+    def _new_staging(self, size: int) -> Staging:
         if size > self._room():
             self._pool.clear()
             if size > self._room():
@@ -234,7 +234,7 @@ class RoundMachine:
         )
         self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
-        self._pool.most = MAX_OPEN * len(self.members.ranks)
+        self._pool.max_buffers = MAX_OPEN * len(self.members.ranks)
         for staged in due.payloads.values():
             self._pool.give(staged.buffer)
         waiting = [self.members.get(rank, incarnation) for rank, incarnation in call.waiting.items()]
@@ -347,20 +347,20 @@ class RoundMachine:
 
         The same goes for former members that wait for a sum being computed, since only members get it.
         """
-        told: list[tuple[Key, int, str]] = []
+        stale: list[tuple[Key, int, str]] = []
         for key, call in list(self._calls.items()):
             if call.done is not None:
                 continue
             for rank, incarnation in list(call.waiting.items()):
                 if key in self._open or self.members.get(rank, incarnation) is None:
                     del call.waiting[rank]
-                    told.append((key, rank, incarnation))
+                    stale.append((key, rank, incarnation))
         for key in self._open:
             del self._calls[key]
         self._open.clear()
         return [
             Response(rank=rank, incarnation=incarnation, key=key, status=PayloadStatus.STALE_EPOCH)
-            for key, rank, incarnation in told
+            for key, rank, incarnation in stale
         ]
 
     def _response(self, member: Member, key: Key, done: CompletedSum, *, again: bool) -> Response:

@@ -23,7 +23,7 @@ from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.sum_files import BUCKET, SumFiles
 from fulmen_exchange.aggregator.terms import MAX_RANKS, SUM, CallTerms, Problem, Terms
 from fulmen_exchange.codecs.codec import Payload, PayloadInvalid, Round, SegmentCodec
-from fulmen_exchange.links.grpc_chunks import CutPayload, cut, cut_bytes
+from fulmen_exchange.links.grpc_chunks import ChunkedPayload, split, split_bytes
 from fulmen_exchange.registry import load_codecs
 
 SUM_VERSION = 1
@@ -105,7 +105,7 @@ class ShardSum:
             raise PayloadsRefused(reasons)
         in_order = list(payloads.values())
         sum_ = _plain_sum(in_order) if due.terms.needs_all else self._coded_sum(due, payloads)
-        reply = _reply(cut(wire.front_of(sum_), wire.parts_of(sum_)), due.key, epoch)
+        reply = _reply(split(wire.front_of(sum_), wire.parts_of(sum_)), due.key, epoch)
         if self._files is not None:
             keeps = self._shard is not None and not due.terms.needs_all
             state = self._shard.states[due.terms.bucket] if self._shard is not None and keeps else {}
@@ -120,13 +120,13 @@ class ShardSum:
             known: Number of members that the asking rank knew; 0 if it was not a member.
             history: Identifier of the exchange that it was part of; empty for none.
         """
-        kept, bad = self._files.read() if self._files is not None else ([], [])
-        newest = max((each.key for each in kept), default=(0, 0))
-        last = {each.history for each in kept if each.key == newest}
-        if not kept or newest[0] < at_least or (history and history not in last):
+        stored, bad = self._files.read() if self._files is not None else ([], [])
+        newest = max((each.key for each in stored), default=(0, 0))
+        last = {each.history for each in stored if each.key == newest}
+        if not stored or newest[0] < at_least or (history and history not in last):
             return Restored(has_lost=self.keeps_state and (bool(known) or any(name.startswith(BUCKET) for name in bad)))
         states: dict[int, Key] = {}
-        for each in kept:
+        for each in stored:
             bucket = each.terms.bucket
             if self._shard is not None and not each.terms.needs_all and each.key > states.get(bucket, (0, 0)):
                 states[bucket] = each.key
@@ -137,15 +137,15 @@ class ShardSum:
                 CompletedSum(
                     contributors=each.contributors,
                     member_count=each.member_count,
-                    reply=_reply(cut_bytes(each.data), each.key, each.epoch),
+                    reply=_reply(split_bytes(each.data), each.key, each.epoch),
                 ),
             )
-            for each in kept
+            for each in stored
             if each.key[0] >= newest[0] - 1
         }
         return Restored(
             sums=sums,
-            epoch=max(each.epoch for each in kept),
+            epoch=max(each.epoch for each in stored),
             # An unreadable file may have been newer than all of these.
             history="" if bad else last.pop(),
             has_lost=self.keeps_state and any(name.startswith(BUCKET) for name in bad),
@@ -238,7 +238,7 @@ def _plain_sum(payloads: list[Payload]) -> Payload:
     return sum_payload(sum_.to(first.dtype))
 
 
-def _reply(payload: CutPayload, key: Key, epoch: int) -> Reply:
+def _reply(payload: ChunkedPayload, key: Key, epoch: int) -> Reply:
     head = pb.GradientChunk(membership_epoch=epoch, round=key[0], call=key[1])
     messages = tuple(payload.message(head, number) for number in range(len(payload.pieces)))
     return Reply(size=payload.size, messages=messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from fulmen_exchange.aggregator.checksum import crc32, joined, without
+from fulmen_exchange.aggregator.checksum import combine, crc32, without
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 
 ALIGNMENT = 16
@@ -19,10 +19,10 @@ class BufferPool:
     """Buffers of finished payloads, reused for the next ones: allocation costs more than arithmetic.
 
     Attributes:
-        most: Number of buffers kept.
+        max_buffers: Most buffers to hold.
     """
 
-    most: int = 0
+    max_buffers: int = 0
     _buffers: list[bytearray] = field(default_factory=list, repr=False)
 
     def take(self, size: int) -> bytearray:
@@ -39,7 +39,7 @@ class BufferPool:
         """Returns a buffer to the pool."""
         if len(buffer) >= CHUNK_BYTES:
             self._buffers.append(buffer)
-            del self._buffers[: max(0, len(self._buffers) - self.most)]
+            del self._buffers[: max(0, len(self._buffers) - self.max_buffers)]
 
     @property
     def size_bytes(self) -> int:
@@ -146,5 +146,5 @@ class Staging:
             checksum = without(self._checksums[0], front, first - CHECKED_FROM)
             for offset in range(CHUNK_BYTES, self.total_bytes, CHUNK_BYTES):
                 size = min(CHUNK_BYTES, self.total_bytes - offset)
-                checksum = joined(checksum, self._checksums[offset], size)
+                checksum = combine(checksum, self._checksums[offset], size)
         return StagedPayload(self._data, checksum, self._buffer)

@@ -23,7 +23,7 @@ from fulmen_exchange.aggregator.terms import CallTerms, Terms
 from fulmen_exchange.codecs.codec import PayloadInvalid, State
 
 SUFFIX = ".safetensors"
-REPLY, STATE, ABOUT = "reply", "state.", "about"
+REPLY, STATE, METADATA = "reply", "state.", "metadata"
 BUCKET = "bucket-"
 
 _log = structlog.get_logger()
@@ -75,7 +75,7 @@ class SumFiles:
     def write(self, due: SumDue, reply: Reply, state: State, *, epoch: int, history: str) -> None:
         """Stores a sum, replacing that of the round before: ranks are never more than a sum apart."""
         number, call = due.key
-        about = {
+        metadata = {
             "round": number,
             "call": call,
             "epoch": epoch,
@@ -90,7 +90,7 @@ class SumFiles:
         aside = path.with_suffix(".new")
         tensors = {f"{STATE}{key}": tensor.contiguous().view(torch.uint8).numpy().data for key, tensor in state.items()}
         with aside.open("wb") as file:
-            file.write(_header(about, {key: len(view) for key, view in tensors.items()}, reply.size))
+            file.write(_header(metadata, {key: len(view) for key, view in tensors.items()}, reply.size))
             for piece in (*tensors.values(), *reply.chunks()):
                 file.write(piece)
             file.flush()
@@ -102,21 +102,21 @@ class SumFiles:
 
     def read(self) -> tuple[list[StoredSum], list[str]]:
         """Returns the stored sums, and the names of unreadable files."""
-        kept, bad = [], []
+        sums, bad = [], []
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
-                kept.append(self._read(path))
+                sums.append(self._read(path))
             except TermsMismatch:
                 continue
             except (SafetensorError, OSError, KeyError, TypeError, ValueError, PayloadInvalid) as error:
-                _log.warning("kept_sum_not_read", file=path.name, error=type(error).__name__)
+                _log.warning("stored_sum_unreadable", file=path.name, error=type(error).__name__)
                 bad.append(path.name)
-        return kept, bad
+        return sums, bad
 
     def _read(self, path: Path) -> StoredSum:
         with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()[ABOUT])
-            if about["run"] != _name_of(self.terms):
+            metadata = json.loads(file.metadata()[METADATA])
+            if metadata["run"] != _name_of(self.terms):
                 raise TermsMismatch
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         data = tensors.pop(REPLY).numpy().tobytes()
@@ -125,21 +125,21 @@ class SumFiles:
         if any(value.numel() != size for value in state.values()):
             raise ValueError("of another size")
         return StoredSum(
-            key=(int(about["round"]), int(about["call"])),
-            terms=CallTerms(**about["terms"]),
-            contributors={int(rank): str(incarnation) for rank, incarnation in about["contributors"].items()},
-            member_count=int(about["member_count"]),
+            key=(int(metadata["round"]), int(metadata["call"])),
+            terms=CallTerms(**metadata["terms"]),
+            contributors={int(rank): str(incarnation) for rank, incarnation in metadata["contributors"].items()},
+            member_count=int(metadata["member_count"]),
             data=data,
             state=state,
-            epoch=int(about["epoch"]),
-            history=str(about["history"]),
+            epoch=int(metadata["epoch"]),
+            history=str(metadata["history"]),
         )
 
 
-def _header(about: object, states: dict[str, int], reply_bytes: int) -> bytes:
+def _header(metadata: object, states: dict[str, int], reply_bytes: int) -> bytes:
     """Returns the beginning of a file: float32 tensors first and bytes last, which aligns all of them."""
-    places: dict[str, object] = {"__metadata__": {ABOUT: json.dumps(about)}}
-    for name, begin, end in _in_a_row({**states, REPLY: reply_bytes}):
+    places: dict[str, object] = {"__metadata__": {METADATA: json.dumps(metadata)}}
+    for name, begin, end in _consecutive({**states, REPLY: reply_bytes}):
         kind, width = ("U8", 1) if name == REPLY else ("F32", 4)
         places[name] = {"dtype": kind, "shape": [(end - begin) // width], "data_offsets": [begin, end]}
     text = json.dumps(places).encode()
@@ -147,7 +147,7 @@ def _header(about: object, states: dict[str, int], reply_bytes: int) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _in_a_row(sizes: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+def _consecutive(sizes: dict[str, int]) -> Iterator[tuple[str, int, int]]:
     begin = 0
     for name, size in sizes.items():
         yield name, begin, begin + size

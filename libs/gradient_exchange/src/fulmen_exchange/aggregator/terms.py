@@ -213,8 +213,8 @@ class CallTerms:
             return f"the run has {len(terms.segment_sizes)} buckets"
         if not math.isfinite(self.ratio) or self.ratio < 1:
             return "the ratio must be finite and at least 1"
-        most = terms.segment_sizes[self.bucket] * BYTES_PER_ELEMENT + HEADER_BYTES
-        return "" if 0 < total_bytes <= most else f"a payload of this segment must not exceed {most} bytes"
+        max_bytes = terms.segment_sizes[self.bucket] * BYTES_PER_ELEMENT + HEADER_BYTES
+        return "" if 0 < total_bytes <= max_bytes else f"a payload of this segment must not exceed {max_bytes} bytes"
 
     def differences(self, other: CallTerms) -> str:
         """Returns the differences from another rank's terms; empty if there are none."""

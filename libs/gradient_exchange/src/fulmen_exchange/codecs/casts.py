@@ -63,7 +63,7 @@ class Cast(LinearCodec):
     name: str
     limit: float | None = None
     version = 1
-    kept = None
+    residual_name = None
 
     def new_state(self, bucket: Bucket) -> State:
         """See `LinearCodec`: nothing."""

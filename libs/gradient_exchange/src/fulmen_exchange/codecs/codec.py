@@ -32,6 +32,8 @@ Each is as long as the bucket, element for element, and those of two ranks may b
 linear codec.
 """
 
+INT8, UINT8, INT16 = "torch.int8", "torch.uint8", "torch.int16"
+BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 RESIDUAL = "residual"
 """Name of the residual in the state of most codecs."""
 
@@ -85,6 +87,39 @@ class Payload:
         return sum(part.numel() * part.element_size() for part in self.parts)
 
 
+def check_frame(payload: Payload, *, name: str, version: int, size: int) -> None:
+    """Checks the codec, version and size of a payload.
+
+    Raises:
+        PayloadInvalid: if one is wrong.
+    """
+    if (payload.codec, payload.version) != (name, version):
+        raise PayloadInvalid(f"not a payload of {name} version {version}")
+    if payload.size != size:
+        raise PayloadInvalid(f"{name}: size of the payload does not match the segment")
+
+
+def check_kinds(payload: Payload, kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """Returns the parts of a payload after checking their types.
+
+    Raises:
+        PayloadInvalid: if a part has another type or is not one-dimensional.
+    """
+    if tuple(str(part.dtype) for part in payload.parts) != kinds or any(part.ndim != 1 for part in payload.parts):
+        raise PayloadInvalid(f"{payload.codec}: parts must be {', '.join(kinds)}")
+    return payload.parts
+
+
+def check_finite(payload: Payload, numbers: Tensor) -> None:
+    """Checks that numbers are finite.
+
+    Raises:
+        PayloadInvalid: if one is not.
+    """
+    if not bool(numbers.isfinite().all()):
+        raise PayloadInvalid(f"{payload.codec}: number not finite")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """A flat part of the gradients.
@@ -108,12 +143,12 @@ class BaseCodec:
     Attributes:
         name: Name in settings.
         version: Version of the payload format.
-        kept: Name of the residual in the state; None if everything is always sent.
+        residual_name: Name of the residual in the state; None if everything is always sent.
     """
 
     name: str
     version: int
-    kept: str | None = RESIDUAL
+    residual_name: str | None = RESIDUAL
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
         """Writes the gradient that the optimiser gets in a round that bypasses this codec.
@@ -128,11 +163,11 @@ class BaseCodec:
         """
         out.copy_(gradient)
 
-    def give_back(self, gradient: Tensor, state: State) -> None:
+    def release(self, gradient: Tensor, state: State) -> None:
         """Adds the residual to a gradient, in place, and clears it."""
-        if self.kept is not None:
-            gradient.add_(state[self.kept])
-            state[self.kept].zero_()
+        if self.residual_name is not None:
+            gradient.add_(state[self.residual_name])
+            state[self.residual_name].zero_()
 
 
 class SegmentCodec(BaseCodec, ABC):

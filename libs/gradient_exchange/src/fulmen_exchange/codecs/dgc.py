@@ -52,7 +52,7 @@ class Dgc(SegmentCodec):
     local_clip: float | None = None
     name = "dgc"
     version = 1
-    kept = ACCUMULATED
+    residual_name = ACCUMULATED
 
     def new_state(self, like: Tensor) -> State:
         """See `SegmentCodec`: u and v."""

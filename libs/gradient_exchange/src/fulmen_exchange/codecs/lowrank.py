@@ -148,11 +148,11 @@ class LowRank(LinearCodec):
 
     def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
         """See `LinearCodec`."""
-        flat, kept = bucket.flat, state[RESIDUAL]
-        kept += flat
+        flat, residual = bucket.flat, state[RESIDUAL]
+        residual += flat
         if round_.flush:
-            flat.copy_(kept)
-            kept.zero_()
+            flat.copy_(residual)
+            residual.zero_()
             all_reduce(flat)
             return
         plan = self._plan(bucket)
@@ -163,20 +163,20 @@ class LowRank(LinearCodec):
             orthonormalise(q)
             lefts.append(q.new_zeros(len(group.begins), group.rows, group.rank))
             for which, p in enumerate(lefts[-1]):
-                p.addmm_(group.of(kept, which), q[which], beta=0)
-        pieces = [kept[begin:end] for begin, end in plan.dense]
-        *lefts, dense = self.sum_factors(lefts, joined([*pieces, kept[:0]]), all_reduce, round_)
+                p.addmm_(group.of(residual, which), q[which], beta=0)
+        pieces = [residual[begin:end] for begin, end in plan.dense]
+        *lefts, dense = self.sum_factors(lefts, concatenate([*pieces, residual[:0]]), all_reduce, round_)
         for (begin, end), piece, sum_ in zip(plan.dense, pieces, split_like(dense, pieces), strict=True):
             flat[begin:end] = sum_
             piece.zero_()
         for group, ps, q in zip(plan.groups, lefts, rights, strict=True):
             orthonormalise(ps)
             for which, p in enumerate(ps):
-                q[which].addmm_(group.of(kept, which).T, p, beta=0)
-        *sums, _ = self.sum_factors(rights, kept[:0], all_reduce, round_)
+                q[which].addmm_(group.of(residual, which).T, p, beta=0)
+        *sums, _ = self.sum_factors(rights, residual[:0], all_reduce, round_)
         for group, ps, q, sum_ in zip(plan.groups, lefts, rights, sums, strict=True):
             for which, p in enumerate(ps):
-                group.of(kept, which).addmm_(p, q[which].T, alpha=-1)
+                group.of(residual, which).addmm_(p, q[which].T, alpha=-1)
                 group.of(flat, which).addmm_(p, sum_[which].T, beta=0)
             q.copy_(sum_)
 
@@ -184,7 +184,7 @@ class LowRank(LinearCodec):
         return Plan.of(bucket.matrices, matrix_rank=self.matrix_rank, min_ratio=self.min_ratio)
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenates at least one tensor into a flat one."""
     flat = tensors[0].new_zeros(sum(each.numel() for each in tensors))
     for part, each in zip(split_like(flat, tensors), tensors, strict=True):

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fulmen_exchange.codecs.codec import CodecEntry, Round
-from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, split_like
+from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, concatenate, split_like
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST = {8: 127, 16: 2048}
+MAX_INTEGER = {8: 127, 16: 2048}
 """Largest integer up to which the format has all integers: int8, float16."""
 MIN_STEPS = 16
 """Of a whole column; with fewer steps nothing of it would remain."""
@@ -62,11 +62,11 @@ class LowRankQuantised(LowRank):
             ValueError: if there are too many ranks for the number of bits.
         """
         # Each rank may round up by half a step; one more for rounding of the summed magnitudes.
-        top = MOST[self.bits] - round_.world_size / 2 - 1
+        top = MAX_INTEGER[self.bits] - round_.world_size / 2 - 1
         if top < MIN_STEPS:
             raise ValueError(f"{self.bits} bits are too few for the sum of {round_.world_size} ranks")
         exact = [*(each.abs().amax(dim=1, keepdim=True) for each in factors), dense]
-        sums = joined(exact)
+        sums = concatenate(exact)
         if sums.numel():
             all_reduce(sums)
         *largest, dense = split_like(sums, exact)
@@ -75,7 +75,7 @@ class LowRankQuantised(LowRank):
         steps = [each * (each > ZERO) / top for each in largest]
         for each, step in zip(factors, steps, strict=True):
             each.div_(step + step.eq(0)).round_().mul_(step.ne(0))
-        whole = joined(factors)
+        whole = concatenate(factors)
         whole = whole.half() if self.bits == 16 else whole.char()
         all_reduce(whole)
         for each, step in zip(factors, steps, strict=True):

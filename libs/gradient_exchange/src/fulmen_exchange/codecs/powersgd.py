@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fulmen_exchange.codecs.codec import CodecEntry, Round
-from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, split_like
+from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, concatenate, split_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class PowerSgd(LowRank):
     ) -> list[Tensor]:
         """See `LowRank`; makes one sum."""
         together = [*factors, dense]
-        sums = joined(together)
+        sums = concatenate(together)
         if sums.numel():
             all_reduce(sums)
         return split_like(sums, together)

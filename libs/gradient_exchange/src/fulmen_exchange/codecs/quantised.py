@@ -15,8 +15,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fulmen_exchange import kernels
-from fulmen_exchange.codecs.codec import RESIDUAL, Payload, PayloadInvalid, Round, SegmentCodec, State
-from fulmen_exchange.codecs.parts import FLOAT32, INT8, UINT8, check_finite, check_frame, check_kinds
+from fulmen_exchange.codecs.codec import (
+    FLOAT32,
+    INT8,
+    RESIDUAL,
+    UINT8,
+    Payload,
+    PayloadInvalid,
+    Round,
+    SegmentCodec,
+    State,
+    check_finite,
+    check_frame,
+    check_kinds,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +100,7 @@ class Stochastic(SegmentCodec):
     name: str
     bits: int
     version = 1
-    kept = None
+    residual_name = None
 
     def new_state(self, like: Tensor) -> State:
         """See `SegmentCodec`: nothing."""

@@ -8,8 +8,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fulmen_exchange import kernels
-from fulmen_exchange.codecs.codec import BLOCK, RESIDUAL, Payload, PayloadInvalid, Round, SegmentCodec, State
-from fulmen_exchange.codecs.parts import BFLOAT16, INT16, check_finite, check_frame, check_kinds
+from fulmen_exchange.codecs.codec import (
+    BFLOAT16,
+    BLOCK,
+    INT16,
+    RESIDUAL,
+    Payload,
+    PayloadInvalid,
+    Round,
+    SegmentCodec,
+    State,
+    check_finite,
+    check_frame,
+    check_kinds,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

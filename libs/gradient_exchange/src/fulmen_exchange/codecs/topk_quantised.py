@@ -18,7 +18,9 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import (
+    BFLOAT16,
     BLOCK,
+    INT16,
     RESIDUAL,
     CodecEntry,
     Payload,
@@ -26,8 +28,10 @@ from fulmen_exchange.codecs.codec import (
     Round,
     SegmentCodec,
     State,
+    check_finite,
+    check_frame,
+    check_kinds,
 )
-from fulmen_exchange.codecs.parts import BFLOAT16, INT16, check_finite, check_frame, check_kinds
 from fulmen_exchange.codecs.quantised import kind_of, pack, packed_count, unpack
 from fulmen_exchange.codecs.sparse import (
     COUNT_BYTES,
@@ -110,12 +114,12 @@ class TopkQuantised(SegmentCodec):
         steps = scales.float()[blocks]
         multiples = (values / (steps + (steps == 0))).round_().clamp_(-top, top)
         residual.index_add_(0, blocks * BLOCK + indices.long(), values - multiples * steps)
-        kept = multiples.nonzero().flatten()
-        sent = multiples[kept]
-        left = blocks[kept].bincount(minlength=counts.numel())
+        nonzero = multiples.nonzero().flatten()
+        sent = multiples[nonzero]
+        left = blocks[nonzero].bincount(minlength=counts.numel())
         parts = (
             left.to(counts.dtype),
-            indices[kept],
+            indices[nonzero],
             pack((sent - (sent > 0).to(sent.dtype)).char(), self.bits),
             scales[left > 0],
         )

@@ -38,7 +38,7 @@ DEADLINE_S = 60.0
 """Timeout for compiling, which takes about a second, and for waiting for another process that compiles."""
 _POLL_S = 0.02
 _OTHERS_WRITE = 0o022
-_TOLD = (
+_IDENTIFYING = (
     "vendor_id",
     "cpu family",
     "model",
@@ -87,15 +87,15 @@ def load(
     """
     key = _key(_processor())
     try:
-        for library in _whole(prebuilt, _key(_portable_target())) if _has_portable_features() else ():
+        for library in _intact(prebuilt, _key(_portable_target())) if _has_portable_features() else ():
             with suppress(OSError):  # incompatible C library
                 return ctypes.CDLL(str(library))
-        own = _own(folder, key)
+        own = _trusted(folder, key)
         if own is None:
             compiler, until = _compiler(path), monotonic() + deadline_s
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _alone(folder, until):
-                own = _own(folder, key) or _compile(folder, key, compiler, (FOR_THIS_PROCESSOR,), until)
+            with _locked(folder, until):
+                own = _trusted(folder, key) or _compile(folder, key, compiler, (FOR_THIS_PROCESSOR,), until)
         return ctypes.CDLL(str(own))
     except OSError as error:
         raise KernelsUnavailable(f"cannot store a library in {folder} or load it: {error}") from error
@@ -133,23 +133,25 @@ def _processor() -> str:
         lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         lines = [f"model name: {platform.processor()}"]
-    return "\n".join([platform.system(), platform.machine(), *(line for line in lines if line.startswith(_TOLD))])
+    return "\n".join(
+        [platform.system(), platform.machine(), *(line for line in lines if line.startswith(_IDENTIFYING))]
+    )
 
 
 def _checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
 
 
-def _whole(folder: Path, key: str) -> Iterator[Path]:
+def _intact(folder: Path, key: str) -> Iterator[Path]:
     """Yields the libraries of a key whose bytes match their names."""
     for library in sorted(folder.glob(f"{key}-*.so")):
         if library.stem == f"{key}-{_checksum(library)}":
             yield library
 
 
-def _own(folder: Path, key: str) -> Path | None:
+def _trusted(folder: Path, key: str) -> Path | None:
     """Returns a library of a key that no other user can have written, since its code will run in this process."""
-    for library in _whole(folder, key):
+    for library in _intact(folder, key):
         status = library.stat()
         if status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE:
             return library
@@ -166,7 +168,7 @@ def _compiler(path: str | None) -> str:
 
 
 @contextmanager
-def _alone(folder: Path, until: float) -> Iterator[None]:
+def _locked(folder: Path, until: float) -> Iterator[None]:
     """Holds the lock of a folder while compiling.
 
     Raises:
@@ -198,8 +200,8 @@ def _compile(folder: Path, key: str, compiler: str, processor: Sequence[str], un
             if status == 0:
                 made.chmod(0o755)
                 return made.replace(folder / f"{key}-{_checksum(made)}.so")
-        told = log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
-    raise KernelsUnavailable(f"{compiler} exited with status {status}: {told}")
+        output = log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
+    raise KernelsUnavailable(f"{compiler} exited with status {status}: {output}")
 
 
 def _run(command: Sequence[str], log: Path, until: float) -> int:

@@ -1,9 +1,9 @@
 // The loops of reference.py on one thread of a CPU, with the same bits. They are compiled where they run (loader.py).
 //
-// Every operation rounds as torch's does: products and sums are not contracted (-ffp-contract=off), and what is divided
-// there is divided here.
+// Every operation rounds as torch's does: products and sums are not contracted (-ffp-contract=off), and divisions stay
+// divisions.
 // Magnitudes are compared as integers, which vectorises: floats without their sign are ordered as their bits are.
-// Functions are plain C, and so are the headers: the library fits every torch and Python, and needs nothing of C++'s own.
+// The interface is plain C: the library works with every torch and Python and does not need the C++ runtime.
 // Pointers never overlap.
 
 #include <math.h>
@@ -39,7 +39,7 @@ float float_of(uint32_t bits) {
   return value;
 }
 
-// To the nearest, ties to even; no NaN comes here.
+// To nearest, ties to even; never called with NaN.
 uint16_t to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
@@ -47,14 +47,14 @@ uint16_t to_bfloat16(float value) {
 
 float from_bfloat16(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
-// Which elements are taken: of a magnitude from `least` to infinity. An element that is 0 never is.
+// Marks elements to select: magnitudes from `smallest` to infinity, zeros never.
 struct Range {
-  uint32_t least;
+  uint32_t smallest;
   uint32_t width;
 
-  explicit Range(float threshold) : least(threshold > 0.0f ? bits_of(threshold) : 1u), width(kInfinity - least) {}
+  explicit Range(float threshold) : smallest(threshold > 0.0f ? bits_of(threshold) : 1u), width(kInfinity - smallest) {}
 
-  uint8_t holds(float value) const { return ((bits_of(value) & kMagnitude) - least) <= width; }
+  uint8_t holds(float value) const { return ((bits_of(value) & kMagnitude) - smallest) <= width; }
 };
 
 void feed(const float* __restrict gradient, float* __restrict residual, int64_t size, Range range,
@@ -88,17 +88,17 @@ void correct_nesterov(const float* __restrict gradient, float* __restrict veloci
   }
 }
 
-// Where what is taken goes.
+// Output of selected elements.
 struct Taken {
   int16_t* counts;
   int16_t* indices;
   uint16_t* values;
   int64_t size = 0;
 
-  // Takes the marked elements of a block out of `kept`, and zeroes those of `masked`, if there is one. Meanwhile the
-  // next block of some streams is fetched: memory would stand still otherwise. RankBehind the last block that does nothing.
+  // Moves the marked elements of a block out of `residual`, and zeroes those of `masked`, if any. Prefetches the next
+  // block of the streams meanwhile; past the last block this does nothing.
   template <int kStreams>
-  void take(const uint8_t* marks, float* kept, float* masked, const float* const (&streams)[kStreams]) {
+  void take(const uint8_t* marks, float* residual, float* masked, const float* const (&streams)[kStreams]) {
     const int64_t before = size;
     for (int64_t line = 0; line < kBlock; line += kLine) {
       for (const float* stream : streams) __builtin_prefetch(stream + kBlock + line);
@@ -108,10 +108,10 @@ struct Taken {
       for (int half = 0; half < 2; ++half) {
         for (uint64_t word = words[half]; word; word &= word - 1) {
           const int64_t i = line + 8 * half + (__builtin_ctzll(word) >> 3);
-          const uint16_t value = to_bfloat16(kept[i]);
+          const uint16_t value = to_bfloat16(residual[i]);
           indices[size] = static_cast<int16_t>(i);
           values[size++] = value;
-          kept[i] -= from_bfloat16(value);
+          residual[i] -= from_bfloat16(value);
           if (masked) masked[i] = 0.0f;
         }
       }
@@ -120,7 +120,7 @@ struct Taken {
   }
 };
 
-// A number in [0, 1) of a place and a seed: `_random` of the reference.
+// Uniform in [0, 1), from an index and a seed; `_random` of the reference.
 float drawn(uint32_t place, uint32_t low, uint32_t high) {
   uint32_t x = (place ^ low) * 0x9E3779B1u + high;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -139,7 +139,7 @@ void round_chunk(const float* __restrict values, int32_t size, float step, float
   }
 }
 
-// To the nearest, ties to even, as the processor rounds unless it was told otherwise.
+// To nearest, ties to even: the default rounding mode.
 void nearest_chunk(const float* __restrict values, int32_t size, float step, float levels, int8_t* __restrict whole) {
   for (int32_t i = 0; i < size; ++i) {
     float rounded = __builtin_rintf(values[i] / step);
@@ -176,7 +176,7 @@ uint8_t* pack(const int8_t* whole, int64_t groups, int bits, uint8_t* packed) {
   uint8_t planes[kChunk + 16];
   memcpy(words, whole, static_cast<size_t>(8 * groups));
   for (int64_t group = 0; group < groups; ++group) words[group] = transposed(words[group]);
-  // Planes beyond the lowest are written over by the next group's.
+  // The next group overwrites planes beyond the lowest.
   for (int64_t group = 0; group < groups; ++group) memcpy(planes + group * bits, words + group, 8);
   memcpy(packed, planes, static_cast<size_t>(groups * bits));
   return packed + groups * bits;
@@ -241,9 +241,9 @@ uint32_t checksum_of(const uint8_t* bytes, int64_t size, uint32_t state) {
 }
 
 #if defined(__x86_64__)
-// Moves 16 bytes forward by a power of x that `by` has the remainders of, and adds those that are there.
-FULMEN_FOLDS inline __m128i folded(__m128i kept, __m128i by, __m128i there) {
-  const __m128i low = _mm_clmulepi64_si128(kept, by, 0x00), high = _mm_clmulepi64_si128(kept, by, 0x11);
+// Multiplies 16 bytes by the power of x whose remainders are in `by`, and adds `there`.
+FULMEN_FOLDS inline __m128i folded(__m128i state, __m128i by, __m128i there) {
+  const __m128i low = _mm_clmulepi64_si128(state, by, 0x00), high = _mm_clmulepi64_si128(state, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), there);
 }
 
@@ -293,7 +293,7 @@ float fulmen_threshold_of(const float* values, int64_t size, int64_t keep) {
   return float_of(prefix);
 }
 
-// Returns how many were taken. There is room for all elements in `indices` and `values`, for all blocks in `counts`.
+// Returns the number of selected elements. `indices` and `values` have room for all elements, `counts` for all blocks.
 int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t size, float threshold, int16_t* counts,
                                int16_t* indices, uint16_t* values) {
   alignas(64) uint8_t marks[kBlock] = {};
@@ -323,7 +323,7 @@ int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumul
   return taken.size;
 }
 
-// The gradient and `out` may be the same, and only they.
+// Only the gradient and `out` may be the same memory.
 void fulmen_correct(const float* gradient, float* __restrict velocity, int64_t size, float momentum, int32_t nesterov,
                     float* out) {
   if (nesterov) {
@@ -341,7 +341,7 @@ void fulmen_correct(const float* gradient, float* __restrict velocity, int64_t s
   }
 }
 
-// Returns 0, or -1 if indices are not there or do not ascend; nothing is added then. Payloads come from other machines.
+// Returns 0, or -1 without adding anything if indices are out of range or not ascending: payloads are untrusted.
 int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* indices, const uint16_t* values,
                           int64_t taken, float* out, int64_t size) {
   int64_t at = 0;
@@ -395,7 +395,7 @@ void fulmen_add_quantised(const uint8_t* packed, const float* scales, float* out
   }
 }
 
-// Tells whether this processor has a checksum that is quicker than zlib's.
+// Returns whether this processor has a faster checksum than zlib's.
 int32_t fulmen_checks_quickly() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -404,7 +404,7 @@ int32_t fulmen_checks_quickly() {
 #endif
 }
 
-// Returns the CRC-32 (ISO-HDLC) of bytes, as zlib does, after those that `value` is of; for `fulmen_checks_quickly`.
+// Returns the CRC-32 (ISO-HDLC, as in zlib) of bytes that follow those with checksum `value`.
 uint32_t fulmen_checksum(const uint8_t* bytes, int64_t size, uint32_t value) {
 #if defined(__x86_64__)
   return ~folded_checksum(bytes, size, ~value);

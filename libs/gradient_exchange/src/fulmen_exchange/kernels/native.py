@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fulmen_exchange.kernels.loader import KernelsUnavailable
-from fulmen_exchange.kernels.reference import BLOCK, SPARSE_INVALID, kept_of
+from fulmen_exchange.kernels.reference import BLOCK, SPARSE_INVALID, count_of
 
 _AT, _SIZE, _INT, _WORD, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
 _LOW = 0xFFFFFFFF
@@ -53,12 +53,12 @@ class NativeKernels:
     def threshold_of(self, sample: Tensor, share: float) -> float:
         """See `reference.threshold_of`."""
         size, sample = sample.numel(), sample.contiguous()
-        keep = kept_of(size, share)
+        keep = count_of(size, share)
         return float(self._library.fulmen_threshold_of(sample.data_ptr(), size, keep)) if keep < size else 0.0
 
     def feedback_select(self, gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.feedback_select`."""
-        counts, indices, values = _room_for(residual.numel())
+        counts, indices, values = _sparse_outputs(residual.numel())
         taken = self._library.fulmen_feedback_select(
             *(gradient.data_ptr(), residual.data_ptr(), residual.numel(), threshold),
             *(counts.data_ptr(), indices.data_ptr(), values.data_ptr()),
@@ -75,7 +75,7 @@ class NativeKernels:
         threshold: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.dgc_select`."""
-        counts, indices, values = _room_for(accumulated.numel())
+        counts, indices, values = _sparse_outputs(accumulated.numel())
         taken = self._library.fulmen_dgc_select(
             *(gradient.data_ptr(), velocity.data_ptr(), accumulated.data_ptr(), accumulated.numel()),
             *(momentum, nesterov, threshold, counts.data_ptr(), indices.data_ptr(), values.data_ptr()),
@@ -99,7 +99,7 @@ class NativeKernels:
 
     def quantise(self, values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
         """See `reference.quantise`."""
-        packed, scales = _room_for_quantised(values.numel(), bits, block)
+        packed, scales = _quantised_outputs(values.numel(), bits, block)
         self._library.fulmen_quantise(
             *(values.data_ptr(), values.numel(), bits, block, begin & _LOW, seed & _LOW, (seed >> 32) & _LOW),
             *(packed.data_ptr(), scales.data_ptr()),
@@ -108,7 +108,7 @@ class NativeKernels:
 
     def nearest(self, values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
         """See `reference.nearest`."""
-        packed, scales = _room_for_quantised(values.numel(), bits, block)
+        packed, scales = _quantised_outputs(values.numel(), bits, block)
         self._library.fulmen_nearest(
             values.data_ptr(), values.numel(), bits, block, packed.data_ptr(), scales.data_ptr()
         )
@@ -126,12 +126,12 @@ class NativeKernels:
         return int(self._library.fulmen_checksum(bytes_.ctypes.data, bytes_.size, value))
 
 
-def _room_for_quantised(size: int, bits: int, block: int) -> tuple[Tensor, Tensor]:
+def _quantised_outputs(size: int, bits: int, block: int) -> tuple[Tensor, Tensor]:
     kind, count = (torch.int8, size) if bits == 8 else (torch.uint8, -(-size // 8) * bits)
     return torch.empty(count, dtype=kind), torch.empty(-(-size // block))
 
 
-def _room_for(size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sparse_outputs(size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates outputs for all elements: untouched pages take no memory, and counting first would read everything twice."""
     counts = torch.empty(-(-size // BLOCK), dtype=torch.int16)
     return counts, torch.empty(size, dtype=torch.int16), torch.empty(size, dtype=torch.bfloat16)

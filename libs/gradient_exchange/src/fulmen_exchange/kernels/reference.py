@@ -13,7 +13,7 @@ _PIECE = 32_768
 """Elements quantised at a time."""
 
 
-def kept_of(size: int, share: float) -> int:
+def count_of(size: int, share: float) -> int:
     """Returns how many elements a share of a sample is, at least one."""
     return max(1, round(share * size))
 
@@ -23,7 +23,7 @@ def threshold_of(sample: Tensor, share: float) -> float:
 
     Exact for all elements; an estimate for `kernels.sampled` ones (arXiv:1712.01887, section 3).
     """
-    keep = kept_of(sample.numel(), share)
+    keep = count_of(sample.numel(), share)
     return float(sample.abs().topk(keep, sorted=True).values[-1]) if keep < sample.numel() else 0.0
 
 

@@ -40,9 +40,9 @@ def _feed(gradient, residual, counts, size, threshold, LENGTH: tl.constexpr):  #
     block = tl.program_id(0).to(tl.int64)
     offsets = block * LENGTH + tl.arange(0, LENGTH)
     there = offsets < size
-    kept = tl.load(residual + offsets, there, 0.0) + tl.load(gradient + offsets, there, 0.0)
-    tl.store(residual + offsets, kept, there)
-    taken = (tl.abs(kept) >= threshold) & (kept != 0.0)
+    residual = tl.load(residual + offsets, there, 0.0) + tl.load(gradient + offsets, there, 0.0)
+    tl.store(residual + offsets, residual, there)
+    taken = (tl.abs(residual) >= threshold) & (residual != 0.0)
     tl.store(counts + block, tl.sum(taken.to(tl.int32), 0).to(tl.int16))
 
 
@@ -78,7 +78,7 @@ def _correct(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _take(  # type: ignore[no-untyped-def]
-    kept,
+    residual,
     masked,
     begins,
     indices,
@@ -91,13 +91,13 @@ def _take(  # type: ignore[no-untyped-def]
     block = tl.program_id(0).to(tl.int64)
     within = tl.arange(0, LENGTH)
     offsets = block * LENGTH + within
-    value = tl.load(kept + offsets, offsets < size, 0.0)
+    value = tl.load(residual + offsets, offsets < size, 0.0)
     taken = (tl.abs(value) >= threshold) & (value != 0.0)
     at = tl.load(begins + block) + tl.cumsum(taken.to(tl.int32), 0) - 1
     rounded = value.to(tl.bfloat16)
     tl.store(indices + at, within.to(tl.int16), taken)
     tl.store(values + at, rounded, taken)
-    tl.store(kept + offsets, value - rounded.to(tl.float32), taken)
+    tl.store(residual + offsets, value - rounded.to(tl.float32), taken)
     if MASKED:
         tl.store(masked + offsets, tl.zeros([LENGTH], tl.float32), taken)
 
@@ -241,11 +241,11 @@ def _begins(counts: Tensor) -> Tensor:
 
 
 def _taken(
-    counts: Tensor, kept: Tensor, masked: Tensor, threshold: float, *, masks: bool
+    counts: Tensor, residual: Tensor, masked: Tensor, threshold: float, *, masks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = int(counts.sum())
-    indices, values = kept.new_empty(size, dtype=torch.int16), kept.new_empty(size, dtype=torch.bfloat16)
-    arguments = (kept, masked, _begins(counts), indices, values, kept.numel(), threshold)
+    indices, values = residual.new_empty(size, dtype=torch.int16), residual.new_empty(size, dtype=torch.bfloat16)
+    arguments = (residual, masked, _begins(counts), indices, values, residual.numel(), threshold)
     _launch(_take, counts.numel(), *arguments, MASKED=masks, LENGTH=BLOCK)
     return counts, indices, values
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen_exchange.aggregator.checksum import crc32, joined
+from fulmen_exchange.aggregator.checksum import combine, crc32
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 
 CHUNK_TAG = b"\x0a"
@@ -40,7 +40,7 @@ class ReadChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class CutPayload:
+class ChunkedPayload:
     """A payload split into chunks without joining its parts.
 
     Attributes:
@@ -70,7 +70,7 @@ class CutPayload:
         return b"".join((CHUNK_TAG, whole, written, DATA_FIELD, length, *self.pieces[number]))
 
 
-def cut(front: bytearray, parts: Iterable[memoryview]) -> CutPayload:
+def split(front: bytearray, parts: Iterable[memoryview]) -> ChunkedPayload:
     """Splits a payload given in parts; writes its checksum into its front.
 
     Args:
@@ -83,16 +83,16 @@ def cut(front: bytearray, parts: Iterable[memoryview]) -> CutPayload:
     sizes = [sum(map(len, each)) for each in pieces]
     whole = checksums[0]
     for checksum, size in zip(checksums[1:], sizes[1:], strict=True):
-        whole = joined(whole, checksum, size)
+        whole = combine(whole, checksum, size)
     front[4:CHECKED_FROM] = whole.to_bytes(4, "little")
-    checksums[0] = joined(crc32(front[:CHECKED_FROM]), checksums[0], sizes[0] - CHECKED_FROM)
-    return CutPayload(tuple(pieces), tuple(checksums), sum(sizes))
+    checksums[0] = combine(crc32(front[:CHECKED_FROM]), checksums[0], sizes[0] - CHECKED_FROM)
+    return ChunkedPayload(tuple(pieces), tuple(checksums), sum(sizes))
 
 
-def cut_bytes(data: bytes | bytearray | memoryview) -> CutPayload:
+def split_bytes(data: bytes | bytearray | memoryview) -> ChunkedPayload:
     """Splits the bytes of a payload."""
     pieces = _pieces([memoryview(data)])
-    return CutPayload(tuple(pieces), tuple(map(_checksum, pieces)), len(data))
+    return ChunkedPayload(tuple(pieces), tuple(map(_checksum, pieces)), len(data))
 
 
 def read(kind: type[Message], message: bytes) -> ReadChunk | Message:
@@ -147,7 +147,7 @@ def _data_of(view: memoryview) -> tuple[int, int, int, int] | None:
                     return None
         return found if place == len(view) else None
     except IndexError:
-        raise DecodeError("cut off") from None
+        raise DecodeError("truncated") from None
 
 
 def _number(view: memoryview, place: int) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def _number(view: memoryview, place: int) -> tuple[int, int]:
             return value, place
         shift += 7
         if shift > 63:
-            raise DecodeError("no number")
+            raise DecodeError("malformed varint")
 
 
 def _varint(value: int) -> bytes:

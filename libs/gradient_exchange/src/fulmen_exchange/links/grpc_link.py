@@ -29,7 +29,7 @@ from fulmen_exchange.aggregator.shard_sum import sum_payload
 from fulmen_exchange.codecs.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
-from fulmen_exchange.links.grpc_chunks import cut
+from fulmen_exchange.links.grpc_chunks import split
 from fulmen_exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
 from fulmen_exchange.links.link import Sums
 from fulmen_exchange.links.settings import GrpcLinkSettings
@@ -221,21 +221,21 @@ class GrpcLink:
         try:
             for wave in _waves(flat, self.shards, self._settings.piece_bytes):
                 if len(in_flight) == MAX_IN_FLIGHT:
-                    self._land(*in_flight.popleft())
+                    self._receive(*in_flight.popleft())
                 # Single pieces rotate among the shards.
                 first = self._call % self.shards if len(wave) == 1 else 0
                 shards = range(first, first + len(wave))
                 outgoing = [self._outgoing(sum_payload(piece)) for piece in wave]
                 in_flight.append((wave, shards, self._start(dict(zip(shards, outgoing, strict=True)))))
             while in_flight:
-                self._land(*in_flight.popleft())
+                self._receive(*in_flight.popleft())
         finally:
             for _, _, future in in_flight:
                 future.cancel()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
 
-    def _land(self, wave: Sequence[Tensor], shards: Sequence[int], future: Future[list[Incoming]]) -> None:
+    def _receive(self, wave: Sequence[Tensor], shards: Sequence[int], future: Future[list[Incoming]]) -> None:
         """Replaces pieces by their sums."""
         for piece, shard, incoming in zip(wave, shards, self._finish(future), strict=True):
             self.missed_sums += not incoming.accepted
@@ -313,7 +313,7 @@ class GrpcLink:
             bucket=bucket,
             codec=(payload.codec, payload.version),
             settings=settings or pb.CallSettings(ratio=1.0),
-            payload=cut(wire.front_of(payload), wire.parts_of(payload)),
+            payload=split(wire.front_of(payload), wire.parts_of(payload)),
         )
 
     def _start(self, outgoing: dict[int, Outgoing]) -> Future[list[Incoming]]:
@@ -405,9 +405,9 @@ class GrpcLink:
 
 def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[tuple[Tensor, ...]]:
     """Splits a flat tensor into waves of one piece per shard; a small tensor goes to one shard."""
-    size, most = flat.numel(), piece_bytes // flat.element_size()
+    size, longest = flat.numel(), piece_bytes // flat.element_size()
     if not size:
         return
-    pieces = flat.split(size if size <= SMALL else min(most, -(-size // shards)))
+    pieces = flat.split(size if size <= SMALL else min(longest, -(-size // shards)))
     for begin in range(0, len(pieces), shards):
         yield pieces[begin : begin + shards]

@@ -1,7 +1,7 @@
 """The membership of a rank at one shard, and its stream.
 
 Invariants: a payload is resent until its shard has reported its status, and resending is harmless; payloads are sent in the
-order in which they are given. Everything here runs on the link's event loop.
+order of their calls. Everything here runs on the link's event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 import grpc.aio
 
@@ -24,7 +25,7 @@ from fulmen_exchange.aggregator.staging import BufferPool, StagedPayload, Stagin
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links import grpc_chunks
-from fulmen_exchange.links.grpc_chunks import CutPayload, ReadChunk
+from fulmen_exchange.links.grpc_chunks import ChunkedPayload, ReadChunk
 
 STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
 JOIN_TIMEOUT_S = 20.0
@@ -62,7 +63,7 @@ class Outgoing:
     bucket: int
     codec: tuple[str, int]
     settings: pb.CallSettings
-    payload: CutPayload = field(repr=False)
+    payload: ChunkedPayload = field(repr=False)
 
     @property
     def key(self) -> Key:
@@ -123,8 +124,21 @@ class _Awaited:
         return self.status is None and not self.result.done()
 
 
-_Orders = asyncio.Queue[tuple[_Awaited, int | None]]
-"""Payloads to send, each with the index of a single chunk or None."""
+class _Orders:
+    """Payloads to send, those of earlier calls first: a server makes sums in order and skips none that it knows of."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.PriorityQueue[tuple[Key, int, _Awaited, int | None]] = asyncio.PriorityQueue()
+        self._numbers = count()
+
+    def put(self, awaited: _Awaited, only: int | None = None) -> None:
+        """Adds a payload, or a single one of its chunks."""
+        self._queue.put_nowait((awaited.payload.key, next(self._numbers), awaited, only))
+
+    async def next(self) -> tuple[_Awaited, int | None]:
+        """Waits for a payload; returns it with the index of the chunk, or None for all."""
+        *_, awaited, only = await self._queue.get()
+        return awaited, only
 
 
 class ShardClient:
@@ -149,6 +163,8 @@ class ShardClient:
         self._request = request
         # This rank has all earlier sums. A single value, since `begin` is called from another thread.
         self._place: Key = (0, 0)
+        # The position after the newest sum received. An older one may have been lost with its stream.
+        self._received: Key = (0, 0)
         self._joining = asyncio.Lock()
         self._is_joined = False
         self._awaited: dict[Key, _Awaited] = {}
@@ -174,7 +190,9 @@ class ShardClient:
             FulmenError: the server's error.
         """
         async with self._joining:
-            self._request.round, self._request.call = min(self._awaited, default=self._place)
+            # A sum that this rank has must not be made again, even if it still lacks an earlier one.
+            position = max(min(self._awaited, default=self._place), self._received)
+            self._request.round, self._request.call = position
             joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_TIMEOUT_S)
             self._request.membership_epoch = joined.membership_epoch
             self._request.history = joined.history
@@ -182,7 +200,7 @@ class ShardClient:
             self._is_joined = True
             if not self._tasks:
                 self._tasks = [
-                    asyncio.create_task(self._beat(), name="exchange-heartbeat"),
+                    asyncio.create_task(self._heartbeat(), name="exchange-heartbeat"),
                     asyncio.create_task(self._serve(), name="exchange-stream"),
                 ]
             return joined
@@ -196,7 +214,7 @@ class ShardClient:
         awaited = self._awaited[payload.key] = _Awaited(payload, asyncio.get_running_loop().create_future())
         self._place = payload.round, max(self._place[1], payload.call + 1)
         if self._orders is not None:
-            self._orders.put_nowait((awaited, None))
+            self._orders.put(awaited)
         self._something_awaited.set()
         try:
             return await awaited.result
@@ -234,7 +252,7 @@ class ShardClient:
             try:
                 if not self._is_joined:
                     await self._join_or_fail()
-                await self._talk()
+                await self._run_stream()
             except (Unavailable, DeadlineExceeded):
                 # The server may have restarted and forgotten its members.
                 self._is_joined = False
@@ -260,13 +278,13 @@ class ShardClient:
         except FulmenError as error:
             raise failed(self.name, error) from error
 
-    async def _talk(self) -> None:
+    async def _run_stream(self) -> None:
         """Opens a stream, sends everything awaited and reads until it breaks."""
         stream: Stream = self._open_stream()
-        orders = self._orders = asyncio.Queue()
+        orders = self._orders = _Orders()
         for awaited in list(self._awaited.values()):
             awaited.begin_again()
-            orders.put_nowait((awaited, None))
+            orders.put(awaited)
         both = (
             asyncio.create_task(self._send(stream, orders), name="exchange-send"),
             asyncio.create_task(self._listen(stream, orders), name="exchange-listen"),
@@ -293,7 +311,7 @@ class ShardClient:
         )
         await stream.write(pb.ExchangeRequest(open=opened))
         while True:
-            awaited, only = await orders.get()
+            awaited, only = await orders.next()
             if only is None:
                 awaited.epoch = self._request.membership_epoch
             epoch = awaited.epoch
@@ -309,8 +327,8 @@ class ShardClient:
             if message is grpc.aio.EOF:
                 raise Unavailable("The server closed the stream.")
             self._has_heard = True
-            about = message.head if isinstance(message, ReadChunk) else message.status
-            awaited = self._awaited.get((about.round, about.call))
+            subject = message.head if isinstance(message, ReadChunk) else message.status
+            awaited = self._awaited.get((subject.round, subject.call))
             if awaited is None or awaited.result.done():
                 continue  # duplicate of a sum already received
             if isinstance(message, ReadChunk):
@@ -318,13 +336,13 @@ class ShardClient:
             elif message.status.status in WITH_SUM:
                 self._expect(awaited, message.status)
             elif message.status.status == pb.SegmentStatus.STATUS_BAD_CHECKSUM:
-                orders.put_nowait((awaited, message.status.offset_bytes // CHUNK_BYTES))
+                orders.put(awaited, message.status.offset_bytes // CHUNK_BYTES)
             elif message.status.status == pb.SegmentStatus.STATUS_STALE_EPOCH:
                 if awaited.epoch < message.status.membership_epoch:  # otherwise it has been resent since
                     awaited.epoch = OUTDATED
                     if self._request.membership_epoch < message.status.membership_epoch:
                         await self._join_or_fail()
-                    orders.put_nowait((awaited, None))
+                    orders.put(awaited)
             else:
                 awaited.result.set_exception(self._refusal(awaited, message.status))
 
@@ -344,6 +362,8 @@ class ShardClient:
         self.received_bytes += len(chunk.data)
         if reply.put(head.offset_bytes, chunk.data, head.crc32):
             self._request.known_member_count = status.member_count
+            number, call = awaited.payload.key
+            self._received = max(self._received, (number, call + 1))
             awaited.result.set_result(
                 Incoming(
                     sum=reply.take(),
@@ -363,7 +383,7 @@ class ShardClient:
             " All ranks must run the same version with the same settings"
         )
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         """Renews the lease while the rank computes."""
         while True:
             await asyncio.sleep(self._request.terms.lease_s / HEARTBEATS_PER_LEASE)

@@ -7,7 +7,8 @@ from typing import assert_never
 
 from torch import nn
 
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.channel import FulmenChannel, Token, open_channel
+from fulmen.watched_file import WatchedFile
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.link import Link
@@ -58,4 +59,6 @@ def open_link(
 
 def connected(access: ServerAccess, target: str) -> FulmenChannel:
     """Opens the channel to a server of shards, with TLS if there are certificates for it."""
-    return open_channel(target, token=access.token or None, tls=access.tls.get(target))
+    file = WatchedFile(access.token_file) if access.token_file else None
+    token: Token = (access.token or None) if file is None else lambda: file.content().decode()
+    return open_channel(target, token=token, tls=access.tls.get(target))

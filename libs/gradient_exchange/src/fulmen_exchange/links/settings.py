@@ -67,9 +67,11 @@ class ServerAccess:
     Attributes:
         training_run: `trainingRuns/{id}`, which identifies the exchange.
         token: Token of role `service`, bound to the run's project; empty for servers without authentication.
+        token_file: File with the token, read again when it changes; empty for `token`.
         tls: Certificates by address; None for no TLS.
     """
 
     training_run: str
     token: str = field(default="", repr=False)
+    token_file: str = ""
     tls: Mapping[str, TlsFiles | None] = field(default_factory=dict)

@@ -110,7 +110,7 @@ class TorchLink:
         joined = [torch.frombuffer(bytearray().join(each), dtype=torch.uint8).to(device) for each in outgoing]
         incoming = [torch.empty(int(each.sum()), dtype=torch.uint8, device=device) for each in sizes]
         self._swap(joined, incoming)
-        return [_cut(data.cpu(), each.tolist()) for data, each in zip(incoming, sizes, strict=True)]
+        return [_split(data.cpu(), each.tolist()) for data, each in zip(incoming, sizes, strict=True)]
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Sends a tensor to each rank and receives one from each."""
@@ -128,7 +128,7 @@ class TorchLink:
             work.wait()
 
 
-def _cut(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:
+def _split(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:
     """Splits bytes into messages of the given sizes."""
     view, ends = data.numpy().data, list(accumulate(sizes, initial=0))
     return [view[begin:end] for begin, end in pairwise(ends)]

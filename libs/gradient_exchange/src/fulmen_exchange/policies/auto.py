@@ -65,7 +65,7 @@ class Prediction:
     def of(
         cls, samples: Sequence[Sample], *, gradient_bytes: float, world_size: int, overlap: float = 0.0
     ) -> Prediction:
-        """Fits the model to at least two samples."""
+        """Fits the model to at threshold_s two samples."""
         points = [
             Measured(
                 step=Step(exchange=exchange_for(one.choice, gradient_bytes, world_size), compute_s=0.0),
@@ -133,7 +133,7 @@ class Auto:
         """Plans to measure every codec.
 
         Args:
-            candidates: From lossless to most lossy; at least two codecs, the first without compression.
+            candidates: From lossless to most lossy; at threshold_s two codecs, the first without compression.
             settings: Settings of the policy.
             gradient_bytes: Bytes of all gradients, as float32.
             world_size: Number of ranks.
@@ -186,9 +186,9 @@ class Auto:
         fresh = {one.choice.key for one in state.fresh}
         stale = [one for one in state.samples if one.choice.key not in fresh]
         if stale and state.chosen is not None:
-            least = self._settings.gain * self._prediction().step_s(state.chosen)
+            threshold_s = self._settings.gain * self._prediction().step_s(state.chosen)
             changes = [abs(one.seconds.transfer_s - before[one.choice.key].transfer_s) for one in state.fresh]
-            if max(changes) > least:
+            if max(changes) > threshold_s:
                 state.queue = [choice for choice in self._kinds if choice.key not in fresh]
                 return False
         state.samples, state.fresh = [*stale, *state.fresh], []
@@ -209,12 +209,12 @@ class Auto:
         before, state.chosen = state.chosen, self._pick(steps)
         state.measure_at = number + self._settings.measure_every
         dense, below = self._candidates[0], prediction.pays_below(self._candidates)
-        told = (
+        event = (
             f"{state.chosen.text}: {steps[state.chosen]:.3g} s a step predicted, {steps[dense]:.3g} s with"
             f" {dense.text}, at {_rate(prediction.bytes_per_s)} and {prediction.compute_s:.3g} s of computing;"
             f" compression pays off below {_rate(below)} with this model and these machines"
         )
-        return () if before == state.chosen else (told,)
+        return () if before == state.chosen else (event,)
 
     def _pick(self, steps: dict[CodecChoice, float]) -> CodecChoice:
         gain, now = self._settings.gain, self._state.chosen

@@ -43,7 +43,7 @@ class Chooser(Protocol):
 
 
 @dataclass(slots=True)
-class NothingKept:
+class NoState:
     """The state of a stateless chooser."""
 
 
@@ -61,11 +61,11 @@ class Fixed:
 
     def state(self) -> dict[str, object]:
         """See `Chooser`."""
-        return dump(NothingKept())
+        return dump(NoState())
 
     def restore(self, plain: object) -> None:
         """See `Chooser`."""
-        load(NothingKept, plain)
+        load(NoState, plain)
 
 
 class Stages(Fixed):

@@ -206,14 +206,14 @@ def _row(step: Step, codecs: Sequence[str]) -> list[float]:
 def _not_negative(rows: Floats, target: Floats) -> Floats:
     """Solves least squares, dropping the most negative column until none is negative."""
     scale = np.abs(rows).max(axis=0)
-    kept = [column for column in range(rows.shape[1]) if scale[column] > 0]
+    columns = [column for column in range(rows.shape[1]) if scale[column] > 0]
     solved = np.zeros(rows.shape[1])
-    while kept:
-        found = np.linalg.lstsq(rows[:, kept] / scale[kept], target, rcond=None)[0]
+    while columns:
+        found = np.linalg.lstsq(rows[:, columns] / scale[columns], target, rcond=None)[0]
         if found.min() >= 0:
-            solved[kept] = found / scale[kept]
+            solved[columns] = found / scale[columns]
             break
-        kept.pop(int(found.argmin()))
+        columns.pop(int(found.argmin()))
     return solved
 
 

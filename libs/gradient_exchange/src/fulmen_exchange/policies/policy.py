@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from fulmen_exchange.policies.anomaly import AnomalyWatch
 from fulmen_exchange.policies.auto import Auto
 from fulmen_exchange.policies.choosers import Adaptive, Chooser, Fixed, Stages
 from fulmen_exchange.policies.decision import PLAIN, CodecChoice, Decision, Proposal, RoundStats
-from fulmen_exchange.policies.rollback import Rollback
+from fulmen_exchange.policies.guards import AnomalyWatch, Rollback
 from fulmen_exchange.policies.settings import (
     AdaptivePolicy,
     AutoPolicy,
@@ -97,9 +96,9 @@ class Policy:
             return Decision(choice=choice, enabled=state.enabled, flush=False, reason=reason)
         # A flush or an uncompressed round says nothing about the codec.
         plain = state.enabled and not state.flushed
-        told = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
+        known = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
         now = state.choice if state.enabled else None
-        proposal = self._warm(self._chooser.choose(told, now=now), stats.number)
+        proposal = self._warm(self._chooser.choose(known, now=now), stats.number)
         proposal = self._rollback.guard(stats, proposal, now=now)
         off = self._anomaly.off(stats)
         # Uncompressed gradients cannot be suspended.

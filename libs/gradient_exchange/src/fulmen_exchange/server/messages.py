@@ -53,7 +53,7 @@ def terms(value: Terms) -> pb.ExchangeTerms:
 
 
 def resume_point_of(message: pb.JoinRequest) -> ResumePoint:
-    """Decodes what a rank says of itself."""
+    """Decodes the resume point of a joining rank."""
     return ResumePoint(
         round=max(0, message.round),
         call=max(0, message.call),
@@ -64,7 +64,7 @@ def resume_point_of(message: pb.JoinRequest) -> ResumePoint:
 
 
 def joined(value: JoinResult) -> pb.JoinResponse:
-    """Encodes what a rank learns when it joins."""
+    """Encodes the result of a join."""
     return pb.JoinResponse(
         membership_epoch=value.epoch,
         member_count=len(value.ranks),
@@ -99,7 +99,7 @@ def chunk_of(message: ReadChunk) -> Chunk:
 
 
 def answer(value: Response, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse]:
-    """Encodes an answer: the status, and the chunks of the sum if there is one."""
+    """Encodes a response: the status, then the chunks of the sum, if any."""
     number, call = value.key
     done = value.done
     yield pb.ExchangeResponse(
@@ -120,7 +120,7 @@ def answer(value: Response, *, epoch: int) -> Iterator[bytes | pb.ExchangeRespon
 
 
 def round_(record: RoundRecord) -> pb.GetRoundResponse:
-    """Encodes how a round went."""
+    """Encodes the statistics of a round."""
     return pb.GetRoundResponse(
         ranks=sorted(record.ranks),
         raw_bytes=record.raw_bytes,
@@ -132,7 +132,7 @@ def round_(record: RoundRecord) -> pb.GetRoundResponse:
 
 
 def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.ShardStatus:
-    """Encodes how a shard stands."""
+    """Encodes the status of a shard."""
     totals = machine.totals
     return pb.ShardStatus(
         terms=terms(machine.terms),

@@ -36,8 +36,7 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Te
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 from fulmen_exchange.server import messages
-from fulmen_exchange.server.folders import ExchangeFolders
-from fulmen_exchange.server.runs import Run, RunAccess
+from fulmen_exchange.server.runs import ExchangeFolders, Run, RunAccess
 from fulmen_exchange.server.shards import Outbox, ServedShard
 
 if TYPE_CHECKING:
@@ -173,9 +172,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         try:
             joined = shard.join(request.rank, request.incarnation, messages.resume_point_of(request))
         except (RankBehind, RankReplaced) as error:
-            text = (
-                _behind(str(error)) if isinstance(error, RankBehind) else f"The rank's place was contributors: {error}."
-            )
+            text = _behind(str(error)) if isinstance(error, RankBehind) else f"The rank was replaced: {error}."
             raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
         return messages.joined(joined)
 
@@ -273,7 +270,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         # One at a time, so that ranks that join together get the same shard.
         async with self._opening:
             shard = self._shards.get(run, {}).get(terms.shard)
-            if shard is not None and _is_over(shard, terms, request):
+            if shard is not None and _is_replaceable(shard, terms, request):
                 del self._shards[run][terms.shard]
                 await shard.end()
                 shard = None
@@ -311,20 +308,20 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
 
 
 def add_exchange(servicer: GradientExchangeServicer, server: grpc.aio.Server) -> None:
-    """Adds the service to a server: as generated code does, but that chunks go through `grpc_chunks`."""
+    """Adds the service to a server like generated code, with chunks serialised by `grpc_chunks`."""
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.Exchange,
         request_deserializer=partial(grpc_chunks.read, pb.ExchangeRequest),
         response_serializer=grpc_chunks.write,
     )
-    # The first of several is asked, and before all of them those that are registered by name, of which the last counts.
+    # Of several generic handlers the first applies, and registered methods, of which the last counts, come before them.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {EXCHANGE: handler}),))
     add_GradientExchangeServiceServicer_to_server(servicer, server)
     server.add_registered_method_handlers(SERVICE, {EXCHANGE: handler})
 
 
 async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb.OpenExchange, outbox: Outbox) -> None:
-    """Takes chunks until the stream ends; what is wrong with it goes out on it."""
+    """Receives chunks until the stream ends; errors end the outbox."""
     try:
         async for request in requests:
             if not isinstance(request, ReadChunk) or len(request.data) > CHUNK_BYTES:
@@ -332,7 +329,7 @@ async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb
                 _refuse("The stream is malformed", [problem])
             else:
                 shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
-    except Exception as error:  # noqa: BLE001  (handed on to the stream)
+    except Exception as error:  # noqa: BLE001  (reported on the stream)
         await _until_quiet(requests)
         outbox.end(error)
     else:
@@ -340,8 +337,8 @@ async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb
 
 
 async def _until_quiet(requests: AsyncIterator[Message]) -> None:
-    """Throws away what the rank still sends: one whose stream ends in the midst of a write is not told by gRPC why."""
-    with contextlib.suppress(Exception):  # what else is wrong with it, after what it is refused for
+    """Discards further messages of a rank: gRPC does not report an error to a client that is still writing."""
+    with contextlib.suppress(Exception):  # the first error is the one to report
         async with asyncio.timeout(LINGER_S):
             while True:
                 async with asyncio.timeout(QUIET_S):
@@ -349,8 +346,8 @@ async def _until_quiet(requests: AsyncIterator[Message]) -> None:
                         return
 
 
-def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
-    """Tells whether a shard gives place to a new one: for other settings when all have left, or when ranks start again."""
+def _is_replaceable(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
+    """Returns whether a new shard may replace this one: all members have left and the terms differ, or it is broken and a new process joins."""
     members = shard.machine.members
     if shard.is_broken:
         return members.get(request.rank, request.incarnation) is None
@@ -359,12 +356,12 @@ def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
 
 def _refuse(what: str, problems: list[Problem]) -> None:
     if problems:
-        told = "; ".join(f"{problem.field}: {problem.description}" for problem in problems)
+        text = "; ".join(f"{problem.field}: {problem.description}" for problem in problems)
         violations = [
             Violation(field=problem.field, description=problem.description[: MAX_NAME * 2])
             for problem in problems[:MAX_VIOLATIONS]
         ]
-        raise ArgumentInvalid(f"{what}: {told[:1000]}.", violations=violations)
+        raise ArgumentInvalid(f"{what}: {text[:1000]}.", violations=violations)
 
 
 def _behind(text: str) -> str:

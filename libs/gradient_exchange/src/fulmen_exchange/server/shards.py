@@ -57,11 +57,11 @@ class Tally:
     seconds: float = 0.0
     _counted: int = 0
 
-    def look(self, machine: RoundMachine) -> None:
+    def update(self, machine: RoundMachine) -> None:
         """Counts the rounds completed since the last call: a round is complete once the next one begins."""
-        over = [record for number, record in machine.records.items() if self._counted < number < machine.round]
+        completed = [record for number, record in machine.records.items() if self._counted < number < machine.round]
         self._counted = max(self._counted, machine.round - 1)
-        for record in over:
+        for record in completed:
             if record.sums:
                 seconds = record.ended_s - record.began_s
                 self.seconds += seconds
@@ -115,7 +115,7 @@ class ServedShard:
         self._streams: dict[tuple[int, str], Outbox] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange-shard")
         self._due: asyncio.Queue[SumDue] = asyncio.Queue()
-        self._adding = asyncio.create_task(self._add(), name="exchange-shard")
+        self._summing = asyncio.create_task(self._sum_due(), name="exchange-shard")
 
     @property
     def is_broken(self) -> bool:
@@ -125,12 +125,12 @@ class ServedShard:
     def join(self, rank: int, incarnation: str, resume_point: ResumePoint) -> JoinResult:
         """See `RoundMachine.join`."""
         joined, effects = self.machine.join(rank, incarnation, self._clock(), resume_point)
-        self._do(effects)
+        self._apply(effects)
         return joined
 
     def leave(self, rank: int, incarnation: str) -> None:
         """See `RoundMachine.leave`."""
-        self._do(self.machine.leave(rank, incarnation, self._clock()))
+        self._apply(self.machine.leave(rank, incarnation, self._clock()))
 
     def open(self, rank: int, incarnation: str) -> Outbox:
         """Opens the stream of a rank; an older stream of the same process ends."""
@@ -139,7 +139,7 @@ class ServedShard:
             older.end()
         self._streams[rank, incarnation] = outbox
         if self.is_broken:
-            outbox.end(self._broken())
+            outbox.end(self._failure())
         return outbox
 
     def close(self, rank: int, incarnation: str, outbox: Outbox) -> None:
@@ -160,13 +160,13 @@ class ServedShard:
                 f"The server has no memory for a payload of {chunk.total_bytes} bytes; raise its setting"
                 " FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
             ) from None
-        self._do(effects)
+        self._apply(effects)
 
     def tick(self) -> None:
         """See `RoundMachine.tick`."""
         now_s = self._clock()
-        self._do(self.machine.tick(now_s))
-        self.tally.look(self.machine)
+        self._apply(self.machine.tick(now_s))
+        self.tally.update(self.machine)
         if self.machine.members.ranks:
             self.empty_since_s = now_s
 
@@ -178,12 +178,12 @@ class ServedShard:
     async def end(self) -> None:
         """Stops the shard."""
         self.drain()
-        self._adding.cancel()
+        self._summing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._adding
+            await self._summing
         await asyncio.to_thread(self._thread.shutdown)
 
-    def _do(self, effects: list[Effect]) -> None:
+    def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, SumDue):
                 self._due.put_nowait(effect)
@@ -192,7 +192,7 @@ class ServedShard:
             if (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
                 outbox.put(effect)
 
-    async def _add(self) -> None:
+    async def _sum_due(self) -> None:
         from fulmen_exchange.aggregator.shard_sum import PayloadsRefused  # loads torch
 
         loop = asyncio.get_running_loop()
@@ -202,17 +202,17 @@ class ServedShard:
             try:
                 reply = await loop.run_in_executor(self._thread, reduce)
             except PayloadsRefused as error:
-                self._do(self.machine.refused(due.key, error.reasons, self._clock()))
+                self._apply(self.machine.refused(due.key, error.reasons, self._clock()))
             except Exception:  # noqa: BLE001  (reported to all waiting ranks, now and later)
                 self._error_id = uuid.uuid4().hex[:12]
                 _log.exception("exchange_sum_failed", error_id=self._error_id, round=due.key[0], call=due.key[1])
                 for outbox in list(self._streams.values()):
-                    outbox.end(self._broken())
+                    outbox.end(self._failure())
                 return
             else:
-                self._do(self.machine.summed(due.key, reply, self._clock()))
+                self._apply(self.machine.summed(due.key, reply, self._clock()))
 
-    def _broken(self) -> InternalError:
+    def _failure(self) -> InternalError:
         # With an id: without one, ranks take it for a broken connection and retry.
         text = f"A sum failed; see id {self._error_id} in the server's log. Restart the ranks."
         return InternalError(text, error_id=self._error_id)

@@ -125,6 +125,10 @@ class FulmenChannel:
         own = (("authorization", f"Bearer {token.strip()}"),) if token else ()
         return (*own, *_trace_context(), *more)
 
+    def plain(self) -> grpc.aio.Channel:
+        """Returns gRPC's own channel, without token and with gRPC's errors: for trailers, which stubs do not show."""
+        return self._line.current()
+
     async def __aenter__(self) -> "FulmenChannel":
         return self
 

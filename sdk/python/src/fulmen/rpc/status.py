@@ -7,6 +7,8 @@ from fulmen import errors
 from fulmen.errors import Code, FulmenError, Violation
 
 STATUS_METADATA_KEY = "grpc-status-details-bin"
+CLOCK_METADATA_KEY = "fulmen-unix-nanos"
+"""Trailer of health checks: the service's time."""
 # The status is in the trailing metadata, of which clients accept 8 KiB; base64 takes a third of it.
 MAX_VIOLATION_BYTES = 3072
 MAX_METADATA_CHARS = 256

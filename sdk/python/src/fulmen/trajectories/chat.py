@@ -1,20 +1,24 @@
 """The texts of a model call as OpenAI chat messages, for any API.
 
 Invariant: nothing is invented: fields missing in a document stay absent, and a document of an unknown format has no
-messages. Images and tool calls are unchanged.
+messages. Texts, tool calls, their results and images are kept in order; other blocks are unchanged.
+
+Sources: https://docs.anthropic.com/en/api/messages, https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fulmen.model_call import ModelCall, ModelCallInvalid
-from fulmen.trajectories.message_blocks import answer_of_blocks, chat_messages, chat_tool
 
 Message = Mapping[str, Any]
 Messages = tuple[Message, ...]
+
+_BLOCK_KINDS = frozenset({"tool_use", "tool_result", "thinking", "image"})
+"""Kinds of content blocks of Anthropic's Messages API that the chat API writes differently."""
 
 
 def request_messages(call: ModelCall) -> Messages:
@@ -25,7 +29,7 @@ def request_messages(call: ModelCall) -> Messages:
     """
     request = _decoded(call.request_json)
     if "messages" in request:
-        turns = (each for turn in _objects(request["messages"]) for each in chat_messages(turn))
+        turns = (each for turn in _objects(request["messages"]) for each in _chat_messages(turn))
         return (*_system(request.get("system")), *turns)
     if "input" in request:
         return (*_system(request.get("instructions")), *_input(request["input"]))
@@ -50,7 +54,7 @@ def answer_message(call: ModelCall) -> Message | None:
             return message
         return {"role": "assistant", "content": text} if isinstance(text, str) else None
     if answer.get("type") == "message" and isinstance(answer.get("content"), list):
-        return answer_of_blocks(answer["content"])
+        return _answer_of_blocks(answer["content"])
     if isinstance(answer.get("output"), list):
         return _output_message(_objects(answer["output"]))
     return None
@@ -62,7 +66,7 @@ def offered_tools(call: ModelCall) -> Messages:
     Raises:
         ModelCallInvalid: If the request is not JSON.
     """
-    return tuple(map(chat_tool, _objects(_decoded(call.request_json).get("tools"))))
+    return tuple(map(_chat_tool, _objects(_decoded(call.request_json).get("tools"))))
 
 
 def same_answer(answer: Message, repeated: Message) -> bool:
@@ -115,6 +119,76 @@ def _output_message(items: Messages) -> Message:
 def _tool_call(item: Message) -> dict[str, Any]:
     function = {"name": item.get("name", ""), "arguments": item.get("arguments", "")}
     return {"id": item.get("call_id", ""), "type": "function", "function": function}
+
+
+def _chat_messages(turn: Message) -> Iterator[Message]:
+    """Yields a turn as chat messages: tool results as separate messages, then the rest."""
+    content = turn.get("content")
+    blocks = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+    if not any(each.get("type") in _BLOCK_KINDS for each in blocks):
+        yield turn
+        return
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            yield {
+                "role": "tool",
+                "tool_call_id": block.get("tool_use_id", ""),
+                "content": _parts(block.get("content")),
+            }
+    rest = [each for each in blocks if each.get("type") not in ("tool_result", "tool_use", "thinking")]
+    calls = [_block_call(each) for each in blocks if each.get("type") == "tool_use"]
+    thoughts = [str(each.get("thinking", "")) for each in blocks if each.get("type") == "thinking"]
+    if not (rest or calls or thoughts):
+        return
+    message: dict[str, Any] = {"role": turn.get("role", ""), "content": _parts(rest) if rest else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    yield message
+
+
+def _answer_of_blocks(content: Sequence[Any]) -> Message:
+    """Returns the answer with these blocks as one chat message."""
+    turn = {"role": "assistant", "content": list(content)}
+    message = next(iter(_chat_messages(turn)), turn)
+    return {**message, "content": _parts(message.get("content"))}
+
+
+def _chat_tool(tool: Message) -> Message:
+    """Returns the definition of a tool in the format of the chat API."""
+    if "input_schema" in tool:
+        function = {key: tool[key] for key in ("name", "description") if key in tool}
+        return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+    if tool.get("type") == "function" and "function" not in tool and "name" in tool:
+        return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    return tool
+
+
+def _parts(content: object) -> object:
+    """Returns content as chat parts; content with text only as one text."""
+    if not isinstance(content, list):
+        return content
+    if all(isinstance(each, dict) and each.get("type") == "text" for each in content):
+        return "".join(str(each.get("text", "")) for each in content)
+    return [_part(each) if isinstance(each, dict) else each for each in content]
+
+
+def _part(block: Message) -> Message:
+    source = block.get("source")
+    if block.get("type") != "image" or not isinstance(source, dict):
+        return block
+    url = source.get("url") or f"data:{source.get('media_type', '')};base64,{source.get('data', '')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _block_call(block: Message) -> dict[str, Any]:
+    arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+    return {
+        "id": block.get("id", ""),
+        "type": "function",
+        "function": {"name": block.get("name", ""), "arguments": arguments},
+    }
 
 
 def _decoded(document: bytes) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fulmen import attributes
 from fulmen.model_call import ModelCall
+from fulmen.spans import attributes
 
 _T = TypeVar("_T", str, int)
 

@@ -1,1 +1,1 @@
-"""The algorithms: one file each, a strict settings class and a `run`."""
+"""The algorithms: one file each, with a settings class and a `run` method."""

@@ -1,12 +1,12 @@
-"""Automatic prompt optimisation: textual gradients and beam search over prompt templates; no weights, any endpoint.
+"""Automatic prompt optimisation: textual gradients and beam search over prompt templates, without training weights.
 
-Source: Pryzant et al. 2023 (arXiv:2305.03495). How this differs from the paper: the reward is the agent's own, any
-number and not the share of right labels; a candidate whose placeholders do not survive is refused; the paper's paraphrases
-are left out unless they are asked for, because each costs a call and its rollouts.
+Source: Pryzant et al. 2023 (arXiv:2305.03495). Differences from the paper: the reward is any number from the agent's
+grader instead of the share of correct labels; candidates that lose placeholders are rejected; paraphrases are off by
+default, because each costs a call and its rollouts.
 
-Invariant: what a model was paid for is in a checkpoint before anything depends on it. A round is a function of the seed,
-of what was known when it began and of those answers; so a process that was killed does it again from the checkpoint,
-asks no question twice but those that were under way, `concurrency` at most, and comes to the same candidates.
+Invariant: every paid answer of a model is in a checkpoint before anything depends on it. A round is a function of the
+seed, of the state at its start and of these answers. So a killed process repeats the round from the checkpoint with the
+same candidates, and repeats at most the `concurrency` calls that were in flight.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ PARAPHRASED = "The same in other words."
 
 
 class Apo:
-    """Improves the prompt of an agent: a critic criticises it, an editor rewrites it, the best prompts survive."""
+    """Improves the prompt of an agent: a critic criticises it, an editor rewrites it, and the best prompts are kept."""
 
     def __init__(self, settings: ApoSettings) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class Apo:
 
 
 class _Search:
-    """One search; every method may be stopped anywhere and begun again from the checkpoint."""
+    """One search; every method may be interrupted anywhere and repeated from the checkpoint."""
 
     def __init__(self, ctx: RunContext, settings: ApoSettings) -> None:
         self._ctx = ctx
@@ -139,7 +139,7 @@ class _Search:
         )
 
     async def _examples(self, number: int, rewards: dict[str, list[float]]) -> dict[str, list[Example]]:
-        """Tries the prompts of the beam on fresh tasks; returns what went badly, by candidate."""
+        """Runs the prompts of the beam on new tasks; returns the bad results by candidate."""
         settings, tasks = self._settings, self._ctx.inputs.train_tasks
         chosen = self._minibatch(f"{number}/gradient", settings.gradient_tasks)
         groups = await self._measured(self.state.beam, f"{number}.g", [tasks[i] for i in chosen], Mode.TRAIN)
@@ -160,10 +160,10 @@ class _Search:
     async def _ask_all(
         self, number: int, branches: Sequence[tuple[str, int]], examples: Mapping[str, Sequence[Example]]
     ) -> None:
-        """Asks for the edits of a round, some at a time; the answers are in the journal, whichever came first."""
+        """Requests the edits of a round, `concurrency` at a time; the answers are in the journal."""
         settings, state = self._settings, self.state
         left = settings.budget.calls - (state.calls - len(state.journal))
-        # A criticism without its edit is of no use.
+        # A criticism without its edit is useless.
         affordable = branches[: max(0, math.ceil(left / (2 + settings.paraphrases)))]
         waiting, failed = iter(affordable), asyncio.Event()
 
@@ -185,7 +185,7 @@ class _Search:
             self._over = self._over or self._spent
 
     async def _ask_edit(self, number: int, parent: Candidate, branch: int, shown: Sequence[Example]) -> None:
-        """Asks the critic, then the editor, then for paraphrases; ends where the budget does, or the edit is of no use."""
+        """Asks the critic, then the editor, then for paraphrases; ends early without budget or with an unusable edit."""
         settings, key = self._settings, f"{parent.id}/{branch}"
         chance = random.Random(f"{settings.seed}/{number}/{key}")
         some = chance.sample(list(shown), min(settings.gradient_examples, len(shown)))
@@ -254,7 +254,7 @@ class _Search:
         return f"the budget is used up: {self.state.calls + self._asking} calls, {self.state.tokens} tokens"
 
     async def _published(self, candidate: Candidate, parent: Candidate) -> str:
-        """Publishes a candidate for its rollouts: beside the prompt itself, whose versions are those worth having."""
+        """Publishes a candidate for its rollouts, as a separate resource; only the best becomes a version of the prompt."""
         resource, known = f"{self._resource}.candidates", parent.version if parent.parent else ""
         return await self._publish(resource, candidate, parent=known, request=candidate.id)
 
@@ -314,7 +314,7 @@ class _Search:
         return {name: [next(finished) for _ in tasks] for name in names}
 
     async def finish(self) -> None:
-        """Validates the beam beside the first prompt, and publishes the best."""
+        """Validates the beam and the first prompt, and publishes the best."""
         state, ctx = self.state, self._ctx
         names = [*state.beam, *([FIRST] if FIRST not in state.beam else [])]
         if tasks := ctx.inputs.validation_tasks:

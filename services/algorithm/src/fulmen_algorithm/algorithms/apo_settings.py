@@ -14,14 +14,14 @@ from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
 class Model(Strict):
-    """A model that is asked.
+    """A critic or an editor.
 
     Attributes:
-        model: Its name: a route of the LLM proxy, or a model of the endpoint.
-        base_url: An OpenAI-compatible endpoint, which the service must know (`FULMEN_ALGORITHM_CHAT_ENDPOINTS`); empty for
-            the LLM proxy.
-        temperature: Sampling temperature; `"none"` leaves it to the model.
-        max_tokens: Longest answer, in tokens.
+        model: Model name: a route of the LLM proxy, or a model of the endpoint.
+        base_url: OpenAI-compatible endpoint, which must be in the service's setting `FULMEN_ALGORITHM_CHAT_ENDPOINTS`;
+            empty for the LLM proxy.
+        temperature: Sampling temperature; `"none"` for the model's default.
+        max_tokens: Maximum length of an answer, in tokens.
     """
 
     model: str = Field(min_length=1, max_length=200)
@@ -31,7 +31,7 @@ class Model(Strict):
 
 
 class Halving(Strict):
-    """Successive halving: all on one minibatch, the worse half is dropped, and again.
+    """Successive halving: all candidates run on a minibatch, the worse half is dropped, and so on.
 
     Attributes:
         tasks: Training tasks of a minibatch.
@@ -42,12 +42,12 @@ class Halving(Strict):
 
 
 class Ucb(Strict):
-    """Upper confidence bounds: each once, then again and again the one whose mean might be the best.
+    """Upper confidence bounds: each candidate once, then repeatedly the one with the highest bound.
 
     Attributes:
         tasks: Training tasks of a minibatch.
-        pulls: Minibatches of a round, at least one for each candidate.
-        exploration: How much being rarely measured counts, in units of reward.
+        pulls: Minibatches of a round; at least one per candidate is used.
+        exploration: Weight of the confidence bound, in units of reward.
     """
 
     kind: Literal["ucb"]
@@ -61,7 +61,7 @@ class Budget(Strict):
 
     Attributes:
         calls: Calls of critic and editor.
-        tokens: Tokens of those calls, as the endpoint counts them; the calls under way may exceed it.
+        tokens: Tokens of those calls, as counted by the endpoint; calls in flight may exceed it.
         rollouts: Rollouts on training tasks.
     """
 
@@ -76,24 +76,24 @@ class ApoSettings(RunSettings):
     Attributes:
         steps: Rounds of the search.
         critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
-        editor: The model that rewrites it; left out: the critic.
-        beam_width: Prompts that survive a round.
-        branch_factor: Edits of each of them in a round.
-        paraphrases: Rewordings of each edit that are candidates too, as in the paper; each is a call and its rollouts.
-        concurrency: Edits that are asked for at a time; a process that is killed loses as many answers, at most.
+        editor: Model that rewrites it; null for the critic.
+        beam_width: Number of prompts kept after a round.
+        branch_factor: Edits per prompt and round.
+        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
+        concurrency: Edits requested at a time; a killed process loses at most as many answers.
         gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
-        gradient_examples: Of these, how many one criticism sees.
-        good_reward: A rollout with at least this reward is not shown to the critic.
-        selection: How the beam is chosen: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
+        gradient_examples: Number of these shown in one criticism.
+        good_reward: Reward from which on a rollout is not shown to the critic.
+        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
         budget: Limits of the search.
-        patience: Rounds with the same prompt at the head after which it ends; 0 for never.
-        target_reward: Ends it when the head's mean reward on training tasks gets there; left out: never.
+        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
+        target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
         failure_reward: Reward of a rollout that the agent failed.
-        max_prompt_chars: Longest prompt.
-        temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Maximum length of an answer of such a policy, in tokens; None for the agent's own limit.
+        max_prompt_chars: Maximum length of a prompt, in characters.
+        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
+        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
     steps: int = Field(default=3, ge=1, le=1000)
@@ -131,7 +131,7 @@ class ApoSettings(RunSettings):
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:
-        """Request fields by rollout mode, of a policy that the run names."""
+        """Request fields by rollout mode, for the run's policy."""
         return measuring_overrides(temperature=self.temperature, max_tokens=self.max_tokens)
 
 
@@ -142,13 +142,13 @@ class SearchState:
     Attributes:
         candidates: By id, in the order in which they were made.
         beam: Ids, the best first.
-        rejected: Edits that could not be used, and why.
-        journal: Answers of the round that is under way, by question.
-        calls: Paid for so far.
-        tokens: Paid for so far.
-        rollouts: On training tasks so far.
-        same_head: Rounds in which the head of the beam stayed the same.
-        over: Why the search has ended; empty while it runs.
+        rejected: Unusable edits with reasons.
+        journal: Answers in the present round, by question.
+        calls: Calls so far.
+        tokens: Tokens so far.
+        rollouts: Rollouts on training tasks so far.
+        same_head: Consecutive rounds with the same best prompt.
+        over: Reason why the search has ended; empty while it runs.
     """
 
     candidates: dict[str, Candidate]
@@ -162,7 +162,7 @@ class SearchState:
     over: str = ""
 
     def as_memory(self) -> dict[str, Any]:
-        """Returns it as JSON values."""
+        """Returns the state as JSON values."""
         return {**asdict(self), "candidates": [asdict(c) for c in self.candidates.values()]}
 
     @classmethod

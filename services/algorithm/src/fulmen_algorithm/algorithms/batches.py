@@ -1,9 +1,8 @@
 """Builds the rows of a training step from finished groups, and records the outcome of each group.
 
-Groups come from a source: the feed of the run's own rollouts, or what is stored. Rules: a rollout that failed, was cut
-off, or was not captured whole is masked, which means that it is left out and never scored; a group with too few
-rollouts left, or whose advantages are all 0, is dropped and counted; rows whose policy lags too far are dropped and
-counted.
+Groups come from the feed of the run's own rollouts, or from storage. Rules: a rollout that failed, was truncated, or
+was not captured completely is masked: left out and not scored. A group with too few rollouts left, or whose advantages
+are all 0, is dropped and counted. Rows whose policy is too old are dropped and counted.
 """
 
 import time
@@ -24,14 +23,14 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
-LOST_TO_TELL = 16
+LOST_TO_WARN = 16
 """Warn after this many groups in a row that were lost to infrastructure failures."""
 LOST_STEPS = 10
 """The run fails after this many steps' worth of groups in a row were lost to infrastructure failures."""
 
 
 class GroupSource(Protocol):
-    """Where finished groups come from, each once."""
+    """A source of finished groups, each delivered once."""
 
     async def poll(self, *, limit: int) -> list[FinishedGroup]:
         """Waits for at least one group and returns up to `limit`; returns none at the end of the step's groups.
@@ -39,9 +38,6 @@ class GroupSource(Protocol):
         Raises:
             Interrupted: if the run was asked to stop.
         """
-
-    async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
-        """Reads the trajectories of the successful rollouts of groups, by rollout name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +75,12 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Sizes of a batch, and what is left out of it.
+    """Limits of a batch.
 
     Attributes:
-        groups: Groups that a step trains on.
+        groups: Number of groups per training step.
         max_groups: Maximum number of groups that a step examines.
-        max_staleness: Training steps that a row's policy may lag behind; None for any number.
+        max_staleness: Maximum staleness of a row, in training steps; None for no limit.
         mask_truncated: Whether rollouts with a truncated answer are left out.
         token_budget: Maximum length of a row, in tokens.
     """
@@ -114,7 +110,7 @@ class BatchBuilder:
         Args:
             ctx: The run.
             source: Where groups come from.
-            limits: Sizes of a batch, and what is left out of it.
+            limits: Limits of a batch.
             scoring: How rewards become advantages.
             policy: Policy whose sequences train; empty for all policies.
             penalty: KL penalty against the reference policy, subtracted from rewards; None for none.
@@ -164,7 +160,7 @@ class BatchBuilder:
             groups = await self._source.poll(limit=room)
             if not groups:
                 break
-            found = await self._source.trajectories([g for g in groups if self._scorer.may_train(g.rollouts)])
+            found = await self._ctx.rollouts.trajectories([g for g in groups if self._scorer.may_train(g.rollouts)])
             for group in groups:
                 if usable := self._judge(group, found, tally):
                     kept[group.group_id] = usable
@@ -221,15 +217,15 @@ class BatchBuilder:
         lost = ", ".join(f"{cause}: {count}" for cause, count in tally.lost_to.most_common())
         what = f"The infrastructure failed {tally.lost_in_a_row} groups in a row ({lost})"
         where = f"Check the runners: `fulmen runners`.{failed_one([group])}"
-        if tally.lost_in_a_row >= max(LOST_STEPS * self._limits.groups, 2 * LOST_TO_TELL):
+        if tally.lost_in_a_row >= max(LOST_STEPS * self._limits.groups, 2 * LOST_TO_WARN):
             raise RunFailed(f"{what}, and none between them worked. {where}")
-        if tally.lost_in_a_row == LOST_TO_TELL:
+        if tally.lost_in_a_row == LOST_TO_WARN:
             self._ctx.notify("warning", f"{what}; others are submitted in their place. {where}")
 
     def _judge(
         self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], tally: _Tally
     ) -> list[ScoredRollout]:
-        """Decides about one group; returns its usable rollouts, or nothing if it is dropped."""
+        """Returns the usable rollouts of a group; none if it is dropped."""
         rewards = {r.name: total for r in group.rollouts if (total := self._scorer.total(r)) is not None}
         minimum, outcome = self._scorer.min_rollouts, Outcome.NO_VARIANCE
         usable: list[ScoredRollout] = []
@@ -282,7 +278,7 @@ class BatchBuilder:
         return self._cut(trajectory) or "too old"
 
     def _fresh(self, scored: ScoredRollout, tally: _Tally) -> ScoredRollout:
-        """Leaves out the sequences of which a token is too old."""
+        """Leaves out the sequences with a token that is too old."""
         limit = self._limits.max_staleness
         if limit is None:
             return scored
@@ -292,7 +288,7 @@ class BatchBuilder:
         return fresh
 
     def _steps(self, sequence: TokenSequence) -> list[int]:
-        """Returns after which training step each sampled token's policy was published; unknown counts as present."""
+        """Returns the training step of each sampled token's policy version; the present step for unknown versions."""
         present = self._ctx.progress.step
         steps = {v: self._ctx.policy.step_of(v) for v in set(sequence.policy_versions)}
         pairs = zip(sequence.loss_mask, sequence.policy_versions, strict=True)
@@ -330,7 +326,7 @@ class BatchBuilder:
 
 
 def _merging(scored: Sequence[ScoredRollout]) -> dict[str, float]:
-    """Counts the model calls that train, and how many of them one row holds: without merging each were a row."""
+    """Counts the trained model calls, and the mean number of calls per row."""
     sequences = [sequence for rollout in scored for sequence in rollout.sequences]
     calls = sum(len(sequence.calls) for sequence in sequences)
     return {"model_calls": float(calls), "calls_per_row": calls / len(sequences)} if calls else {}

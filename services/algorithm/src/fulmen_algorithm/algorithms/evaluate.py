@@ -1,18 +1,20 @@
 """Measures an agent on validation and test tasks, several rollouts of each; trains nothing.
 
-The model is whatever the agent asks for; if the run names a policy, the version is served through the engine. A
-rollout that the agent failed counts as one that did not pass, with the reward `failure_reward`; one that was lost to the
-machines says nothing about the agent and is left out. Both are counted.
+The agent chooses the model; if the run names a policy version, an engine serves it. A rollout that failed because of
+the agent did not pass and has the reward `failure_reward`; one lost to an infrastructure failure is left out. Both are
+counted.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from fulmen_algorithm.algorithms.estimates import Estimate, bootstrap, pass_at_k, wilson
 from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, failed_one
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RolloutLimits, RunSettings
@@ -21,24 +23,91 @@ from fulmen_algorithm.runs.failure import RunFailed
 
 REPORTS = 20
 """Number of interim metric reports."""
+CHUNK = 256
+"""Bootstrap resamples drawn per batch; bounds memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its confidence interval.
+
+    Attributes:
+        mean: The estimate.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def pass_at_k(*, samples: int, passed: int, k: int) -> float:
+    """Computes an unbiased estimate of the probability that at least one of k samples passes.
+
+    Source: Chen et al. 2021 (arXiv:2107.03374) eq. 1: 1 - C(n - c, k) / C(n, k).
+
+    Args:
+        samples: n, at least k.
+        passed: c, number of samples that passed.
+        k: At least 1.
+
+    Raises:
+        ValueError: if there are fewer than k samples.
+    """
+    if not 1 <= k <= samples or not 0 <= passed <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {passed} of {samples} samples.")
+    if samples - passed < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(samples - passed + 1, samples + 1))
+
+
+def wilson(*, passed: int, samples: int, confidence: float) -> Estimate:
+    """Returns a proportion with Wilson's score interval, which is valid at 0 and 1 and for few samples.
+
+    Source: Wilson 1927, without continuity correction.
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    mean, shrunk = passed / samples, 1 + z * z / samples
+    centre = (mean + z * z / (2 * samples)) / shrunk
+    half = z / shrunk * math.sqrt(mean * (1 - mean) / samples + z * z / (4 * samples * samples))
+    return Estimate(mean=mean, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+def bootstrap(values: Sequence[float], *, confidence: float, resamples: int, seed: int) -> Estimate:
+    """Returns a mean over tasks with a percentile bootstrap interval; deterministic.
+
+    Tasks are resampled instead of samples, since samples of one task depend on each other.
+
+    Args:
+        values: One number per task.
+        confidence: Confidence level, such as 0.95.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling.
+    """
+    chance, numbers = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
+    sizes = [min(CHUNK, resamples - start) for start in range(0, resamples, CHUNK)]
+    draws = [numbers[chance.integers(0, len(numbers), size=(size, len(numbers)))].mean(axis=1) for size in sizes]
+    low, high = np.quantile(np.concatenate(draws), [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return Estimate(mean=float(numbers.mean()), low=float(low), high=float(high))
 
 
 class EvaluateSettings(RunSettings):
     """Settings of `evaluate`.
 
     Attributes:
-        steps: There is one.
-        samples: n, rollouts of each task.
-        pass_at: The k of each pass@k; none is greater than `samples`.
-        success_reward: A rollout passes with this reward or a greater one.
-        failure_reward: Reward of a rollout that the agent failed, in the mean reward; at most the worst reward, or
-            failures raise it.
-        temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Maximum length of an answer of such a policy, in tokens; None for the agent's own limit.
-        confidence: Of the intervals.
-        resamples: Of the bootstrap.
+        steps: Always 1.
+        samples: n, rollouts per task.
+        pass_at: The k of each pass@k, at most `samples`.
+        success_reward: Minimum reward with which a rollout passes.
+        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
+            so that failures do not raise the mean.
+        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
+        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
     steps: Literal[1] = 1
@@ -156,7 +225,7 @@ class Evaluate:
         return tally
 
     def _estimates(self, tally: Tally) -> dict[str, Estimate]:
-        """Returns the estimates by name; a pass@k that no task has enough rollouts for is left out."""
+        """Returns the estimates by name; a pass@k for which no task has enough rollouts is left out."""
         settings, found = self._settings, dict[str, Estimate]()
         for k in settings.pass_at:
             values = [pass_at_k(samples=n, passed=c, k=k) for c, n in tally.passed if n >= k]
@@ -185,8 +254,8 @@ class Evaluate:
                 f"| metric | estimate | {settings.confidence:.0%} interval |", "|---|---|---|", *rows, "",
                 f"{len(tally.passed)} tasks, {settings.samples} rollouts each; a rollout passes with a reward of at least "
                 f"{settings.success_reward:g}. Intervals: {how}. Rollouts without a reward: {failures}. "
-                f"Those of the agent did not pass and count as {settings.failure_reward:g}; those that were lost to the "
-                "machines are left out.",
+                f"Failures of the agent did not pass and count as {settings.failure_reward:g}; infrastructure failures "
+                "are left out.",
             ]
         )  # fmt: skip
 

@@ -1,11 +1,10 @@
 """Group relative policy optimisation, asynchronous within a staleness limit.
 
-How this differs from the paper (arXiv:2402.03300): advantages are not divided by the standard deviation
+Differences from the paper (arXiv:2402.03300): advantages are not divided by the standard deviation
 (arXiv:2503.20783), the upper clip is higher than the lower one and groups without variance are refilled (DAPO,
 arXiv:2503.14476), no KL penalty, and truncated importance weights against the sampler.
 
-Each iteration first completes the present step, so that a run stopped anywhere
-resumes exactly there.
+Each iteration first completes the present step, so that a run stopped anywhere resumes exactly there.
 """
 
 import time
@@ -16,7 +15,6 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
-from fulmen_algorithm.algorithms.monitors import MismatchMonitor, SignalMonitor
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
@@ -26,18 +24,23 @@ from fulmen_algorithm.policy.engine_settings import MismatchSettings
 from fulmen_algorithm.rollouts.admission import groups_admitted
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.training.settings import StepResult
+
+STEPS_WITHOUT_SIGNAL = 3
+"""Warn after this many initial steps without any difference in rewards."""
 
 
 class GrpoSettings(PolicyGradientSettings):
-    """Settings of `grpo`, beside the common ones.
+    """Settings of `grpo`, in addition to the common ones.
 
     Attributes:
-        group_size: Rollouts of one task.
-        max_staleness: eta, steps that a rollout's policy may lag behind; 0 is fully synchronous.
-        refill_limit: A step looks at no more than prompts_per_step * (1 + refill_limit) groups; then it trains on those
-            that were worth it, however few. Without a limit a policy that solves everything would never finish.
-        engine_mismatch: When engine and trainer disagree too much about the probabilities of the same tokens.
+        group_size: Rollouts per task.
+        max_staleness: eta, maximum staleness of a rollout, in steps; 0 is fully synchronous.
+        refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
+            prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
+        engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
@@ -63,9 +66,9 @@ class Grpo:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
-        scorer, watch = Scorer(settings.scoring), MismatchMonitor(settings.engine_mismatch, ctx.notify)
+        watch = MismatchMonitor(settings.engine_mismatch, ctx.notify)
         signal = SignalMonitor(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
-        validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
+        validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
             source=ctx.rollouts,
@@ -153,6 +156,70 @@ def _rates(metrics: Mapping[str, float], *, seconds: float, tokens: int) -> dict
         "tokens_per_second": tokens / seconds,
         "step_seconds": seconds,
     }
+
+
+class MismatchMonitor:
+    """Checks after each step that the engine samples the distribution that is trained.
+
+    Nothing else detects a wrong engine: with an ignored temperature, other weights or another chat template, a run
+    trains as usual, but wrongly.
+    """
+
+    def __init__(self, check: MismatchSettings, notify: Notify) -> None:
+        self._check = check
+        self._notify = notify
+        self._warned_at: int | None = None
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns about a mismatch above the threshold, at most once every `every` steps.
+
+        Raises:
+            RunFailed: if it is larger than the run allows.
+        """
+        kl = metrics.get("engine_mismatch_kl")
+        if kl is None or kl <= self._check.warn:
+            return
+        text = (
+            f"Engine and trainer disagree in step {step}: KL {kl:.4g} nats per token, mean |difference|"
+            f" {metrics['engine_mismatch_logprob_mean']:.4g}, largest {metrics['engine_mismatch_logprob_max']:.4g},"
+            f" over {metrics['engine_mismatch_tokens']:.0f} tokens of the same weights."
+        )
+        if self._check.stop is not None and kl > self._check.stop:
+            raise RunFailed(f"{text} engine_mismatch.stop is {self._check.stop:g}.")
+        if self._warned_at is None or step - self._warned_at >= self._check.every:
+            self._warned_at = step
+            self._notify("warning", f"{text} Does it use this temperature, these weights, this template?")
+
+
+class SignalMonitor:
+    """Checks after each step that rewards differ within groups.
+
+    Only until the first step that trained: a policy that has converged also produces no differences.
+    """
+
+    def __init__(self, notify: Notify, *, over: bool = False) -> None:
+        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
+        self._notify = notify
+        self._without = 0
+        self._over = over
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns once if all rollouts of every group so far got the same reward."""
+        if self._over:
+            return
+        if metrics["groups_trained"]:
+            self._over = True
+            return
+        self._without += bool(metrics["groups_no_variance"])
+        if self._without == STEPS_WITHOUT_SIGNAL:
+            self._over = True
+            self._notify(
+                "warning",
+                f"Nothing was learned up to step {step}: within every group all rewards are equal"
+                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
+                " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
+                " sft first.",
+            )
 
 
 ENTRIES = (

@@ -1,4 +1,4 @@
-"""Settings and metrics shared by the algorithms that follow a policy gradient on groups."""
+"""Settings and metrics of the policy-gradient algorithms on groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,30 +48,31 @@ from fulmen_algorithm.training.settings import (
 from fulmen_algorithm.training.strict import NONE_BY_NAME
 
 EXCHANGE_COSTS = ("_bytes", "_seconds", "_rounds", "_missed_sums")
-"""Ends of the names of what exchanges cost."""
+"""Suffixes of the names of exchange costs."""
 
 
 class PolicyGradientSettings(SamplingSettings):
-    """Settings beside those of sampling. The defaults were tried on models of 0.5 to 5 M parameters.
+    """Settings in addition to those of sampling. The defaults were tested on models of 0.5 to 5 M parameters.
 
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
         loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
-        correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`, `sequence_mask`,
-            `geometric`, `icepop` or `decoupled`.
-        kl: Penalty against the first weights: `none`, `loss` or `reward`.
-        aggregation: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones;
-            `sequence_mean_token_mean`, `sequence_mean_token_sum_norm` and `prompt_mean` as papers have them.
-        proximal: Which policy the ratio is against: `recomputed`, the trained one when the batch began, or `sampler`.
-        advantage: How rewards become advantages: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` of a critic.
-        rewards: Which dimensions count, and whether they are brought to one scale.
+        correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
+            `sequence_mask`, `geometric`, `icepop` or `decoupled`.
+        kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        aggregation: Weights of tokens: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones,
+            `sequence_mean_token_mean`, `sequence_mean_token_sum_norm` or `prompt_mean`.
+        proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
+            `sampler`.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
+        rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
-            rollouts meet it only if `mask_truncated` is off.
-        critic: Learns the values that `gae` needs.
-        credit: Whether a `rollout` has one advantage, or each step (`step_return`, `step_groups`).
-        roles: Agents of a rollout that train, and whether each has its own baseline.
-        mask_truncated: Leaves rollouts out whose answer ended at the token limit, instead of scoring them.
+            rollouts are penalised only if `mask_truncated` is off.
+        critic: Critic for `gae`.
+        credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
+        roles: Agents of a rollout that train, and their baselines.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
     """
 
     learning_rate: float = Field(default=5e-4, gt=0, le=1)
@@ -106,12 +107,12 @@ class PolicyGradientSettings(SamplingSettings):
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Optimiser steps of one step of the run, at most."""
+        """Maximum number of optimiser steps in one step of the run."""
         return self.epochs * self.minibatches
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the first weights are kept as the frozen policy of a KL penalty."""
+        """Whether a reference policy is needed."""
         return not isinstance(self.kl, NoKl)
 
     @property
@@ -137,7 +138,7 @@ class PolicyGradientSettings(SamplingSettings):
 
     @property
     def scoring(self) -> ScoringSettings:
-        """How rewards become advantages."""
+        """Settings of rewards and advantages."""
         return ScoringSettings(
             advantage=self.advantage,
             rewards=self.rewards,
@@ -159,7 +160,7 @@ class PolicyGradientSettings(SamplingSettings):
 
     @property
     def batch_settings(self) -> BatchSettings:
-        """How the rows of a step become optimiser steps."""
+        """Settings of the optimiser steps of a batch."""
         return BatchSettings(minibatches=self.minibatches, epochs=self.epochs)
 
     def reference_penalty(self, ctx: RunContext) -> ReferencePenalty | None:

@@ -1,6 +1,6 @@
-"""The algorithms by name: this package's own, those of installed packages, and those of files that a setting names.
+"""The algorithms by name: of this package, of installed packages, and of the files in the service's settings.
 
-Each is one file, which lists its algorithms in `ENTRIES`; no other registration is needed.
+Each file lists its algorithms in `ENTRIES`.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class AlgorithmsInvalid(Exception):
 
 
 def load_registry(files: Iterable[Path] = ()) -> Registry:
-    """Collects all algorithms; an unusable file is an error.
+    """Loads all algorithms.
 
     Args:
         files: Python files with `ENTRIES`, such as those of `FULMEN_ALGORITHM_MODULES`.
@@ -41,7 +41,7 @@ def load_registry(files: Iterable[Path] = ()) -> Registry:
     for origin, entry in _all(files):
         if entry.name in found:
             raise AlgorithmsInvalid(
-                f"{origin}: the algorithm {entry.name!r} is there already, in {origins[entry.name]}"
+                f"{origin}: the algorithm {entry.name!r} is already defined in {origins[entry.name]}"
             )
         found[entry.name], origins[entry.name] = entry, origin
     return found
@@ -65,7 +65,7 @@ def _all(files: Iterable[Path]) -> Iterator[tuple[str, AlgorithmEntry[Any]]]:
 
 
 def _entries(origin: str, module: object) -> tuple[AlgorithmEntry[Any], ...]:
-    """Returns the entries of a module, or of an entry point that names them itself.
+    """Returns the entries of a module, or of an entry point that is a list of entries.
 
     Raises:
         AlgorithmsInvalid: if the module has no valid `ENTRIES`.

@@ -1,8 +1,8 @@
-"""Rejection sampling: the policy imitates its own best answers, step after step.
+"""Rejection sampling: the policy imitates its own best answers.
 
 Source: RAFT (arXiv:2304.06767), with `keep = {kind = "best"}`; with `{kind = "threshold"}` it is rejection sampling as
-in STaR and Llama 2 (arXiv:2203.14465, 2307.09288). What is imitated are the tokens that were sampled, as they were
-captured; text is never tokenised again. Each step samples from the weights of the step before.
+in STaR and Llama 2 (arXiv:2203.14465, 2307.09288). The captured tokens are imitated; text is not tokenised
+again. Each step samples from the weights of the previous step.
 """
 
 import random
@@ -31,10 +31,10 @@ LOST_STEPS = 10
 
 
 class KeepBest(Strict):
-    """Keeps the best rollouts of each group, however good they are.
+    """Keeps the best rollouts of each group, whatever their reward.
 
     Attributes:
-        count: How many of each group.
+        count: Number of rollouts per group.
     """
 
     kind: Literal["best"] = "best"
@@ -63,14 +63,14 @@ class KeepThreshold(Strict):
 
 
 class RejectionSettings(SamplingSettings):
-    """Settings of `rejection`, beside those of sampling.
+    """Settings of `rejection`, in addition to those of sampling.
 
     Attributes:
-        group_size: n, rollouts of one task.
-        keep: Which of them are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
+        group_size: n, rollouts per task.
+        keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves rollouts out whose answer ended at the token limit.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit.
     """
 
     learning_rate: float = Field(default=5e-4, gt=0, le=1)
@@ -83,7 +83,7 @@ class RejectionSettings(SamplingSettings):
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Optimiser steps of one step of the run, at most."""
+        """Maximum number of optimiser steps in one step of the run."""
         return self.epochs * self.minibatches
 
 
@@ -129,7 +129,7 @@ class Rejection:
     def _kept(
         self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], *, policy: str
     ) -> dict[str, list[Row]]:
-        """Returns the rows of the rollouts that are imitated, by name; the same answer counts once in its group."""
+        """Returns the rows of the imitated rollouts by name; equal answers of a group count once."""
         usable: list[tuple[FinishedRollout, float]] = []
         rows: dict[str, list[Row]] = {}
         seen: set[tuple[tuple[int, ...], ...]] = set()

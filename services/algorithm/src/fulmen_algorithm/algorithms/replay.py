@@ -1,13 +1,13 @@
-"""Group relative policy optimisation on rollouts that are stored already, under the scores of another grader.
+"""Group relative policy optimisation on stored rollouts with the scores of another grader.
 
-No training rollout is made. What differs from `grpo`: groups come in a seeded order without replacement within an
-epoch; their age is no limit, so the policy may be far from the one that sampled them. Truncated importance weights
-(min(proximal / sampler, C) per token) bound what such rows can do and do not make them unbiased; `importance_mean`,
-`effective_sample_share` and `capped_share` say how much they still count for.
+No training rollouts are run. Differences from `grpo`: groups come in a seeded order, without replacement within an
+epoch, and have no maximum staleness. Truncated importance weights (min(proximal / sampler, C) per token) limit the
+effect of such rows, but do not make them unbiased; `importance_mean`, `effective_sample_share` and `capped_share` show
+their remaining weight.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
@@ -15,13 +15,10 @@ from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, train_group_id
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
-from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, permutation
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.settings import StepResult
-
-Read = Callable[[Sequence[FinishedGroup]], Awaitable[dict[str, RolloutTrajectory]]]
 
 
 class StoredGroups:
@@ -32,16 +29,14 @@ class StoredGroups:
     spans two epochs.
     """
 
-    def __init__(self, groups: Sequence[tuple[FinishedRollout, ...]], *, seed: int, read: Read) -> None:
-        """`read` loads the trajectories of groups."""
+    def __init__(self, groups: Sequence[tuple[FinishedRollout, ...]], *, seed: int) -> None:
         self._groups = groups
         self._seed = seed
-        self._read = read
         self._next = 0
         self._end = 0
 
     def begin_step(self, position: int) -> None:
-        """Continues after `consumed` groups; the step ends with their epoch."""
+        """Continues after `position` consumed groups; the step ends with its epoch at the latest."""
         self._next = position
         self._end = (position // len(self._groups) + 1) * len(self._groups)
 
@@ -51,10 +46,6 @@ class StoredGroups:
         self._next += len(positions)
         return [self._group(position) for position in positions]
 
-    async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
-        """Reads the stored trajectories."""
-        return await self._read(groups)
-
     def _group(self, position: int) -> FinishedGroup:
         epoch, offset = divmod(position, len(self._groups))
         order = permutation(len(self._groups), self._seed, epoch)
@@ -63,11 +54,11 @@ class StoredGroups:
 
 
 class ReplaySettings(PolicyGradientSettings):
-    """Settings of `replay`: the common ones; `temperature` is that at which the stored rollouts were sampled."""
+    """Settings of `replay`: the common ones; `temperature` is that of the stored rollouts."""
 
 
 class Replay:
-    """Trains on stored groups, epoch after epoch."""
+    """Trains on stored groups for several epochs."""
 
     def __init__(self, settings: ReplaySettings) -> None:
         self._settings = settings
@@ -75,7 +66,7 @@ class Replay:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end and publishes; see `Algorithm`."""
         settings, scored = self._settings, _scored(ctx)
-        source = StoredGroups(scored.groups, seed=settings.seed, read=ctx.rollouts.trajectories)
+        source = StoredGroups(scored.groups, seed=settings.seed)
         batches = BatchBuilder(
             ctx,
             source=source,
@@ -90,8 +81,8 @@ class Replay:
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),
         )
-        scorer, validates = Scorer(settings.scoring), bool(ctx.inputs.validation_tasks)
-        validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
+        validates = bool(ctx.inputs.validation_tasks)
+        validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
         if validates:
             with ctx.recorder.spending("start"):
                 await ctx.policy.serve(settings.overrides)

@@ -1,7 +1,7 @@
-"""Shared by algorithms that sample rollouts from their policy: sampling settings and the order of tasks.
+"""Sampling settings and the order of tasks, for algorithms that sample rollouts from their policy.
 
-The task of a group is a function of the group's index and the seed alone, so that nothing need be kept, and a run that
-was stopped anywhere asks for exactly what is missing.
+The task of a group is a function of the group's index and the seed, so that a resumed run submits exactly the missing
+groups.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,21 @@ RESHAPING = (
     "repetition_penalty",
     "logit_bias",
 )
-"""Request fields by which an agent could change the distribution that it samples from; the trainer knows none of them."""
+"""Request fields with which an agent could change the sampled distribution; the trainer does not support them."""
 
 
 class SamplingSettings(AlgorithmSettings):
-    """Settings beside those of every algorithm.
+    """Settings in addition to those of every algorithm.
 
     Attributes:
-        prompts_per_step: B, groups of one training step.
-        temperature: Sampling temperature of the rollouts that are trained on.
-        max_tokens: Longest answer of one model call that this run samples, in tokens.
+        prompts_per_step: B, groups per training step.
+        temperature: Sampling temperature of training rollouts.
+        max_tokens: Maximum length of the answer to one model call, in tokens.
         validate_every: Steps between validations, in addition to one at the start and one at the end.
-        failure_reward: Reward of a failed rollout in a validation; at most the worst reward, or failures raise the mean.
+        failure_reward: Reward of a failed rollout in a validation; choose at most the worst
+            reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
     prompts_per_step: int = Field(default=32, ge=1, le=4096)
@@ -82,11 +83,11 @@ class SamplingSettings(AlgorithmSettings):
 
 
 def measuring_overrides(*, temperature: float, max_tokens: int | None) -> dict[str, dict[str, object]]:
-    """Returns the request fields by rollout mode of a version that is asked and not trained.
+    """Returns the request fields by rollout mode for a version that is not trained.
 
     Args:
-        temperature: Of its sampling.
-        max_tokens: Longest answer of one model call; None leaves it to the agent.
+        temperature: Sampling temperature.
+        max_tokens: Maximum length of the answer to one model call, in tokens; None for the agent's own limit.
     """
     fields: dict[str, object] = {"temperature": temperature}
     if max_tokens is not None:
@@ -111,11 +112,11 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
     Args:
         ctx: The run.
         count: Number of groups.
-        size: Rollouts of each.
-        seed: Of the order of the tasks.
+        size: Rollouts per group.
+        seed: Seed of the order of tasks.
 
     Raises:
-        Interrupted: if the run was asked to stop; asking again gives the same groups.
+        Interrupted: if the run was asked to stop; a repeated call returns the same groups.
     """
     for _ in range(count - (ctx.rollouts.submitted - len(ctx.progress.consumed))):
         await submit_next(ctx, size=size, seed=seed)
@@ -126,7 +127,7 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
 
 
 def supervised_rows(name: str, trajectory: RolloutTrajectory | None, *, policy: str = "") -> list[Row]:
-    """Builds rows that imitate a rollout: the sampled tokens themselves, never tokenised again.
+    """Builds rows that imitate a rollout, from the sampled tokens.
 
     Args:
         name: The rollout.
@@ -143,7 +144,7 @@ def supervised_rows(name: str, trajectory: RolloutTrajectory | None, *, policy: 
 
 
 def within(rows: Sequence[Row], token_budget: int) -> list[Row]:
-    """Leaves out the rows that alone exceed the budget of a micro-batch."""
+    """Leaves out the rows that exceed the token budget of a micro-batch."""
     return [row for row in rows if len(row.token_ids) <= token_budget]
 
 
@@ -162,11 +163,11 @@ def sequence_row(
     Args:
         name: The rollout.
         sequence: One of its sequences.
-        advantages: One for each token.
-        versions: Of the policy that sampled each token; None: it does not matter which.
-        group: Of the rollout; empty: it is none's.
-        rewards: For a critic; empty without one.
-        steps: Likewise.
+        advantages: Advantage of each token.
+        versions: Policy version of each token; None if irrelevant.
+        group: Group of the rollout; empty for none.
+        rewards: Reward of each token, for a critic; empty without one.
+        steps: Agent step of each token, for a critic; empty without one.
     """
     return Row(
         rollout_id=name,

@@ -1,7 +1,7 @@
-"""From the rewards of finished rollouts to a number for each token that trains.
+"""Computes a number for each trained token from the rewards of finished rollouts.
 
-Statistics are over rollouts (or over one role's part in them), never over rows: into how many rows a rollout was cut
-changes nothing. A rollout without a reward that counts is left out, never taken for zero.
+Statistics are over rollouts (or over one role's part in them) and not over rows, so that the number of rows of a
+rollout has no effect. A rollout without a relevant reward is left out; it does not count as 0.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,9 +36,9 @@ class ScoredRollout:
     Attributes:
         name: `projects/{project}/rollouts/{uuid}`.
         group: Its group.
-        rewards: The final rewards that count, by dimension, and the penalty for length.
+        rewards: Final rewards by dimension, and the length penalty.
         role_rewards: Final rewards of roles that have their own.
-        sequences: Those that train.
+        sequences: Sequences that train.
         credits: Credit of each call of each sequence; empty if credit is by rollout.
         unit_rewards: Reward of each step of the rollout; empty if credit is by rollout.
         penalties: Penalty subtracted from the reward of each token of each sequence; may be empty.
@@ -77,7 +77,7 @@ class TokenNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """Tokens of one call, or of a sequence whose calls are not known."""
+    """Tokens of one call, or of a sequence with unknown calls."""
 
     sequence: int
     positions: Sequence[int]
@@ -110,7 +110,7 @@ class Scorer:
         return MIN_COMPARED if compares_groups(self._settings) else 1
 
     def total(self, rollout: FinishedRollout) -> float | None:
-        """Adds up the final rewards that count; None if the rollout is not scored."""
+        """Computes the weighted sum of the final rewards; None if the rollout is not scored."""
         finals = self._finals(rollout)
         weights = self._settings.rewards.weights
         if finals is None:
@@ -151,7 +151,7 @@ class Scorer:
         return self._of_policy(sequence) and (not roles or sequence.role in roles)
 
     def parts(self, rollout: FinishedRollout) -> dict[str, float]:
-        """Returns the rewards that a rollout's total does not show: those of roles, and the dimensions that are weighed."""
+        """Returns the parts of a rollout's reward: those of roles, and the weighted dimensions."""
         if not rollout.succeeded:
             return {}
         weighed = (self._finals(rollout) or {}) if self._settings.rewards.weights is not None else {}
@@ -159,7 +159,7 @@ class Scorer:
         return by_role | {f"reward_{name}": value for name, value in weighed.items()}
 
     def score(self, group: str, rollout: FinishedRollout, trajectory: RolloutTrajectory) -> ScoredRollout:
-        """Scores a rollout without `missing` whose trajectory has no `problem`; the records of its calls are let go."""
+        """Scores a rollout without `missing` whose trajectory has no `problem`; the records of its calls are freed."""
         found = ScoredRollout(
             name=rollout.name,
             group=group,
@@ -280,7 +280,7 @@ class Scorer:
         )
 
     def _finals(self, rollout: FinishedRollout) -> dict[str, float] | None:
-        """Picks the final rewards that count; None if the rollout is not scored."""
+        """Returns the relevant final rewards by dimension; None if the rollout is not scored."""
         if not rollout.succeeded:
             return None
         weights = self._settings.rewards.weights
@@ -301,7 +301,7 @@ class Scorer:
     def _credit_rule(
         self, rewards: Mapping[RewardKey, float], penalty: float
     ) -> tuple[Mapping[RewardKey, float], CreditRule]:
-        """Returns what credit is made of; the penalty for length is a part of the final reward."""
+        """Returns the rule of credit; the length penalty is a part of the final reward."""
         weights = self._settings.rewards.weights
         if self._settings.overlong is not None and weights is None:
             finals = _final_rewards(rewards)
@@ -321,7 +321,7 @@ class Scorer:
 
 
 def _segments(place: int, sequence: TokenSequence, earned: Sequence[float]) -> list[_Segment]:
-    """Cuts a sequence into its calls; one whose calls are not known is a single segment."""
+    """Splits a sequence into its calls; a sequence with unknown calls is one segment."""
     if not sequence.calls:
         positions = [position for position, sampled in enumerate(sequence.loss_mask) if sampled]
         return [_Segment(sequence=place, positions=positions)] if positions else []

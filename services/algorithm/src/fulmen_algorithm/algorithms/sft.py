@@ -1,7 +1,6 @@
-"""Supervised fine-tuning on demonstrations, or on what went well in another run; publishes one version, at the end.
+"""Supervised fine-tuning on demonstrations or on another run's successful rollouts; publishes one version, at the end.
 
-Held-out data (`validation_demonstrations`) are never trained on; their loss is measured before the first step and with
-every report.
+The loss on held-out data (`validation_demonstrations`) is measured before the first step and with every report.
 """
 
 import asyncio
@@ -19,23 +18,22 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, p
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.inputs import Demonstration
-from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.sft import sft_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class SftSettings(AlgorithmSettings):
-    """Settings of `sft`, beside the common ones.
+    """Settings of `sft`, in addition to the common ones.
 
     Attributes:
-        steps: Steps of the run; 0: as many as `epochs` need.
-        epochs: Passes over the demonstrations, whole or not, instead of `steps`; the last step may begin another one.
+        steps: Steps of the run; 0 to set `epochs` instead.
+        epochs: Passes over the demonstrations, may be fractional; rounded up to whole steps.
         batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
         report_every: Steps between two reports of metrics.
-        min_reward: Minimum reward of another run's rollouts to be learned from.
+        min_reward: Minimum reward of the other run's rollouts.
         max_per_task: Maximum number of rollouts of one group, best first.
     """
 
@@ -66,7 +64,7 @@ class SftSettings(AlgorithmSettings):
         return self
 
     def planned(self, rows: int) -> int:
-        """Computes the steps of the run on so many demonstrations."""
+        """Computes the steps of the run from the number of demonstrations."""
         return self.steps if self.epochs is None else math.ceil(self.epochs * rows / self.batch_size)
 
 
@@ -124,10 +122,10 @@ class Sft:
         await ctx.policy.publish()
 
     async def _successes(self, ctx: RunContext) -> list[Row]:
-        """Builds rows of another run's successful rollouts, in the order of its feed; each answer of a task once.
+        """Builds rows of another run's successful rollouts, in feed order, without equal answers to a task.
 
-        They are the tokens that were sampled if the policy reads them as the text that was answered; else that text is
-        tokenised again, by the policy's own chat template.
+        The rows have the sampled tokens if the policy's tokenizer maps them to the same text; else the conversation is
+        tokenised again with the policy's chat template.
 
         Raises:
             RunFailed: if it has none.

@@ -1,8 +1,9 @@
 """Measures a policy version on the validation tasks: greedy by the route's overrides, one rollout each."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
+from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.runs.context import RunContext
 
@@ -10,48 +11,29 @@ SAMPLE = 0
 """Which validation task is shown in the report, before and after."""
 
 
-def own_reward(rollout: FinishedRollout) -> float | None:
-    """Returns the final reward; None if it is no evidence about the policy."""
-    return rollout.reward if rollout.scored else None
-
-
-def no_parts(_: FinishedRollout) -> Mapping[str, float]:
-    """Returns no parts: there is a single reward."""
-    return {}
-
-
 class Validator:
     """Validates the present weights of a run."""
 
-    def __init__(
-        self,
-        ctx: RunContext,
-        *,
-        score: Callable[[FinishedRollout], float | None] = own_reward,
-        parts: Callable[[FinishedRollout], Mapping[str, float]] = no_parts,
-        failure_reward: float = 0.0,
-    ) -> None:
-        """Runs the validation tasks and returns their metrics.
+    def __init__(self, ctx: RunContext, *, scorer: Scorer | None = None, failure_reward: float = 0.0) -> None:
+        """Initializes the validator.
 
         Args:
             ctx: The run.
-            score: Gives a rollout the number that is averaged, and None to one that cannot be scored.
-            parts: Gives it further numbers by name, each of which is averaged likewise.
-            failure_reward: Reward of a rollout that cannot be scored, in each of these means.
+            scorer: Computes the total and the parts of a rollout's reward; None for the final reward alone.
+            failure_reward: Reward of a rollout that cannot be scored, in the mean of the total and of each part.
         """
         self._ctx = ctx
-        self._score = score
-        self._parts = parts
+        self._scorer = scorer
         self._failure_reward = failure_reward
 
     async def validate(self, *, last: bool) -> dict[str, float]:
         """Runs every validation task once, unless the present step was validated.
 
-        A rollout that failed counts `failure_reward` here, because an accuracy must not rise by failures; their number
-        is a separate metric.
+        A failed rollout counts as `failure_reward`, so that failures do not raise the accuracy; their number is a
+        separate metric.
 
         Args:
-            last: Whether this is the validation at the end.
+            last: Whether this is the final validation.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -60,7 +42,7 @@ class Validator:
         if not tasks or ctx.progress.validated_step == ctx.progress.step:
             return {}
         groups = await ctx.rollouts.validate(tasks, version=ctx.policy.version)
-        scores = [self._score(g.rollouts[0]) for g in groups]
+        scores = [self._total(g.rollouts[0]) for g in groups]
         missing = self._failure_reward
         accuracy = sum(missing if score is None else score for score in scores) / len(scores)
         failed = scores.count(None)
@@ -77,7 +59,7 @@ class Validator:
         ctx.recorder.validated()
         if failed:
             ctx.notify("warning", f"{failed} of {len(groups)} validation rollouts failed; they count as {missing:g}.")
-        parts = [self._parts(g.rollouts[0]) for g in groups]
+        parts = [{} if self._scorer is None else self._scorer.parts(g.rollouts[0]) for g in groups]
         # A missing part of a successful rollout is no failure.
         otherwise = [missing if score is None else 0.0 for score in scores]
         means = {
@@ -86,6 +68,12 @@ class Validator:
             for name in sorted({name for part in parts for name in part})
         }
         return {"validation_accuracy": accuracy, "validation_failed": float(failed), **means}
+
+    def _total(self, rollout: FinishedRollout) -> float | None:
+        """Returns the reward of a rollout; None if it says nothing about the policy."""
+        if self._scorer is not None:
+            return self._scorer.total(rollout)
+        return rollout.reward if rollout.scored else None
 
     async def _keep_sample(self, name: str, groups: Sequence[FinishedGroup]) -> None:
         group = groups[SAMPLE]

@@ -1,6 +1,6 @@
-"""Variants of `grpo` that differ in their defaults alone.
+"""Variants of `grpo` that differ only in their defaults.
 
-Choices that a paper leaves open are those of `grpo`, above all the truncated importance weights against the sampler.
+Where a paper leaves a choice open, it is that of `grpo`, such as truncated importance weights against the sampler.
 """
 
 from typing import Annotated
@@ -31,7 +31,7 @@ from fulmen_algorithm.training.strict import NONE_BY_NAME
 
 
 class DrGrpoSettings(GrpoSettings):
-    """Settings of `dr_grpo` (arXiv:2503.20783): no division by a standard deviation, nor by the length of an answer."""
+    """Settings of `dr_grpo` (arXiv:2503.20783): no division by the standard deviation or the length."""
 
     loss: Loss = ClipLoss(high=0.2)
     aggregation: Aggregation = SequenceMeanTokenSumNorm()
@@ -41,10 +41,10 @@ class DapoSettings(GrpoSettings):
     """Settings of `dapo` (arXiv:2503.14476): clip-higher, dynamic sampling, token mean and a penalty for length.
 
     Attributes:
-        overlong: The paper's shape: L_max is `max_tokens`, and the penalty grows over the last fifth of it. Set
-            `max_tokens` in it where a rollout makes several calls, because it counts the tokens of a rollout; `"none"`
-            for no penalty.
-        mask_truncated: Off, because an answer that ended at the limit has the penalty.
+        overlong: Penalty for length: L_max is `max_tokens`, and the penalty grows over its last fifth, as in the paper.
+            It counts the tokens of a rollout; set its `max_tokens` if a rollout makes several calls. `"none"` for no
+            penalty.
+        mask_truncated: Off, because truncated answers get the penalty.
     """
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
@@ -55,7 +55,7 @@ class DapoSettings(GrpoSettings):
 class GspoSettings(GrpoSettings):
     """Settings of `gspo` (arXiv:2507.18071): the clipped ratio is that of the whole sequence.
 
-    Its bounds are narrow, because the mean over a sequence moves little; larger learning rates need wider ones.
+    The bounds are narrow, because the mean over a sequence changes little; larger learning rates need wider ones.
     """
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
@@ -71,9 +71,9 @@ class CispoSettings(GrpoSettings):
 
 
 class RlooSettings(GrpoSettings):
-    """Settings of `rloo` (arXiv:2402.14740): the others of the group are the baseline, the gradient is REINFORCE's.
+    """Settings of `rloo` (arXiv:2402.14740): leave-one-out baseline with the gradient of REINFORCE.
 
-    The paper takes one optimiser step for each batch, for which alone that gradient is right.
+    The gradient is correct only for one optimiser step per batch.
     """
 
     advantage: AdvantageSettings = RlooAdvantage()
@@ -85,8 +85,8 @@ class ReinforcePpSettings(GrpoSettings):
     """Settings of `reinforce_pp` (arXiv:2501.03262): token returns, whitened over the batch, under the clipped loss.
 
     Attributes:
-        group_size: One rollout of each task, because rollouts are not compared within their group; with the baseline
-            `group` at least two.
+        group_size: Rollouts per task; 1 by default, because rollouts of a group are not compared. The baseline `group`
+            needs at least 2.
     """
 
     advantage: AdvantageSettings = ReinforcePpAdvantage()
@@ -95,10 +95,10 @@ class ReinforcePpSettings(GrpoSettings):
 
 
 class PpoSettings(GrpoSettings):
-    """Settings of `ppo` (arXiv:1707.06347): a critic learns what to expect, and GAE makes the advantages.
+    """Settings of `ppo` (arXiv:1707.06347): advantages by GAE with a learned critic.
 
     Attributes:
-        group_size: One rollout of each task, because the critic provides the baseline.
+        group_size: Rollouts per task; 1 by default, because the critic provides the baseline.
     """
 
     advantage: AdvantageSettings = GaeAdvantage()

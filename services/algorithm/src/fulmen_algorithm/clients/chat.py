@@ -1,6 +1,6 @@
 """Chat models for algorithms: through the LLM proxy over gRPC, or another endpoint over HTTP.
 
-Invariant: an answer that has come is never asked for again; what failed without an answer is, a limited number of times.
+Invariant: a call with an answer is never repeated; a failed call without an answer is retried, for a limited time.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ class ChatClient:
 
         Args:
             proxy: The LLM proxy.
-            endpoints: Keys of the endpoints that may be asked, by address; empty for none.
-            outage_limit_s: How long one question is asked again before it is an error, in seconds.
+            endpoints: API keys of the allowed endpoints by address; empty for none.
+            outage_limit_s: Maximum time for which a call is retried, in seconds.
             notify: Receives notices about waits.
         """
         self._stub = CompletionServiceStub(proxy)

@@ -1,7 +1,7 @@
-"""A child process that is waited for without blocking.
+"""A child process of an event loop.
 
-It is started by the standard library's `subprocess`, which uses vfork: the event loop's own fork runs grpc's fork
-handlers in the child, which now and then crash there before the program is reached.
+It is started with the standard library's `subprocess`, which uses vfork: a fork runs grpc's fork handlers in the child,
+which sometimes crash before the program is executed.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ class Child:
     def start(
         cls, argv: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes] | int, folder: Path | None = None
     ) -> "Child":
-        """Starts a process with an open standard input; its errors go where this process' do.
+        """Starts a process with an open standard input and this process's standard error.
 
         Args:
             argv: Program and arguments.
-            environment: The whole of it.
-            output: Where its standard output goes: a file, or `subprocess.PIPE`.
-            folder: Its working directory.
+            environment: Complete environment.
+            output: Standard output: a file, or `subprocess.PIPE`.
+            folder: Working directory; None for that of this process.
 
         Raises:
             OSError: if it cannot be started.
@@ -54,7 +54,7 @@ class Child:
         return self._process.pid
 
     async def first_line(self) -> bytes:
-        """Reads one line of its output; empty at its end. A reader that times out must end the process."""
+        """Reads one line of its output; empty at the end. A reader that times out must end the process."""
         if self._process.stdout is None:
             return b""
         return await asyncio.to_thread(self._process.stdout.readline)
@@ -76,7 +76,7 @@ class Child:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Only while it is not reaped: afterwards its id may be another process'. It may be reaped right now.
+        # After it has been reaped, its id may be that of another process. It may be reaped at this moment.
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
 
 HIDDEN_PREFIX = "FULMEN_"
@@ -34,27 +35,27 @@ getattr(module, name)(output, seed=int(seed))
 
 
 class ModelBuilder:
-    """Builds first weights."""
+    """Builds the first weights of a policy."""
 
     def __init__(self, *, deadline_s: float, torch_threads: int) -> None:
         self._deadline_s = deadline_s
         self._torch_threads = torch_threads
 
-    async def build(self, bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
-        """Unpacks a bundle and calls `function(output_dir, seed=seed)` of its `file.py:function`.
+    async def build(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
+        """Unpacks a bundle to `files.bundle` and calls `function(files.initial, seed=seed)` of its `file.py:function`.
 
         Raises:
             RunFailed: if the bundle cannot be unpacked, or the function fails or takes too long; the text ends with the
                 end of the process' output.
         """
-        await asyncio.to_thread(_unpack, bundle, bundle_dir)
-        shutil.rmtree(output_dir, ignore_errors=True)
+        await asyncio.to_thread(_unpack, bundle, files.bundle)
+        shutil.rmtree(files.initial, ignore_errors=True)
         file, _, name = target.rpartition(":")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN_PREFIX)}
-        argv = [sys.executable, "-c", _CALL, file, name, str(output_dir.resolve()), str(seed)]
+        argv = [sys.executable, "-c", _CALL, file, name, str(files.initial.resolve()), str(seed)]
         environment |= {"OMP_NUM_THREADS": str(self._torch_threads), "TQDM_DISABLE": "1"}
         with tempfile.TemporaryFile() as output:
-            child = Child.start(argv, environment=environment, output=output, folder=bundle_dir)
+            child = Child.start(argv, environment=environment, output=output, folder=files.bundle)
             try:
                 async with asyncio.timeout(self._deadline_s):
                     status = await child.wait()

@@ -1,6 +1,6 @@
-"""Waits out outages of another service: a call is retried until it is answered, and the wait is reported.
+"""Waits for another service during outages: calls are retried until they are answered, and the wait is reported.
 
-Only calls that are idempotent may go through here.
+Only for idempotent calls.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ AWAY: tuple[type[Exception], ...] = (Unavailable, DeadlineExceeded, TimeoutError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for one service.
+    """Waits for one service during outages.
 
     Attributes:
-        service: Its name, for people.
-        notify: Takes a severity and a text.
-        limit_s: Seconds after which the outage is an error.
+        service: Name of the service in notices.
+        notify: Receives a severity and a text.
+        limit_s: Maximum length of an outage, in seconds.
     """
 
     service: str
@@ -38,7 +38,7 @@ class Patience:
         """Calls until the service answers.
 
         Raises:
-            Unavailable: if it is still away after `limit_s`, or whatever else the last call raised.
+            Unavailable: if the outage is longer than `limit_s`; or another error of the last call.
             FulmenError: if the service answers with another error.
         """
         outage = Outage(patience=self)

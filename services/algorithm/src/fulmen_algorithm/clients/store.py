@@ -71,7 +71,7 @@ class StoreQueue:
         self._patience = patience
 
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
-        """Adds groups to the queue, each at most once however often it is asked for.
+        """Submits groups, idempotently by run and group id.
 
         Each training group is a separate request, so that its request id does not depend on other groups;
         other groups are always the same in one call and go together.
@@ -125,7 +125,7 @@ class StoreQueue:
                 if outage.too_long:
                     raise
             except InternalError as error:
-                # Without an id it is no answer of the store's, but a connection that broke in an odd way.
+                # Without an id, the error is of a broken connection and not of the store.
                 if "error_id" in error.metadata or outage.too_long:
                     raise
             finally:
@@ -183,7 +183,7 @@ class StoreQueue:
             indices = {i for plain_id in plain_ids if plain_id and (i := train_index(plain_id)) is not None}
             known |= {i for i in indices if i >= below}
             token = page.next_page_token
-            # Groups are submitted in order of their index, and branch after branch: all further back is older still.
+            # Groups are submitted in order of index and branch; all further ones are older.
             if not token or None in plain_ids or any(i < below for i in indices):
                 return known
 
@@ -241,7 +241,7 @@ class StoreResources:
 
 
 def _requests(groups: Sequence[GroupSpec]) -> list[list[GroupSpec]]:
-    """Distributes whole groups over requests of no more rollouts than the contract allows, in order."""
+    """Distributes whole groups over requests of at most `ROLLOUTS_PER_REQUEST` rollouts, in order."""
     requests: list[list[GroupSpec]] = []
     room = 0
     for group in groups:

@@ -1,13 +1,12 @@
 """The interface of an engine: an OpenAI-compatible server that takes new weights in place."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from fulmen_algorithm.policy.engine_settings import EngineSettings
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
+from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
 
 ENGINE_KEY_NAME = "engine"
 """Entry of the proxy's `backend_keys` with the key of the engines that the service starts itself."""
@@ -115,30 +114,3 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Ends it."""
-
-
-class StartEngine(Protocol):
-    """Starts an engine."""
-
-    async def __call__(
-        self,
-        options: EngineOptions,
-        policy: PublishedPolicy,
-        *,
-        engine: EngineSettings,
-        notify: Notify,
-        promote: Callable[[], Awaitable[None]],
-    ) -> Engine:
-        """Starts an engine and returns when it serves a policy version.
-
-        Args:
-            options: How engines are started.
-            policy: The version.
-            engine: Which engine, and its numbers.
-            notify: Receives notices about waits.
-            promote: Attributes tokens to this version from now on, if the proxy knows the policy already; for an
-                engine that was there before and may have calls under way.
-
-        Raises:
-            EngineFailed: if it does not start.
-        """

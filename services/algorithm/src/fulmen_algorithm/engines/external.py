@@ -1,11 +1,10 @@
-"""A vLLM server run by someone else: it gets weights, and is never started or stopped.
+"""A vLLM server that the service does not start or stop; it only gets weights.
 
 It must be in development mode (`VLLM_SERVER_DEV_MODE=1`), and see the folder of models at the same path as this
 service. Only addresses configured by the operator are used, so that runs cannot make this service call others.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineKind, EngineOptions, SwapGate
 from fulmen_algorithm.engines.vllm_api import VllmApi, read_whole
@@ -29,15 +28,15 @@ class ExternalVllm:
         policy: PublishedPolicy,
         engine: ExternalEngine,
         notify: Notify,
-        promote: Callable[[], Awaitable[None]],
+        gate: SwapGate,
     ) -> "ExternalVllm":
         """Loads the policy's weights into it.
 
-        It may have calls under way, of before a restart of this service or a swap that failed: they go on after
-        `promote`, so that no token of the new weights counts as the old version's.
+        Calls in flight, from before a restart of this service or a failed swap, resume after `gate.promote`, so that
+        no token of the new weights counts as the old version's.
 
         Raises:
-            EngineFailed: if the operator does not name it, or it does not answer or take the weights.
+            EngineFailed: if it is not in the service's settings, does not answer, or refuses the weights.
         """
         if engine.base_url not in options.external_keys:
             raise EngineFailed(f"{engine.base_url} is not in the service's setting external_engines.")
@@ -46,7 +45,7 @@ class ExternalVllm:
             raise EngineFailed(f"No vLLM server answers at {engine.base_url}.")
         notify("info", f"The vLLM at {engine.base_url} gets version {policy.version}.")
         attached = cls(api, engine)
-        await attached._swap(policy, _AttachGate(promote), SwapMode.FREEZE)
+        await attached._swap(policy, gate, SwapMode.FREEZE)
         return attached
 
     @property
@@ -104,24 +103,3 @@ class ExternalVllm:
             drain_limit_s=self._engine.drain_limit_s,
             recompute_cache=self._engine.recompute_cache,
         )
-
-
-class _AttachGate:
-    """Does nothing: the proxy does not know the engine yet."""
-
-    def __init__(self, promote: Callable[[], Awaitable[None]]) -> None:
-        self._promote = promote
-
-    async def hold(self, ttl_s: float) -> None:
-        """Does nothing."""
-
-    async def idle(self, limit_s: float) -> bool:
-        """Always idle."""
-        return True
-
-    async def promote(self) -> None:
-        """Starts attributing tokens to the new version."""
-        await self._promote()
-
-    async def release(self) -> None:
-        """Does nothing."""

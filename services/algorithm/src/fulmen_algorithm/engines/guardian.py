@@ -1,8 +1,8 @@
 """Runs a program and ends all its descendants: a standalone script, `python guardian.py LOG ARGV`.
 
-Invariant: when the program ends, when the one who started this script ends (however: its standard input closes then),
-or when it is told to end, every process of its group is ended, this one last; should this one be killed, the kernel
-tells the program to end. It imports the standard library alone, since it lives as long as the program does.
+Invariant: when the program ends, when the parent of this script ends (which closes its standard input), or on SIGTERM
+or SIGINT, every process of its group is ended, this one last. If this process is killed, the kernel sends SIGTERM to
+the program. To stay small it imports only the standard library.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(log: str, argv: list[str]) -> int:
-    """Runs the program to its end; returns its exit status, 128 and its number for a signal."""
+    """Runs the program to its end; returns its exit status, 128 plus the number of a signal."""
     if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)  # never a group in which others are
+        os.setpgid(0, 0)  # other processes must not be in the group
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     library = ctypes.CDLL(None)
-    # Its grandchildren become ours when the program dies, so that we can wait for them.
+    # When the program dies, its children become children of this process, which can then reap them.
     library.prctl(PR_SET_CHILD_SUBREAPER, 1)
     with open(log, "ab") as output:  # noqa: PTH123 - pathlib takes longer to import than all of this
         try:
@@ -58,10 +58,10 @@ def _until_closed(ending: threading.Event) -> None:
 
 
 def _end_group(program: "subprocess.Popen[bytes]") -> None:
-    """Terminates the group, waits, then kills the rest; this process itself ignores the repeated signals."""
+    """Terminates the other processes of the group, waits, then kills the rest."""
     own = os.getpid()
     _signal(signal.SIGTERM, own)
-    # After the program has died, its descendants are killed at once, so that it can be restarted.
+    # If the program has died, its descendants get little time, so that it can be restarted soon.
     give_up_at = time.monotonic() + (GRACE_S if program.poll() is None else ORPHANS_GRACE_S)
     while _members(own, program) and time.monotonic() < give_up_at:
         time.sleep(POLL_S)
@@ -91,7 +91,7 @@ def _members(own: int, program: "subprocess.Popen[bytes]") -> bool:
 
 
 def _group(own: int) -> list[int]:
-    """Lists the living processes of this group but for this one."""
+    """Lists the other living processes of this group."""
     found = []
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if not entry.isdigit() or int(entry) == own:

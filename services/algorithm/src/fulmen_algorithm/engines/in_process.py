@@ -1,4 +1,4 @@
-"""The engine as a part of this process, for debugging: the same code behind the same HTTP interface."""
+"""The embedded engine in this process, for debugging: the same code behind the same HTTP interface."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def start_engine_inside(options: EngineOptions, policy: PublishedPolicy) -
     """
     flags = await engine_flags(options, policy)
     try:
-        # It belongs to this event loop, which therefore waits for the model to be loaded.
+        # The generator belongs to this event loop, which is therefore blocked while the model is loaded.
         generator, server = build(arguments(flags), options.token or None)
     except (OSError, ValueError) as error:
         raise EngineFailed(f"The engine cannot load {policy.path}: {error}") from error
@@ -53,7 +53,7 @@ class _Inside:
         return os.getpid()
 
     async def wait(self) -> int:
-        """Waits until it is ended, or cannot generate any more."""
+        """Waits until it is stopped, or can no longer generate."""
         ended = asyncio.create_task(self._ended.wait(), name="engine-ended")
         try:
             await asyncio.wait({ended, self._generator.batcher}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,16 +7,18 @@ service restarts, without their runs.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import structlog
 
-from fulmen_algorithm.engines.engine import EngineOptions, StartEngine
-from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
+from fulmen.rpc.channel import FulmenChannel
+from fulmen_algorithm.engines.engine import EngineOptions
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, backend_id
+from fulmen_algorithm.engines.starter import EngineStarter
 from fulmen_algorithm.engines.supervisor import EngineSupervisor
 from fulmen_algorithm.policy.engine_settings import EngineSettings
-from fulmen_algorithm.policy.served import ServedFile, ServedPolicy
+from fulmen_algorithm.policy.served import ServedPolicies, ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
@@ -44,25 +46,28 @@ class EnginePool:
         self,
         options: EngineOptions,
         *,
-        start: StartEngine,
-        admin: Callable[[str], ProxyAdmin],
-        file: ServedFile,
+        starter: EngineStarter,
+        proxy: FulmenChannel,
+        backend_prefix: str,
+        file: ServedPolicies,
         max_engines: int,
         outage_limit_s: float,
     ) -> None:
         """Initializes the pool.
 
         Args:
-            options: How engines are started; a port is that of the first place, others follow it.
-            start: Starts an engine of the kind that a run asks for.
-            admin: Makes the proxy's administration for the backend of a policy.
+            options: How engines are started; its port is that of the first engine, and the others follow.
+            starter: Starts engines.
+            proxy: Channel to the LLM proxy.
+            backend_prefix: Prefix of the engines' backend ids at the proxy.
             file: Storage of the served versions.
             max_engines: Number of slots.
             outage_limit_s: Maximum wait for the proxy, in seconds.
         """
         self._options = options
-        self._start = start
-        self._admin = admin
+        self._starter = starter
+        self._proxy = proxy
+        self._backend_prefix = backend_prefix
         self._file = file
         self._max_engines = max_engines
         self._outage_limit_s = outage_limit_s
@@ -115,9 +120,9 @@ class EnginePool:
         port = self._options.port + number if self._options.port else 0
         supervisor = EngineSupervisor(
             replace(self._options, port=port),
-            self._admin(policy),
+            ProxyAdmin(self._proxy, backend_id=backend_id(self._backend_prefix, policy)),
             outage_limit_s=self._outage_limit_s,
-            start=self._start,
+            starter=self._starter,
         )
         self._new.put_nowait(supervisor)
         return _Place(number=number, supervisor=supervisor)
@@ -148,7 +153,7 @@ class EnginePool:
             await supervisor.restore(served)
         except RunFailed as error:
             _log.warning("policy_not_served_again", policy=policy, version=served.policy.version, reason=error.message)
-        except Exception as error:  # noqa: BLE001  (whatever it is, it concerns this policy alone)
+        except Exception as error:  # noqa: BLE001  (any error concerns only this policy)
             error_id = uuid.uuid4().hex[:12]
             _log.error("policy_not_restored", policy=policy, error_id=error_id, exc_info=error)
 

@@ -133,7 +133,7 @@ class EngineProcess:
         answer = await self._load(policy)
         took_s = time.monotonic() - started
         await gate.promote()
-        # It reads before it pauses; one that does not say how long it paused was asked for so long.
+        # An engine that does not report the length of its pause may have paused for the whole call.
         return SwapStats(
             pause_s=float(answer.get("pause_seconds", took_s)), size_bytes=int(answer.get("size_bytes", 0))
         )

@@ -2,17 +2,18 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 
-from fulmen.errors import BackendInUse
+from fulmen.errors import BackendInUse, RouteNotFound
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_algorithm.clients.patience import Patience
 from fulmen_algorithm.engines.engine import EngineAddress, EngineKind
+from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.ports import PublishedPolicy
 
 CALL_DEADLINE_S = 20.0
@@ -80,6 +81,14 @@ class ProxyAdmin:
         )
         await self._routes.PutRoute(route_service_pb2.PutRouteRequest(route=route), timeout=CALL_DEADLINE_S)
 
+    async def put_routes(self, served: ServedPolicy, *, engine_model: str) -> None:
+        """Sends the public model names of a policy to the engine; `engine_model` is the engine's name for the policy."""
+        policy = served.policy
+        for name in policy.model_names:
+            # Adapters of roles have the same name everywhere.
+            model = engine_model if name == policy.policy else ""
+            await self.put_route(policy.policy, policy.version, served.overrides, name=name, model=model)
+
     async def withdraw(self, name: str) -> None:
         """Deletes the route of a public model name, and the backend unless another route uses it."""
         await self._routes.DeleteRoute(
@@ -118,19 +127,11 @@ ASK_AGAIN_S = 0.05
 class ProxyGate:
     """The gate of one swap; see `engines.engine.SwapGate`."""
 
-    def __init__(
-        self,
-        proxy: ProxyAdmin,
-        policy: PublishedPolicy,
-        patience: Patience,
-        *,
-        promote: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """`promote` names the new version at the proxy, where its routes may be missing; else they are there."""
+    def __init__(self, proxy: ProxyAdmin, policy: PublishedPolicy, patience: Patience) -> None:
+        """The proxy must have routes to the engine."""
         self._proxy = proxy
         self._policy = policy
         self._patience = patience
-        self._promote = promote
 
     async def hold(self, ttl_s: float) -> None:
         """Holds new calls in the proxy, for at most `ttl_s`."""
@@ -148,12 +149,41 @@ class ProxyGate:
 
     async def promote(self) -> None:
         """Starts attributing tokens to the new version."""
-        if self._promote is not None:
-            await self._promote()
-            return
         policy = self._policy
         await self._patience.call(lambda: self._proxy.promote(policy.policy, policy.version))
 
     async def release(self) -> None:
         """Releases held calls to the engine."""
         await self._patience.call(self._proxy.release)
+
+
+class RoutingGate(ProxyGate):
+    """The gate of a swap where the proxy's routes may be missing, such as after a restart of the service."""
+
+    def __init__(self, proxy: ProxyAdmin, served: ServedPolicy, patience: Patience, *, engine_model: str) -> None:
+        super().__init__(proxy, served.policy, patience)
+        self._served = served
+        self._engine_model = engine_model
+
+    async def promote(self) -> None:
+        """Sends the policy's model names to the engine, under the new version."""
+        await self._patience.call(lambda: self._proxy.put_routes(self._served, engine_model=self._engine_model))
+
+
+class AttachGate(ProxyGate):
+    """The gate of an engine that is attached: it is not registered at the proxy, but may have calls in flight."""
+
+    async def hold(self, ttl_s: float) -> None:
+        """Does nothing."""
+
+    async def idle(self, limit_s: float) -> bool:
+        """Always idle."""
+        return True
+
+    async def promote(self) -> None:
+        """Starts attributing tokens to the new version, if the proxy has routes of the policy."""
+        with suppress(RouteNotFound):
+            await super().promote()
+
+    async def release(self) -> None:
+        """Does nothing."""

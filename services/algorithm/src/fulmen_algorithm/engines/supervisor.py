@@ -7,17 +7,15 @@ the same weights and version, and its new port is registered. It keeps running a
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import structlog
 
-from fulmen.errors import FulmenError, RouteNotFound
+from fulmen.errors import FulmenError
 from fulmen_algorithm.clients.patience import AWAY, Patience
-from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, StartEngine
-from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, ProxyGate
+from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, SwapGate
+from fulmen_algorithm.engines.proxy_admin import AttachGate, ProxyAdmin, ProxyGate, RoutingGate
+from fulmen_algorithm.engines.starter import EngineStarter
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
@@ -34,20 +32,11 @@ LONGEST_HOLD_S = 600.0
 REFUSED_OR_AWAY: tuple[type[Exception], ...] = (FulmenError, *AWAY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """The policy to serve."""
-
-    policy: PublishedPolicy
-    overrides: Mapping[str, str]
-    notify: Notify
-    engine: EngineSettings
-
-
 class EngineSupervisor:
     """Serves one policy.
 
     Attributes:
+        served: The served policy, also while the engine is being restarted.
         last_used: Time of the last sampled tokens or loaded weights, by `time.monotonic`.
         retired: Whether it was retired; it must not serve again.
     """
@@ -58,13 +47,14 @@ class EngineSupervisor:
         proxy: ProxyAdmin,
         *,
         outage_limit_s: float,
-        start: StartEngine,
+        starter: EngineStarter,
     ) -> None:
         self._options = options
-        self._start = start
+        self._starter = starter
         self._proxy = proxy
         self._outage_limit_s = outage_limit_s
-        self._served: _Served | None = None
+        self.served: ServedPolicy | None = None
+        self._notify: Notify = _log_only
         self._engine: Engine | None = None
         self._changing = asyncio.Lock()
         self._loaded: PublishedPolicy | None = None
@@ -75,14 +65,6 @@ class EngineSupervisor:
         self._tokens_before = 0
         self._tokens_of_engine = 0
 
-    @property
-    def served(self) -> ServedPolicy | None:
-        """The served policy, also while the engine is being restarted."""
-        served = self._served
-        if served is None:
-            return None
-        return ServedPolicy(policy=served.policy, overrides=served.overrides, engine=served.engine)
-
     async def serve(self, served: ServedPolicy, notify: Notify) -> None:
         """Serves a policy version under the policy's name; a running engine takes the weights in place.
 
@@ -90,22 +72,21 @@ class EngineSupervisor:
             RunFailed: if the engine cannot be started with these weights.
         """
         async with self._changing:
-            self._served = _Served(
-                policy=served.policy, overrides=served.overrides, notify=notify, engine=served.engine
-            )
+            self.served, self._notify = served, notify
             self.last_used = time.monotonic()
             if self._engine is not None and self._started_with == served.engine:
-                # Calls in flight, of rollouts from before a restart of the service, continue. The version is
-                # named when the engine has it, not before: their next tokens are of the old one.
+                # Calls in flight, from before a restart of the service, continue: the version is promoted only when
+                # the engine has it, since their next tokens are still of the old one.
                 await self._register()
                 if self._loaded == served.policy:
                     await self._put_routes()
                 else:
-                    await self._give_weights(self._engine, served.policy, promote=self._put_routes)
+                    gate = RoutingGate(self._proxy, served, self._patience(), engine_model=self._engine.address.model)
+                    await self._give_weights(self._engine, served.policy, gate)
                 return
             await self._stop_engine()
             await self._start_engine()
-            await self._tell_proxy()
+            await self._register_and_route()
 
     async def restore(self, served: ServedPolicy) -> None:
         """Serves the policy of the previous process, unless a run has served another one meanwhile.
@@ -113,13 +94,12 @@ class EngineSupervisor:
         Raises:
             RunFailed: if the engine cannot be started with these weights.
         """
-        if self._served is None:
+        if self.served is None:
             await self.serve(served, _log_only)
 
     def leave(self) -> None:
         """Marks the run as ended; it gets no more notices about the engine."""
-        if self._served is not None:
-            self._served = replace(self._served, notify=_log_only)
+        self._notify = _log_only
         self.last_used = time.monotonic()
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:
@@ -129,32 +109,25 @@ class EngineSupervisor:
             RunFailed: if it cannot be started with these weights.
         """
         async with self._changing:
-            if self._served is None:
+            if self.served is None:
                 raise RunFailed("No policy is served.")
-            self._served = replace(self._served, policy=policy)
+            self.served = replace(self.served, policy=policy)
             self.last_used = time.monotonic()
-            return await self._give_weights(self._engine, policy)
+            gate = ProxyGate(self._proxy, policy, self._patience())
+            return await self._give_weights(self._engine, policy, gate)
 
-    async def _give_weights(
-        self,
-        engine: Engine | None,
-        policy: PublishedPolicy,
-        *,
-        promote: Callable[[], Awaitable[None]] | None = None,
-    ) -> SwapStats:
-        assert self._served is not None
+    async def _give_weights(self, engine: Engine | None, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         self._loaded = None  # after a cancellation the engine's weights are unknown
         try:
             if engine is None:
                 raise EngineFailed("The engine is being restarted.")
-            gate = ProxyGate(self._proxy, policy, self._patience(), promote=promote)
             metrics = await engine.swap(policy, gate)
         except EngineFailed as error:
-            self._served.notify("warning", f"{error} Restarting it with version {policy.version}.")
+            self._notify("warning", f"{error} Restarting it with version {policy.version}.")
             await self._hold_calls()
             await self._stop_engine()
             await self._start_engine()
-            await self._tell_proxy()
+            await self._register_and_route()
             return SwapStats()
         self._loaded = policy
         return metrics
@@ -183,12 +156,12 @@ class EngineSupervisor:
             while not self.retired:
                 try:
                     if failed:
-                        await self._begin_again()
+                        await self._recover()
                     else:
                         await self._started.wait()
                         await self._watch()
                     failed, wait_s = False, FIRST_RESTART_WAIT_S
-                except Exception as error:  # noqa: BLE001  (whatever it is, it concerns this engine alone)
+                except Exception as error:  # noqa: BLE001  (any error concerns only this engine)
                     self._log_failure(error, first=not failed)
                     failed = True
                     await asyncio.sleep(wait_s)
@@ -199,8 +172,8 @@ class EngineSupervisor:
     async def retire(self) -> None:
         """Retires the engine and removes its policy from the proxy; does not wait while the proxy is unavailable."""
         async with self._changing:
-            names = () if self._served is None else self._served.policy.model_names
-            self.retired, self._served = True, None
+            names = () if self.served is None else self.served.policy.model_names
+            self.retired, self.served = True, None
             try:
                 for name in reversed(names):
                     try:
@@ -214,21 +187,21 @@ class EngineSupervisor:
     def _log_failure(self, error: Exception, *, first: bool) -> None:
         """Logs why the engine could not be supervised or replaced; its run is notified at its start."""
         error_id = uuid.uuid4().hex[:12]
-        served = self._served
+        served = self.served
         policy = served.policy.policy if served is not None else ""
         _log.error("engine_supervisor_failed", policy=policy, error_id=error_id, exc_info=error)
         if first and served is not None:
-            text = f"The engine could not be brought back; that is tried again and again. Quote id {error_id}."
-            served.notify("warning", text)
+            text = f"The engine could not be restarted, which will be retried. Quote id {error_id}."
+            self._notify("warning", text)
 
-    async def _begin_again(self) -> None:
+    async def _recover(self) -> None:
         """Recovers from a failure: starts the engine and registers it at the proxy."""
         if self._engine is None:
             await self._replace(None)
             return
         async with self._changing:
-            if self._engine is not None and self._served is not None:
-                await self._tell_proxy()
+            if self._engine is not None and self.served is not None:
+                await self._register_and_route()
 
     async def _watch(self) -> None:
         """Waits until the present engine has exited or stops answering, then replaces it."""
@@ -252,14 +225,14 @@ class EngineSupervisor:
         wait_s = FIRST_RESTART_WAIT_S
         while True:
             async with self._changing:
-                if self._engine is not dead or self._served is None:
+                if self._engine is not dead or self.served is None:
                     return  # it has been replaced meanwhile
-                self._served.notify("warning", "The engine ended; restarting it with the same weights.")
+                self._notify("warning", "The engine ended; restarting it with the same weights.")
                 await self._hold_calls()
                 await self._stop_engine()
                 try:
                     await self._start_engine()
-                    await self._tell_proxy()
+                    await self._register_and_route()
                     return
                 except RunFailed:
                     dead = None
@@ -267,18 +240,15 @@ class EngineSupervisor:
             wait_s = min(wait_s * 2, LONGEST_RESTART_WAIT_S)
 
     async def _start_engine(self) -> None:
-        assert self._served is not None
-        policy = self._served.policy
+        assert self.served is not None
+        policy = self.served.policy
         for attempt in range(START_ATTEMPTS):
             try:
-                self._engine = await self._start(
-                    self._options,
-                    policy,
-                    engine=self._served.engine,
-                    notify=self._served.notify,
-                    promote=self._promote_if_routed,
+                gate = AttachGate(self._proxy, policy, self._patience())
+                self._engine = await self._starter.start(
+                    self._options, policy, engine=self.served.engine, notify=self._notify, gate=gate
                 )
-                self._loaded, self._started_with = policy, self._served.engine
+                self._loaded, self._started_with = policy, self.served.engine
                 break
             except EngineFailed as error:
                 _log.warning("engine_start_failed", attempt=attempt + 1, model=str(policy.path), reason=str(error))
@@ -305,13 +275,7 @@ class EngineSupervisor:
         if engine is not None:
             await engine.stop()
 
-    async def _promote_if_routed(self) -> None:
-        assert self._served is not None
-        policy = self._served.policy
-        with suppress(RouteNotFound):
-            await self._patience().call(lambda: self._proxy.promote(policy.policy, policy.version))
-
-    async def _tell_proxy(self) -> None:
+    async def _register_and_route(self) -> None:
         await self._register()
         await self._put_routes()
 
@@ -321,27 +285,13 @@ class EngineSupervisor:
         await self._patience().call(lambda: self._proxy.register(address))
 
     async def _put_routes(self) -> None:
-        assert self._served is not None
+        assert self.served is not None
         assert self._engine is not None
-        served, address = self._served, self._engine.address
-        patience = self._patience()
-        for name in served.policy.model_names:
-            # The policy's own model name differs by engine; adapters of roles have the same name everywhere.
-            model = address.model if name == served.policy.policy else ""
-            await patience.call(
-                partial(
-                    self._proxy.put_route,
-                    served.policy.policy,
-                    served.policy.version,
-                    served.overrides,
-                    name=name,
-                    model=model,
-                )
-            )
+        served, model = self.served, self._engine.address.model
+        await self._patience().call(lambda: self._proxy.put_routes(served, engine_model=model))
 
     def _patience(self) -> Patience:
-        assert self._served is not None
-        return Patience(service="LLM proxy", notify=self._served.notify, limit_s=self._outage_limit_s)
+        return Patience(service="LLM proxy", notify=self._notify, limit_s=self._outage_limit_s)
 
 
 def _log_only(severity: str, message: str) -> None:

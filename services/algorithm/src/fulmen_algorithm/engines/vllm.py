@@ -1,6 +1,6 @@
 """vLLM as a child process.
 
-Invariant: no process of it outlives this service, however this one or vLLM ends: all are in one group under a guardian
+Invariant: no process of vLLM outlives this service, in whatever way either ends: all are in one group under a guardian
 (`engines.guardian`), which ends with this process. vLLM never sees this service's settings, which hold the signing key.
 """
 
@@ -61,7 +61,7 @@ class VllmProcess:
         """Starts vLLM and waits until it serves; reports the wait at intervals.
 
         Raises:
-            EngineFailed: if it ends before that, or does not get there in time; has the end of its log.
+            EngineFailed: if it ends before that or times out; the text has the end of its log.
         """
         as_adapters = policy.kind is WeightsKind.LORA and engine.enable_lora
         model = policy.base_model if as_adapters else await _folder_of(policy)
@@ -81,7 +81,7 @@ class VllmProcess:
                 for name, folder in adapters_by_name(policy).items():
                     await started._api.load_adapter(folder, name)
             await started._api.name_version(policy.version)
-        except BaseException:  # whatever it is, cancellation too: nothing may be left behind
+        except BaseException:  # includes cancellation: no process may be left behind
             await child.end(grace_s=0)
             raise
         return started
@@ -139,7 +139,7 @@ class VllmProcess:
         await self._child.end(grace_s=STOP_GRACE_S)
 
     async def _await_health(self, log: Path, notify: Notify) -> None:
-        began = told = time.monotonic()
+        began = notified = time.monotonic()
         ended = asyncio.create_task(self._child.wait(), name="vllm-ended")
         notify("info", "vLLM starts; it loads the model, which takes a minute or more.")
         try:
@@ -150,8 +150,8 @@ class VllmProcess:
                     raise EngineFailed(f"vLLM ended with status {ended.result()}: {_tail(log)}")
                 if waited_s > self._options.vllm_start_deadline_s:
                     raise EngineFailed(f"vLLM did not start within {waited_s:.0f} s: {_tail(log)}")
-                if time.monotonic() - told >= NOTICE_INTERVAL_S:
-                    told = time.monotonic()
+                if time.monotonic() - notified >= NOTICE_INTERVAL_S:
+                    notified = time.monotonic()
                     notify("info", f"vLLM has been starting for {waited_s:.0f} s; its log is {log}.")
         finally:
             ended.cancel()

@@ -72,7 +72,7 @@ class VllmApi:
         return True
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since it started, by its own metrics.
+        """Returns the number of tokens sampled since its start, from its metrics.
 
         Raises:
             EngineFailed: if it does not answer.
@@ -154,7 +154,7 @@ class VllmApi:
             await self._ask("POST", f"/reset_prefix_cache?reset_running_requests={anew}")
             await self.name_version(version)
             await gate.promote()
-        except BaseException:  # whatever it is, cancellation too: it may be paused, even if the pause was not answered
+        except BaseException:  # includes cancellation: it may be paused even if the pause was not answered
             with suppress(EngineFailed):
                 if not loaded:
                     await self._put_back()
@@ -163,7 +163,7 @@ class VllmApi:
         await self._ask("POST", "/resume")
 
     async def _put_back(self) -> None:
-        """Makes it continue after weights that it failed to load.
+        """Resumes it after weights that it failed to load.
 
         After a failure vLLM 0.32 leaves its layers without memory (`model_executor/model_loader/reload`), and would end
         at the next token. Being given no weights at all it puts back what layers had that got none. If it cannot do

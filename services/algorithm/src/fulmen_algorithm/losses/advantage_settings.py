@@ -1,4 +1,4 @@
-"""Settings of how rewards become advantages: plain values, checked once, without torch."""
+"""Settings of rewards and advantages. Importable without torch."""
 
 import math
 from typing import Annotated, Literal
@@ -43,24 +43,24 @@ class ReinforcePpAdvantage(Strict):
 
 
 class OpoAdvantage(Strict):
-    """The reward minus the group's mean weighted by length, the baseline of least variance: OPO (arXiv:2505.23585)."""
+    """The reward minus the group's length-weighted mean, the baseline of least variance: OPO (arXiv:2505.23585)."""
 
     kind: Literal["opo"] = "opo"
 
 
 class MaxRlAdvantage(Strict):
-    """The reward relative to the group's mean, (R - mean) / mean: maximum likelihood RL; for rewards from 0 up."""
+    """The reward relative to the group's mean, (R - mean) / mean: maximum likelihood RL; for rewards of at least 0."""
 
     kind: Literal["maxrl"] = "maxrl"
 
 
 class GaeAdvantage(Strict):
-    """Generalised advantage estimates from a critic (arXiv:1506.02438), whitened over the batch, as PPO takes them.
+    """Generalised advantage estimates of PPO from a critic (arXiv:1506.02438), whitened over the batch.
 
     Attributes:
         gamma: Discount by token.
-        lam: lambda, how far a temporal difference reaches back.
-        whiten: Whether the batch's advantages get mean 0 and standard deviation 1.
+        lam: lambda, decay of the temporal differences by token.
+        whiten: Whether the batch's advantages are scaled to mean 0 and standard deviation 1.
     """
 
     kind: Literal["gae"] = "gae"
@@ -76,13 +76,13 @@ AdvantageSettings = Annotated[
 
 
 class RewardSettings(Strict):
-    """Which rewards count.
+    """Dimensions of the reward and their weights.
 
     Attributes:
-        weights: Weight by dimension; a rollout without one of them is left out, never taken for 0. None: the dimension
-            `reward` with weight 1, or the only dimension if there is no `reward`.
-        normalise: `gdpo` brings every dimension to the same scale within its group before they are added (GDPO,
-            arXiv:2601.05242), so that one with a wide range does not drown the others.
+        weights: Weight by dimension; a rollout without one of them is left out. None: the dimension `reward` with
+            weight 1, or the only dimension if there is no `reward`.
+        normalise: `gdpo` normalises every dimension within its group before they are added (GDPO, arXiv:2601.05242), so
+            that one with a wide range does not dominate the others.
     """
 
     weights: dict[str, float] | None = None
@@ -103,11 +103,11 @@ class RewardSettings(Strict):
 
 
 class OverlongSettings(Strict):
-    """Soft punishment of length: DAPO (arXiv:2503.14476) equation 13.
+    """Soft penalty for length: DAPO (arXiv:2503.14476) equation 13.
 
     Attributes:
-        max_tokens: L_max, sampled tokens of a rollout beyond which the whole penalty applies.
-        buffer_tokens: L_cache, tokens before it over which the penalty grows.
+        max_tokens: L_max, sampled tokens of a rollout beyond which the full penalty applies.
+        buffer_tokens: L_cache, tokens before L_max over which the penalty grows linearly.
         penalty: Amount subtracted from the reward beyond L_max.
     """
 
@@ -128,12 +128,12 @@ class OverlongSettings(Strict):
 
 
 class Overlong(Strict):
-    """The same for a run, which knows its longest answer.
+    """Soft penalty for length, with defaults from the run's `max_tokens`.
 
     Attributes:
-        max_tokens: L_max; left out: `max_tokens` of the run, the longest answer of one call. Set it where a rollout makes
-            several calls.
-        buffer_tokens: L_cache; left out: a fifth of L_max, 4096 of 20480 tokens in the paper.
+        max_tokens: L_max; null for the run's `max_tokens`, the maximum length of the answer to one call. Set it if a
+            rollout makes several calls.
+        buffer_tokens: L_cache; null for a fifth of L_max (4096 of 20480 tokens in the paper).
         penalty: Amount subtracted from the reward beyond L_max.
     """
 
@@ -153,19 +153,19 @@ class Overlong(Strict):
 
 
 class RolloutCredit(Strict):
-    """A rollout's advantage is one number, and all its tokens have it."""
+    """One advantage for all tokens of a rollout."""
 
     kind: Literal["rollout"] = "rollout"
 
 
 class StepReturnCredit(Strict):
-    """Every call has its own credit, from the rewards of steps (docs/trajectories.md), and its own advantage.
+    """One advantage per call, from the rewards of steps (docs/trajectories.md).
 
     Attributes:
         option: Credit of a call: `discounted` (return), `per_step`, `last_step` or `split`.
-        gamma: Discount by step, of `discounted` alone.
-        baseline: Credit is centred over all steps of the `group`, or over those of the same number (`step`); a step
-            that a single rollout reached is centred over the group.
+        gamma: Discount by step; only for `discounted`.
+        baseline: `group` centres credit over all steps of the group, `step` over those of the same number; a step that
+            only one rollout reached is centred over the group.
     """
 
     kind: Literal["step_return"] = "step_return"
@@ -181,9 +181,9 @@ class StepReturnCredit(Strict):
 
 
 class StepGroupsCredit(Strict):
-    """The rollout's advantage, plus that of each step among the steps that began alike: GiGPO (arXiv:2505.10978).
+    """The rollout's advantage plus that of each step among steps from the same state: GiGPO (arXiv:2505.10978).
 
-    Steps of one group began alike if the same agent read the same new tokens before them.
+    Steps of a group have the same state if the same agent read the same new tokens before them.
 
     Attributes:
         gamma: Discount of the returns by step.
@@ -199,13 +199,13 @@ CreditSettings = Annotated[RolloutCredit | StepReturnCredit | StepGroupsCredit, 
 
 
 class RoleSettings(Strict):
-    """Roles that train, and their baselines and rewards.
+    """Roles that train, with their baselines and rewards.
 
     Attributes:
-        train: Roles (agent names) that train; empty for all of them.
-        baseline: `group`: a rollout has one advantage, whatever its roles. `role`: each role has its own, over the
-            rollouts of the group in which it took part.
-        rewards: Dimension that scores a role, by role, in place of the common reward; needs the baseline `role`.
+        train: Roles (agent names) that train; empty for all.
+        baseline: `group`: one advantage per rollout for all roles. `role`: one per role, over the rollouts of the group
+            in which it took part.
+        rewards: Reward dimension by role, instead of the common reward; needs the baseline `role`.
     """
 
     train: tuple[str, ...] = Field(default=(), strict=False)
@@ -222,13 +222,13 @@ class RoleSettings(Strict):
 
 
 class CriticSettings(Strict):
-    """The critic of PPO: a copy of the policy's trunk with a value head, trained beside it.
+    """The critic of PPO: a copy of the policy's trunk with a value head, trained together with it.
 
     Attributes:
-        learning_rate: Of its own AdamW; constant.
-        clip: A value moves no further than this from that at the start of the batch before its loss is clipped (PPO2);
-            `"none"` switches it off.
-        max_grad_norm: Gradients are scaled down to this global norm.
+        learning_rate: Constant learning rate of the critic's AdamW.
+        clip: Distance of a value from that at the start of the batch beyond which its loss is clipped (PPO2); `"none"`
+            for no clipping.
+        max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
     """
 
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
@@ -240,8 +240,8 @@ class CriticPlan(Strict):
     """Settings of a trainer's critic.
 
     Attributes:
-        critic: The critic itself.
-        advantage: How its values become advantages.
+        critic: Settings of the critic.
+        advantage: Settings of the advantages.
     """
 
     critic: CriticSettings = Field(default_factory=CriticSettings)
@@ -249,11 +249,11 @@ class CriticPlan(Strict):
 
 
 class ScoringSettings(Strict):
-    """All of the above together, checked against each other.
+    """All settings of rewards and advantages, checked against each other.
 
     Attributes:
         advantage: The estimator.
-        rewards: Which rewards count.
+        rewards: Dimensions of the reward.
         overlong: Penalty for length; None for none.
         credit: By rollout or by step.
         roles: Agents of several roles.

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806 (array names end with their shape)
-"""Advantages are computed once per sample, over whole groups; the rows that a rollout was cut into only inherit them.
+"""Advantages, computed once per sample over whole groups; the rows of a rollout inherit them.
 
-A sample is a rollout, or the part of one role in it. Everything is float64; values equal in all samples of a group
-gives exactly 0, because the mean of equal floats may differ from them in the last bit.
+A sample is a rollout, or the part of one role in it. Everything is float64. If all samples of a group are equal, their
+advantages are set to exactly 0, because the mean of equal floats may differ from them in the last bit.
 
 Legend: S samples or steps, N trained tokens of a sample in the order in which they were sampled.
 """
@@ -30,7 +30,7 @@ STD_EPSILON = 1e-6
 """Added to every standard deviation (population, ddof 0) used as a divisor."""
 
 MIN_COMPARED = 2
-"""Rollouts of a group that is compared within itself."""
+"""Minimum number of rollouts to compare within a group."""
 
 Floats = NDArray[np.float64]
 
@@ -41,10 +41,10 @@ class Step:
 
     Attributes:
         unit: Number of the step in the rollout, from 0.
-        tokens: How many tokens the policy sampled in it.
-        reward: R(u), the rewards that the step itself earned; the final one in the last.
+        tokens: Number of tokens sampled by the policy in the step.
+        reward: R(u), the reward of the step; the last step includes the final reward.
         credit: Credit of its calls.
-        anchor: Equal for steps that began alike.
+        anchor: State before the step; equal for steps that are compared.
     """
 
     unit: int
@@ -59,12 +59,12 @@ class Sample:
     """The data from which one advantage is computed.
 
     Attributes:
-        key: Of the sample, unique.
-        group: Of the samples that it is compared with.
-        rewards: The final rewards that count, by dimension.
-        tokens: N, how many tokens the policy sampled in it.
-        steps: Its steps in order; together they have N tokens. Empty if credit is by rollout.
-        penalties: N numbers that are taken from the reward of each token, such as a KL penalty; empty for none.
+        key: Unique key of the sample.
+        group: Key of the group of samples that are compared.
+        rewards: Final rewards by dimension.
+        tokens: N, number of tokens sampled by the policy.
+        steps: Steps in order, N tokens together; empty for credit by rollout.
+        penalties: N numbers subtracted from the reward of each token, such as a KL penalty; empty for none.
     """
 
     key: str
@@ -75,7 +75,7 @@ class Sample:
     penalties: tuple[float, ...] = field(default=())
 
     def earned(self, weights: Mapping[str, float] | None) -> float:
-        """Adds the rewards up, each times its weight; all count 1 without weights, and so does the penalty for length."""
+        """Computes the weighted sum of the rewards; without weights, and for the length penalty, the weight is 1."""
         return float(sum(value * _weight(weights, name) for name, value in self.rewards.items()))
 
     def total(self, weights: Mapping[str, float] | None) -> float:

@@ -1,9 +1,9 @@
 # ruff: noqa: N802, N803, N806, N815 (tensor names end with their shape)
-"""The term of each token: policy loss, off-policy weight and KL estimate, each by its formula and nothing else.
+"""Terms per token: policy loss, off-policy weight and KL estimate, each by its formula.
 
-Invariant: a position that does not train has log-probabilities of equal value in all policies (`TokenBatch` sees to
-it), so no term there can overflow into 0 * inf = nan; and the exponent of every ratio is held within +-LOG_RATIO_LIMIT,
-beyond which a ratio keeps its value and has no gradient.
+Invariant: at positions that do not train, `TokenBatch` makes the log-probabilities of all policies equal, so that no
+term overflows into 0 * inf = nan. The exponent of every ratio is clamped to +-LOG_RATIO_LIMIT; beyond it a ratio is
+constant and has no gradient.
 
 Legend: B lines, T positions. A *sequence* is a row: several rows may share a line of a packed micro-batch.
 """
@@ -36,19 +36,19 @@ from fulmen_algorithm.losses.objectives import (
 )
 
 LOG_RATIO_LIMIT = 20.0
-"""e^20 is 4.9e8: far beyond any meaningful ratio, and its square still fits into float32."""
+"""e^20 is 4.9e8, far beyond any meaningful ratio; its square still fits into float32."""
 
 
 class TokenBatch:
-    """The log-probabilities of one micro-batch under every policy, and what belongs to its tokens.
+    """The log-probabilities of one micro-batch under every policy, with advantages and mask.
 
-    All tensors have the shape [B, T]; `pi_BT` alone has a gradient.
+    All tensors have the shape [B, T]; only `pi_BT` has a gradient.
 
     Attributes:
         pi_BT: Log-probabilities under the trained policy.
-        proximal_BT: The same when the batch began.
-        mu_BT: Under the sampler.
-        reference_BT: Under the frozen reference; None where no KL penalty is in the loss.
+        proximal_BT: Log-probabilities under the proximal policy.
+        mu_BT: Log-probabilities under the sampler.
+        reference_BT: Log-probabilities under the reference policy; None without a KL penalty in the loss.
         advantages_BT: Advantage of each token.
         mask_BT: True where the token trains.
     """
@@ -79,12 +79,12 @@ class TokenBatch:
 
     @cached_property
     def _sequence_BT(self) -> Tensor:
-        """Numbers the rows of this micro-batch from 0; computed where a loss or a correction looks at whole rows."""
+        """Index of each token's row in this micro-batch, from 0; computed lazily."""
         return torch.unique(self._row_index_BT, return_inverse=True)[1]
 
     def sequence_sum(self, values_BT: Tensor) -> Tensor:
         """Computes for every token the sum over the trained tokens of its row."""
-        # There are no more rows than positions.
+        # The number of rows is at most the number of positions.
         zeros = torch.zeros(values_BT.numel(), dtype=values_BT.dtype, device=values_BT.device)
         masked_BT = torch.where(self.mask_BT, values_BT, zeros.new_zeros(()))
         return zeros.index_add(0, self._sequence_BT.flatten(), masked_BT.flatten())[self._sequence_BT]

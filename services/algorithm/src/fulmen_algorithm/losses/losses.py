@@ -1,10 +1,10 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
-"""Losses are sums of per-token terms times weights that were normalised over the whole batch beforehand.
+"""Losses are sums of per-token terms times weights that are normalised over the whole batch.
 
-So cutting a batch into micro-batches, or over ranks, changes neither the loss nor the gradient: `token_weights`, over
-*all* rows of the optimiser step, is the one place that normalises.
+Only `token_weights` normalises, over *all* rows of the optimiser step. So splitting a batch into micro-batches or over
+ranks changes neither the loss nor the gradient.
 
-Legend: B lines, T positions. The policies are those of `training.objectives`.
+Legend: B lines, T positions. The policies are those of `losses.objectives`.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ from fulmen_algorithm.training.rows import Row
 def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
     """Computes the loss weight of each trained token of each row.
 
-    Over all trained tokens the weights sum to 1, but for `sequence_mean_token_sum_norm`, where they sum to the mean
-    number of trained tokens of a row over `length`. Rows, rollouts and prompts without a trained token do not count.
+    The weights of all trained tokens sum to 1; for `sequence_mean_token_sum_norm`, to the mean number of trained tokens
+    per row divided by `length`. Rows, rollouts and prompts without a trained token do not count.
 
     Args:
         rows: *All* rows of the optimiser step, of every rank and micro-batch.
@@ -49,7 +49,7 @@ def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
         case PerRolloutMean():
             return _mean_of_means(rows, lambda _index, row: row.rollout_id)
         case PromptMean():
-            # A rollout without a group is a group alone; the mark keeps the two kinds of name apart.
+            # A rollout without a group is its own group; the prefix separates the two kinds of names.
             return _mean_of_means(rows, lambda _index, row: f"g{row.group}" if row.group else f"r{row.rollout_id}")
         case SequenceMeanTokenMean():
             return _mean_of_means(rows, lambda index, _row: str(index))
@@ -63,7 +63,7 @@ def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
 
 
 def _mean_of_means(rows: Sequence[Row], unit: Callable[[int, Row], str]) -> list[float]:
-    """Weighs units alike, and the trained tokens within a unit alike."""
+    """Gives all units the same weight, and all trained tokens within a unit."""
     tokens: Counter[str] = Counter()
     for index, row in enumerate(rows):
         tokens[unit(index, row)] += row.trained_tokens
@@ -76,14 +76,14 @@ def policy_loss(batch: TokenBatch, *, weights_BT: Tensor, objective: Objective) 
 
     Args:
         batch: One micro-batch under every policy.
-        weights_BT: `token_weights`, and 0 wherever nothing trains.
-        objective: Which loss, correction and KL penalty; a penalty in the reward was taken off before advantages.
+        weights_BT: `token_weights`; 0 at positions that do not train.
+        objective: Loss, correction and KL penalty; a KL penalty in the reward is already part of the advantages.
 
     Returns:
         A scalar with gradient.
 
     Raises:
-        ValueError: if a KL penalty is asked for without reference log-probabilities.
+        ValueError: if the objective has a KL penalty and there are no reference log-probabilities.
     """
     terms_BT = loss_terms(batch, objective.loss).terms_BT * correction_weights(batch, objective.correction).weights_BT
     if isinstance(objective.kl, LossKl):
@@ -144,8 +144,8 @@ class TokenSums:
 def token_sums(batch: TokenBatch, *, versions_BT: Tensor, current_version: int, objective: Objective) -> TokenSums:
     """Sums what `loss_metrics` reports over the trained tokens of one micro-batch.
 
-    The trainer that the sampler is compared with is the proximal policy; where the sampler stands in for that one, it is
-    the trained policy.
+    The trainer that the sampler is compared with is the proximal policy; where the sampler stands in for that one, it
+    is the trained policy.
     """
     mask_BT = batch.mask_BT
     correction = correction_weights(batch, objective.correction)

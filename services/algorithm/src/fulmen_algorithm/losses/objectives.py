@@ -1,8 +1,8 @@
 """The objective: settings of the loss, the off-policy correction, the KL penalty and the aggregation.
 
-Each is one of several kinds, and each kind has its own numbers, so that a number which would not be used is an error.
-Torch is not needed to name them. Three policies: the trained one (pi), the *proximal* one (the trained one when the
-batch began) and the *sampler* (mu, the engine's, maybe some versions older).
+Each has a kind and the settings of that kind; unused settings are errors. Importable without torch. There are three
+policies: the trained one (pi), the *proximal* one (pi at the start of the batch) and the *sampler* (mu, the engine's,
+possibly some versions older).
 """
 
 from enum import StrEnum
@@ -19,9 +19,9 @@ class ClipLoss(Strict):
     """Clipped ratio r = pi / proximal per token: -min(r A, clip(r, 1 - low, 1 + high) A).
 
     Attributes:
-        low: The ratio counts no lower than 1 - low.
-        high: And no higher than 1 + high (clip-higher of DAPO).
-        dual_clip: c: where A < 0 the loss is at most -c A; null for no such bound.
+        low: Lower bound of the ratio is 1 - low.
+        high: Upper bound of the ratio is 1 + high (clip-higher of DAPO).
+        dual_clip: c, which bounds the loss by -c A where A < 0; null for no bound.
 
     Source: PPO (arXiv:1707.06347) eq. 7; DAPO (arXiv:2503.14476) eq. 8; dual clip (arXiv:1912.09729).
     """
@@ -39,15 +39,16 @@ class ClipLoss(Strict):
 
 
 class GspoLoss(Strict):
-    """Clipped ratio of a sequence, s = exp(mean_t log r_t), which every token of it shares.
+    """Clipped ratio of a sequence, s = exp(mean_t log r_t), shared by all its tokens.
 
     Attributes:
-        low: s counts no lower than 1 - low.
-        high: And no higher than 1 + high.
-        form: `sequence`, or `token`, where s keeps its value but each token has a gradient of its own; the two differ
-            only where the advantages of a sequence's tokens do.
+        low: Lower bound of s is 1 - low.
+        high: Upper bound of s is 1 + high.
+        form: `sequence`, or `token` for a separate gradient per token with the same value of s; they differ only if the
+            advantages within a sequence do.
 
-    Source: GSPO (arXiv:2507.18071) eq. 5 to 7 and, for the token form, eq. 13 and 14; its experiments use these numbers.
+    Source: GSPO (arXiv:2507.18071) eq. 5 to 7 and, for the token form, eq. 13 and 14; its experiments use these
+    numbers.
     """
 
     kind: Literal["gspo"] = "gspo"
@@ -76,7 +77,7 @@ class SapoLoss(Strict):
 
     Attributes:
         tau_positive: tau where A > 0.
-        tau_negative: tau elsewhere; the larger, the faster a token that moved away stops to count.
+        tau_negative: tau elsewhere; the larger, the sooner a token that moved away loses its weight.
 
     Source: SAPO (arXiv:2511.20347).
     """
@@ -95,21 +96,22 @@ class ReinforceLoss(Strict):
 class ImportanceLoss(Strict):
     """The policy gradient with the full importance weight: -(pi / mu) A, neither clipped nor capped.
 
-    It is its own off-policy correction, so `correction` must be `none`. Source: the `importance_sampling` loss of Tinker.
+    It is its own off-policy correction, so `correction` must be `none`. Source: the `importance_sampling` loss of
+    Tinker.
     """
 
     kind: Literal["importance"] = "importance"
 
 
 class DppoLoss(Strict):
-    """Drops the tokens whose probability moved too far, and clips no other: -keep (pi / proximal) A.
+    """Drops tokens whose probability moved too far, without clipping: -keep (pi / proximal) A.
 
-    A token is kept if A > 0 and pi - mu <= high, or A <= 0 and pi - mu >= -low: the total variation, not the ratio,
-    tells whether it moved, so that rare tokens are not clipped away.
+    A token is kept if A > 0 and pi - mu <= high, or A <= 0 and pi - mu >= -low. The criterion is the total variation
+    instead of the ratio, so that rare tokens are kept.
 
     Attributes:
-        low: Largest fall of the probability.
-        high: Largest rise of the probability.
+        low: Maximum decrease of the probability.
+        high: Maximum increase of the probability.
 
     Source: DPPO with total variation, the default loss of prime-rl.
     """
@@ -142,7 +144,7 @@ class TokenCorrection(Strict):
 
 
 class SequenceCorrection(Strict):
-    """Truncated importance sampling per sequence: every token of a row counts min(prod_t w_t, cap).
+    """Truncated importance sampling per sequence: min(prod_t w_t, cap) for every token of a row.
 
     Source: Liu et al., "When speed kills stability" (2025), sequence-level truncated importance sampling.
     """
@@ -152,7 +154,7 @@ class SequenceCorrection(Strict):
 
 
 class SequenceMaskCorrection(Strict):
-    """Masked importance sampling: prod_t w_t where that is at most `cap`, else the whole row is left out.
+    """Masked importance sampling: prod_t w_t if at most `cap`; other rows are left out.
 
     Source: Liu et al., "When speed kills stability" (2025), sequence-level masked importance sampling.
     """
@@ -162,9 +164,9 @@ class SequenceMaskCorrection(Strict):
 
 
 class GeometricCorrection(Strict):
-    """Leaves a row out unless exp(mean_t log w_t) is within the bounds; those that stay count in full.
+    """Leaves out rows whose exp(mean_t log w_t) is outside of the bounds; the others have weight 1.
 
-    The mean does not grow with the length, so long rows are not the first to go.
+    The mean does not grow with the length, so long rows are not left out more often.
 
     Attributes:
         low: Lower bound.
@@ -179,7 +181,7 @@ class GeometricCorrection(Strict):
 
 
 class IcepopCorrection(Strict):
-    """w_t per token where it is within the band, else the token is left out.
+    """w_t per token if within the bounds; other tokens are left out.
 
     Attributes:
         low: Lower bound.
@@ -197,7 +199,7 @@ class DecoupledCorrection(Strict):
     """Decoupled PPO: (proximal / mu) min(r A, clip(r) A) with r = pi / proximal, for the `clip` loss.
 
     Attributes:
-        cap: Tokens with a larger weight are left out, as AReaL does it; `"none"` for the bare formula of the paper.
+        cap: Tokens with a larger weight are left out, as in AReaL; `"none"` for the formula of the paper.
 
     Source: AReaL (arXiv:2505.24298) eq. 5; Hilton et al. (arXiv:2110.00641).
     """
@@ -236,14 +238,14 @@ class LossKl(Strict):
     """Adds coefficient * estimate to the loss of each token.
 
     Attributes:
-        estimator: `k2` has the gradient of the divergence where pi sampled the rows; `k3` is what GRPO uses, always
-            positive; `k1` is unbiased as a number, but its expected gradient is zero.
+        estimator: `k2` has the gradient of the divergence for rows sampled by pi; `k3` is GRPO's and never negative;
+            `k1` is unbiased in value, but its expected gradient is zero.
         coefficient: Weight of the penalty.
-        weighted: Multiplies the estimate by pi / proximal, gradient included: `k1` and `k3` then have the gradient of the
-            divergence in expectation over rows that the proximal policy sampled. `k2` needs no weight.
+        weighted: Multiplies the estimate by pi / proximal, including its gradient; `k1` and `k3` then have the gradient
+            of the divergence in expectation over rows sampled by the proximal policy. `k2` needs no weight.
 
-    Source: GRPO (arXiv:2402.03300) eq. 3 and 4; J. Schulman, "Approximating KL divergence" (2020); the weight is that of
-    DeepSeek-V3.2 (arXiv:2512.02556).
+    Source: GRPO (arXiv:2402.03300) eq. 3 and 4; J. Schulman, "Approximating KL divergence" (2020); the weight is that
+    of DeepSeek-V3.2 (arXiv:2512.02556).
     """
 
     kind: Literal["loss"] = "loss"
@@ -269,19 +271,19 @@ Kl = Annotated[NoKl | LossKl | RewardKl, Field(discriminator="kind")]
 
 
 class TokenMean(Strict):
-    """Every trained token of the optimiser step counts the same. Source: DAPO (arXiv:2503.14476) eq. 8."""
+    """All trained tokens of the optimiser step have the same weight. Source: DAPO (arXiv:2503.14476) eq. 8."""
 
     kind: Literal["token_mean"] = "token_mean"
 
 
 class PerRolloutMean(Strict):
-    """Every rollout counts the same, however long it is and into however many rows it was cut."""
+    """All rollouts have the same weight, whatever their length and number of rows."""
 
     kind: Literal["per_rollout_mean"] = "per_rollout_mean"
 
 
 class SequenceMeanTokenMean(Strict):
-    """Every row counts the same, and so does every token within it. Source: GRPO (arXiv:2402.03300) eq. 3."""
+    """All rows have the same weight, and so do the tokens within a row. Source: GRPO (arXiv:2402.03300) eq. 3."""
 
     kind: Literal["sequence_mean_token_mean"] = "sequence_mean_token_mean"
 
@@ -290,7 +292,7 @@ class SequenceMeanTokenSumNorm(Strict):
     """Sums over the tokens of a row, divided by a constant and by the number of rows.
 
     Attributes:
-        length: The constant, in tokens; left out: `max_tokens` of the run, the longest answer of one call.
+        length: The constant, in tokens; null for the run's `max_tokens`.
 
     Source: Dr. GRPO (arXiv:2503.20783), its listing 1.
     """
@@ -300,7 +302,7 @@ class SequenceMeanTokenSumNorm(Strict):
 
 
 class PromptMean(Strict):
-    """Every prompt counts the same, and so does every token of its group. Source: ScaleRL (arXiv:2510.13786)."""
+    """All prompts have the same weight, and so do the tokens of a group. Source: ScaleRL (arXiv:2510.13786)."""
 
     kind: Literal["prompt_mean"] = "prompt_mean"
 
@@ -312,10 +314,10 @@ Aggregation = Annotated[
 
 
 class Proximal(StrEnum):
-    """Where the log-probabilities of the proximal policy come from.
+    """Source of the log-probabilities of the proximal policy.
 
-    `RECOMPUTED` takes them from the trained weights when the batch begins (one more forward pass where a batch has more
-    than one optimiser step); `SAMPLER` takes the sampler's in their place, so that the ratio is pi / mu (the bypass).
+    `RECOMPUTED`: the trained weights at the start of the batch; costs a forward pass if the batch has several optimiser
+    steps. `SAMPLER`: those of the sampler, so that the ratio is pi / mu.
     """
 
     RECOMPUTED = "recomputed"
@@ -323,14 +325,14 @@ class Proximal(StrEnum):
 
 
 class Objective(Strict):
-    """The objective of a policy-gradient step; the defaults are the vetted ones.
+    """The objective of a policy-gradient step.
 
     Attributes:
-        loss: Term of each token.
-        correction: Off-policy correction for rows sampled by another policy than the proximal one.
-        kl: Penalty against the frozen first weights.
-        aggregation: How the terms of tokens become one number.
-        proximal: Which policy the ratio is against.
+        loss: Loss per token.
+        correction: Off-policy correction for rows that the proximal policy did not sample.
+        kl: Penalty against the reference policy.
+        aggregation: Weights of the tokens in the sum.
+        proximal: Source of the proximal policy's log-probabilities.
     """
 
     loss: Loss = ClipLoss()
@@ -347,7 +349,7 @@ class Objective(Strict):
 
 
 def conflict(loss: Loss, correction: Correction, proximal: Proximal) -> str:
-    """Returns which settings have no effect, or the same effect twice, in combination; empty if they fit."""
+    """Describes settings that have no effect, or the same effect twice; empty if they are consistent."""
     if isinstance(correction, DecoupledCorrection) and not isinstance(loss, ClipLoss):
         return f"correction: decoupled is for the loss clip, not {loss.kind}"
     if isinstance(correction, NoCorrection):

@@ -1,14 +1,18 @@
-"""The folder of one run: `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `notes.json`, folders.
+"""The state folder of the service, and in it the folder of each run.
+
+A run has `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `notes.json` and folders of weights.
 
 Invariant: `run.json` is always complete, and `consumed.jsonl` holds at least the newest checkpoint's records.
 """
 
+import fcntl
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from pydantic import TypeAdapter
 
@@ -27,6 +31,7 @@ from fulmen_algorithm.runs.ports import ChainLink, SavedModel
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.files import sync
 from fulmen_algorithm.weights.publishing import WrittenWeights
+from fulmen_service_kit.errors import StartupError
 
 _RUN = TypeAdapter(TrainingRun)
 _EVENT = TypeAdapter(Event)
@@ -124,8 +129,8 @@ class RunFiles:
         truncate(self._consumed, size_bytes)
 
     def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
-        """Moves the end of `consumed.jsonl` to `taken_back-<branch>.jsonl`; a repeated call completes the move."""
-        aside = self.folder / f"taken_back-{branch:04d}.jsonl"
+        """Moves the end of `consumed.jsonl` to `rolled_back-<branch>.jsonl`; a repeated call completes the move."""
+        aside = self.folder / f"rolled_back-{branch:04d}.jsonl"
         if not aside.exists():
             read_lines(self._consumed, json.loads)  # removes a truncated last line
             content = self._consumed.read_bytes() if self._consumed.exists() else b""
@@ -162,6 +167,56 @@ class RunFiles:
     async def prune_models(self, keep: Sequence[Path]) -> None:
         """Removes all other model folders."""
         await ModelFolders(self.models).prune(keep)
+
+
+class StateFolder:
+    """The service's state folder, with one folder per run.
+
+    As a context manager it holds a lock on the folder; the kernel releases it when the process dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Creates the folder and acquires its lock.
+
+        Raises:
+            StartupError: if the folder cannot be created, or another process holds the lock.
+        """
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._path / "lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartupError(
+                f"Another process works on {self._path}: stop it, or choose another state_dir."
+            ) from None
+        except OSError as error:
+            raise StartupError(f"Cannot use the state folder {self._path}: {error.strerror}.") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def run_files(self, run_id: str) -> RunFiles:
+        """Opens the folder of a run."""
+        return RunFiles(self._path / "runs" / run_id)
+
+    def runs(self) -> list[tuple[TrainingRun, RunFiles]]:
+        """Returns the stored runs; a folder whose run was never saved is skipped."""
+        folder = self._path / "runs"
+        found = []
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            files = RunFiles(path)
+            run = files.load_run()
+            if run is not None:
+                found.append((run, files))
+        return found
 
 
 def _json(kind: TypeAdapter[Any], value: object, *, indent: int | None = None) -> bytes:

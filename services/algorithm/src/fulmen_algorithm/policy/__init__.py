@@ -1,1 +1,1 @@
-"""The policy of a run: its trainer, its published versions and what serves them. No wire, no database."""
+"""The policy of a run: trainer, published versions and serving. No wire, no database."""

@@ -1,6 +1,6 @@
-"""Which engine serves the policy of a run, and with which numbers; `engine = { kind = "vllm", max_model_len = 4096 }`.
+"""Settings of the engine that serves the policy of a run, such as `engine = { kind = "vllm", max_model_len = 4096 }`.
 
-Strict as all settings are: an unknown key is an error, and so is an option of vLLM that Fulmen sets itself.
+Unknown keys are errors, and so are options of vLLM that Fulmen sets itself.
 """
 
 import re
@@ -46,7 +46,7 @@ SET_BY_FULMEN = frozenset(
         "worker-extension-cls",
     }
 )
-"""Options of `vllm serve` that a run may not set in `args`: they have settings of their own, or are Fulmen's."""
+"""Options of `vllm serve` that a run may not set in `args`: they have separate settings, or Fulmen sets them."""
 
 
 class SwapMode(StrEnum):
@@ -81,34 +81,34 @@ Address = Annotated[str, AfterValidator(_checked_address), Field(max_length=2048
 
 
 class EmbeddedEngine(Strict):
-    """The engine that comes with Fulmen, on `transformers`: for small models, demos and tests."""
+    """Fulmen's own engine, based on `transformers`, for small models, demos and tests."""
 
     kind: Literal["embedded"] = "embedded"
 
 
 class VllmEngine(Strict):
-    """A vLLM server that the service starts, supervises and ends.
+    """A vLLM server that the service starts, supervises and stops.
 
     Attributes:
         kind: `vllm`.
         max_model_len: Maximum length of prompt and answer together, in tokens; null for the model's own limit.
-        dtype: Number format that it computes in: `auto` is the model's own.
-        gpu_memory_utilization: Share of each GPU's memory that it may take, weights included; leave the rest to a
-            trainer on the same GPU.
-        tensor_parallel: GPUs that share the model.
+        dtype: Number format of the computation; `auto` for the model's own.
+        gpu_memory_utilization: Share of each GPU's memory for vLLM, including the weights; leave the rest to a trainer
+            on the same GPU.
+        tensor_parallel: Number of GPUs over which the model is split.
         max_sequences: Maximum batch size of generation, in requests.
-        enforce_eager: Leaves out compilation and CUDA graphs: starts sooner, generates more slowly.
-        enable_lora: Serves a policy that is trained as adapters as just these, beside the base model, and loads new ones
-            while it runs; false: a single adapter is merged into the base model.
+        enforce_eager: Disables compilation and CUDA graphs: starts sooner, generates more slowly.
+        enable_lora: Serves LoRA adapters on top of the base model and replaces them in place; false merges a single
+            adapter into the base model.
         tool_call_parser: vLLM's parser of tool calls, such as `hermes`; empty for agents without tools.
         cpu_cache_gib: Size of the key-value cache on a machine without a GPU, in GiB.
         swap: How calls in flight are treated at a swap: `freeze` pauses them and resumes with the new
             weights; `drain` lets them end first while new ones wait in the proxy.
-        drain_limit_s: Longest wait of `drain` for the calls under way; beyond it they are frozen.
+        drain_limit_s: Maximum wait of `drain` for calls in flight, in seconds; then they are frozen.
         recompute_cache: Whether calls that resume after a swap recompute their key-value cache with the new weights;
-            if not, nothing is recomputed, and later calls may reuse prefixes of the old weights.
-        args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true is the
-            option alone, false for `--no-` in front of it.
+            if not, later calls may also reuse cached prefixes of the old weights.
+        args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true sets
+            a flag, false its `--no-` form.
     """
 
     kind: Literal["vllm"]
@@ -128,16 +128,16 @@ class VllmEngine(Strict):
 
 
 class ExternalEngine(Strict):
-    """A vLLM server run by someone else, in development mode, with the folder of the weights mounted at the same path.
+    """A vLLM server that the service does not start, in development mode, with the models' folder at the same path.
 
     Attributes:
         kind: `external`.
-        base_url: Where its OpenAI API begins; the service must know it (`FULMEN_ALGORITHM_EXTERNAL_ENGINES`).
+        base_url: Base URL of its OpenAI API; must be in the service's setting `FULMEN_ALGORITHM_EXTERNAL_ENGINES`.
         key_name: Entry of the proxy's setting `backend_keys` that holds its API key; empty for none.
         model: Model name that it serves; empty for the policy's name.
-        swap: As of `vllm`.
-        drain_limit_s: As of `vllm`.
-        recompute_cache: As of `vllm`.
+        swap: See `vllm`.
+        drain_limit_s: See `vllm`.
+        recompute_cache: See `vllm`.
     """
 
     kind: Literal["external"]
@@ -154,13 +154,13 @@ EngineSettings = Annotated[EmbeddedEngine | VllmEngine | ExternalEngine, Field(d
 
 
 class MismatchSettings(Strict):
-    """How far the engine's log-probabilities may be from the trainer's, as KL(engine || trainer) per token in nats.
+    """Limits of the engine mismatch, as KL(engine || trainer) in nats per token.
 
     Attributes:
-        warn: Above it the run has a notice. Rounding to bfloat16 makes up to 0.002, a wrong temperature or other weights
-            more than 0.005 (docs/engines.md).
-        stop: Above it the run fails; null for never.
-        every: Steps between two notices.
+        warn: Mismatch above which the run gets a notice. Rounding to bfloat16 causes up to 0.002; a wrong temperature
+            or other weights cause more than 0.005 (docs/engines.md).
+        stop: Mismatch above which the run fails; null for no limit.
+        every: Minimum number of steps between two notices.
     """
 
     warn: float = Field(default=0.005, gt=0)

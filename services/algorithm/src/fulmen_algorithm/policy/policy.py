@@ -69,29 +69,27 @@ class Policy:
 
     def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:
         """`trainer` holds the weights."""
-        self._run = services.run
+        self._entry = services.entry
         self._trainer = trainer
         self._recorder = services.recorder
         self._control = services.control
         self._resources = services.resources
-        self._storage = services.storage
         self._serving = services.serving
-        self._notify = services.notify
-        self._update_run = services.update_run
+        self._notify = services.entry.events.notify
         self._keep_models = settings.keep_models
         self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
         self.publish_metrics: dict[str, float] = {}
         self._versions = Versions(
-            storage=services.storage,
+            files=services.entry.files,
             trainer=trainer,
             weights=settings.weights,
             lora=settings.lora,
             base_model=settings.base_model,
         )
         self._roles = frozenset(settings.lora.roles if settings.lora is not None else ())
-        best = services.storage.notes().get("best", {})
+        best = services.entry.files.notes().get("best", {})
         self._best, self._best_path = int(str(best.get("version", 0))), str(best.get("path", ""))
 
     @property
@@ -121,7 +119,7 @@ class Policy:
         results = await self._trainer.train(
             rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
         )
-        self._tell_exchanges(results)
+        self._report_exchanges(results)
         return results
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
@@ -147,10 +145,10 @@ class Policy:
         self._supervised = (step, number + 1)
         later = min(number, self._per_step - 1)
         result = await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
-        self._tell_exchanges([result])
+        self._report_exchanges([result])
         return result
 
-    def _tell_exchanges(self, results: Sequence[StepResult]) -> None:
+    def _report_exchanges(self, results: Sequence[StepResult]) -> None:
         """Records the time of exchanges separately from training, and emits their events as notices."""
         seconds = sum(result.exchange_s for result in results)
         if seconds:
@@ -192,7 +190,7 @@ class Policy:
             self._recorder.published(published.version)
             self._versions.served(published.version)
             model = saved.merged or saved.path
-            self._update_run({"policy_version": published.name, "model_path": str(model)})
+            self._entry.update(policy_version=published.name, model_path=str(model))
             await self._prune(model)
             self.publish_metrics["publish_seconds"] = time.monotonic() - started
         return self.version
@@ -203,7 +201,7 @@ class Policy:
         record = self._versions.records[version]
         published = self._versions.published(version)
         if record.kind is WeightsKind.DELTA or not record.path.exists():
-            # An engine starts with complete weights; the checkpoint has the same ones, whatever was pruned.
+            # An engine starts with complete weights; write them again if their folder is a delta or was pruned.
             saved = await self._versions.write(record.step, whole=True)
             published = replace(
                 published, kind=saved.kind, path=saved.path, sha256=saved.sha256, base_version=0, base_sha256=""
@@ -249,7 +247,7 @@ class Policy:
         self._best = self.version
         self._best_path = str(self._versions.records[self.version].path)
         note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
-        self._storage.save_note("best", note)
+        self._entry.files.save_note("best", note)
         await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best))
 
     def check_model(self, role: str, model: str) -> None:
@@ -259,7 +257,7 @@ class Policy:
             RunFailed: if it called another role's model or the one without adapters; its rows would train an adapter
                 that did not sample them.
         """
-        name = self._run.policy.name
+        name = self._entry.run.policy.name
         own, others = f"{name}.{role}", {name, *(f"{name}.{each}" for each in self._roles)}
         if role in self._roles and model != own and model in others:
             raise RunFailed(f"The role {role!r} called the model {model}; with lora.roles it must call {own}.")
@@ -271,7 +269,7 @@ class Policy:
 
     @property
     def _resource(self) -> str:
-        return f"resources/policy.{self._run.policy.name}"
+        return f"resources/policy.{self._entry.run.policy.name}"
 
     async def _swap(self, published: PublishedPolicy) -> None:
         swapped = await self._control.unless_stopped(self._serving.swap(published))
@@ -289,8 +287,8 @@ class Policy:
         """
         parent, branch = self._parent(), self._recorder.progress.branch
         # The same weights after a crash get the same version; other weights never do.
-        request_id = in_branch(f"{self._run.run_id}/{step}/{saved.sha256[:32]}", branch)
-        description = {**self._versions.describe(saved), "run": self._run.name, "step": step, "parent": parent}
+        request_id = in_branch(f"{self._entry.run.run_id}/{step}/{saved.sha256[:32]}", branch)
+        description = {**self._versions.describe(saved), "run": self._entry.run.name, "step": step, "parent": parent}
         if saved.base:
             request_id += f"/from-{saved.base}"
         if equals:

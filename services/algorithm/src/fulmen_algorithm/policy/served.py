@@ -1,11 +1,16 @@
-"""The served versions, persisted across restarts of the service."""
+"""The served versions: `served.json` in the state folder, restored when the service restarts."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.runs.ports import PublishedPolicy
+from fulmen_algorithm.training.settings import WeightsKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +28,29 @@ class ServedPolicy:
     engine: EngineSettings
 
 
-class ServedFile(Protocol):
+_SERVED = TypeAdapter(list[ServedPolicy])
+
+
+class ServedPolicies:
     """Storage of the served versions."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
     def save(self, served: Sequence[ServedPolicy]) -> None:
-        """Replaces the stored list."""
+        """Replaces the file."""
+        # The rebuild function is valid only in the process that published the version.
+        plain = [replace(each, policy=replace(each.policy, rebuild=None)) for each in served]
+        replace_file(self._path, json.dumps(_SERVED.dump_python(plain, mode="json"), indent=1).encode())
 
     def load(self) -> list[ServedPolicy]:
-        """Returns the stored list without the versions that can no longer be served."""
+        """Reads the file; versions that are not complete, or whose folder is missing, are left out."""
+        if not self._path.exists():
+            return []
+        return [each for each in _SERVED.validate_json(self._path.read_bytes()) if _whole(each)]
+
+
+def _whole(served: ServedPolicy) -> bool:
+    policy = served.policy
+    base = policy.base_model is None or policy.base_model.is_dir()
+    return policy.kind is not WeightsKind.DELTA and policy.path.is_dir() and base

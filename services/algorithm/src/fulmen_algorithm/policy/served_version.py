@@ -54,7 +54,7 @@ async def served_version(services: RunServices) -> ServedVersion | None:
         RunFailed: if the version or its weights are missing.
         Interrupted: if the run was asked to stop.
     """
-    run, control, recorder = services.run, services.control, services.recorder
+    run, control, recorder = services.entry.run, services.control, services.recorder
     if not run.policy.name:
         return None
     name = recorder.progress.memory.get(REMEMBERED) or run.policy.source or f"resources/policy.{run.policy.name}"
@@ -64,9 +64,11 @@ async def served_version(services: RunServices) -> ServedVersion | None:
         raise RunFailed(f"{name} does not exist.") from error
     recorder.remember(**{REMEMBERED: content.name})
     published = await control.unless_stopped(
-        stored_policy(content, resources=services.resources, storage=services.storage)
+        stored_policy(content, resources=services.resources, files=services.entry.files)
     )
     if published.kind is WeightsKind.DELTA:
         whole = await control.unless_stopped(published.model_folder())
         published = replace(published, kind=WeightsKind.FULL, path=whole, rebuild=None)
-    return ServedVersion(published=published, serving=services.serving, control=control, notify=services.notify)
+    return ServedVersion(
+        published=published, serving=services.serving, control=control, notify=services.entry.events.notify
+    )

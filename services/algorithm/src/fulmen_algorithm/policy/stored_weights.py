@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore, RunStorage
+from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore
 from fulmen_algorithm.training.settings import WeightsKind
 
 LONGEST_CHAIN = 1001
 
 
-async def stored_policy(content: Content, *, resources: ResourceStore, storage: RunStorage) -> PublishedPolicy:
-    """Returns a version to serve or to start from; a delta is rebuilt into a folder of `storage` when needed.
+async def stored_policy(content: Content, *, resources: ResourceStore, files: RunFiles) -> PublishedPolicy:
+    """Returns a version to serve or to start from; a delta is rebuilt into a folder of `files` when needed.
 
     Raises:
         RunFailed: if its weights are missing.
@@ -43,7 +44,7 @@ async def stored_policy(content: Content, *, resources: ResourceStore, storage: 
             )
         case WeightsKind.DELTA:
             chain = await _chain(content, resources)
-            return plain(path=path, kind=kind, rebuild=partial(storage.rebuild_model, chain, int(description["step"])))
+            return plain(path=path, kind=kind, rebuild=partial(files.rebuild_model, chain, int(description["step"])))
 
 
 async def _chain(content: Content, resources: ResourceStore) -> list[ChainLink]:

@@ -3,7 +3,7 @@
 Rows, settings and metrics are plain values, so that the service itself never loads torch.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -87,7 +87,3 @@ class Trainer(Protocol):
 
     async def close(self) -> None:
         """Releases all resources; the trainer cannot be used afterwards."""
-
-
-OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]
-"""Opens a trainer. Raises `RunFailed` if the folder holds no model with tokenizer."""

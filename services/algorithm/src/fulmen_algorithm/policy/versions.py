@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, RunStorage, SavedModel
+from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, SavedModel
 from fulmen_algorithm.training.settings import DeltaWeights, LoraSettings, WeightsKind, WeightsSettings
 from fulmen_algorithm.weights.publishing import WeightsOrder
 
@@ -73,14 +74,14 @@ class Versions:
     def __init__(
         self,
         *,
-        storage: RunStorage,
+        files: RunFiles,
         trainer: Trainer,
         weights: WeightsSettings,
         lora: LoraSettings | None = None,
         base_model: Path | None = None,
     ) -> None:
         """`base_model` is the folder on which adapters were trained."""
-        self._storage = storage
+        self._files = files
         self._trainer = trainer
         self._weights = weights
         self._lora = lora
@@ -89,7 +90,7 @@ class Versions:
         self._rebuilt: dict[int, Path] = {}
         self._rebuilding = asyncio.Lock()
         self._at_hand = 0
-        self.records = {record.version: record for record in map(VersionRecord.read, storage.versions())}
+        self.records = {record.version: record for record in map(VersionRecord.read, files.versions())}
 
     async def write(self, step: int, *, whole: bool = False) -> SavedModel:
         """Writes the present weights, as a delta against the served version if possible and small enough.
@@ -108,10 +109,10 @@ class Versions:
             dense_above=delta.dense_above if delta is not None else 1.0,
             keep=delta is not None,
         )
-        saved = await self._storage.save_model(partial(self._trainer.write_weights, order=order), step)
+        saved = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
         if self._lora is not None and whole and not self._lora.roles:
             order = WeightsOrder(dtype=self._weights.dtype, merged=True)
-            merged = await self._storage.save_model(partial(self._trainer.write_weights, order=order), step)
+            merged = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
             return replace(saved, merged=merged.path)
         return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
 
@@ -144,7 +145,7 @@ class Versions:
             base=saved.base,
             adapters=saved.adapters,
         )
-        self._storage.append_version(record.line())
+        self._files.append_version(record.line())
         self.records[version] = record
         return self.published(version)
 
@@ -211,7 +212,7 @@ class Versions:
             chain = [ChainLink(path=link.path, sha256=link.sha256) for link in links]
             async with self._rebuilding:
                 try:
-                    self._rebuilt[version] = await self._storage.rebuild_model(chain, links[-1].step)
+                    self._rebuilt[version] = await self._files.rebuild_model(chain, links[-1].step)
                 except RunFailed:
                     if version != self._at_hand:
                         raise
@@ -229,7 +230,7 @@ class Versions:
         async with self._rebuilding:
             paths = {link.path for version in kept for link in self.chain(version)}
             paths |= {self._rebuilt[version] for version in kept if version in self._rebuilt}
-            await self._storage.prune_models([*paths, *also])
+            await self._files.prune_models([*paths, *also])
 
     def equal(self, sha256: str) -> VersionRecord | None:
         """Returns the first version with the same weights."""

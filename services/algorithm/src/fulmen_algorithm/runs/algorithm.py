@@ -38,11 +38,11 @@ PROMPT = "prompt"
 
 
 class RunSettings(Strict):
-    """Settings that all runs have.
+    """Settings of all runs.
 
     Attributes:
         steps: Steps of the run.
-        seed: Seed of everything random in the run: tasks' order, shuffling, the model's build.
+        seed: Random seed of the run: order of tasks, shuffling, building of the model.
         checkpoint_every: Steps between checkpoints; the last step always has one.
         engine: Engine that serves the policy, such as `{kind = "embedded"}`.
     """
@@ -59,7 +59,7 @@ class RunSettings(Strict):
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """External addresses that the run calls, by the setting whose `base_url` they are."""
+        """External addresses called by the run, by the name of the setting with this `base_url`."""
         return {}
 
     @property
@@ -69,7 +69,7 @@ class RunSettings(Strict):
 
 
 def short_warm_up(max_steps: int) -> Callable[[dict[str, Any]], int]:
-    """Returns the default of `warmup_steps`: `max_steps` optimiser steps, but no more than `steps`."""
+    """Returns the default of `warmup_steps`: the smaller of `max_steps` and `steps`."""
     return lambda known: min(max_steps, known.get("steps", max_steps))
 
 
@@ -78,23 +78,24 @@ class AlgorithmSettings(RunSettings):
 
     Attributes:
         learning_rate: Peak learning rate.
-        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}`, each with its numbers; SGD wants a higher learning rate.
-        weight_decay: Decoupled weight decay, of AdamW alone.
+        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
-        warmup_steps: Optimiser steps of linear warm-up, no more than the run has.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
-            skipped and counted; `"none"` for never.
+        warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
+        max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
+        explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
+            is skipped and counted; `"none"` for no limit.
         collapse: Reaction to a collapsing reward: `{kind = "none"}`, or
             `{kind = "rollback", window = 20, drop = 0.3, max_rollbacks = 2}` to resume from the best checkpoint.
-        token_budget: Positions of a micro-batch; bounds memory, not the result.
-        parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
-            weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.
-        exchange: How ranks of `ddp` exchange gradients, such as `{codec = "dgc", ratio = 100}`; left out: as they are.
+        token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
+        parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
+            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a shard of them.
+        exchange: Exchange of gradients between ranks of `ddp`, such as `{codec = "dgc", ratio = 100}`; null for
+            uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
-        gradient_checkpointing: Computes each layer's inside again in the backward pass instead of keeping it.
-        weights: How versions are published: `{kind = "full"}` or `{kind = "delta"}`, each with its numbers.
-        lora: Trains low-rank adapters instead of all weights; left out: all weights.
+        gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
+        lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
@@ -164,12 +165,12 @@ class AlgorithmSettings(RunSettings):
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Optimiser steps of one step of the run, at most."""
+        """Maximum number of optimiser steps in one step of the run."""
         return 1
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimiser steps of the whole run, which is how long a schedule is."""
+        """Optimiser steps of the whole run; the length of the schedule."""
         return self.steps * self.optimizer_steps_per_step
 
     @model_validator(mode="after")

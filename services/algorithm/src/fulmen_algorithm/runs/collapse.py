@@ -37,7 +37,7 @@ class RollbackOnCollapse(Strict):
     Attributes:
         kind: `rollback`.
         window: Steps over which rewards are averaged; monitoring begins after this many.
-        drop: How far the average may be below the best one before it, in units of the reward.
+        drop: Maximum difference between the best average so far and the present one, in units of the reward.
         max_rollbacks: Maximum number of rollbacks; the run fails at the next collapse.
     """
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,10 +12,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fulmen.config_reader import hint
 from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
 from fulmen.ids import uuid7
-from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen.train_toml.reader import hint
+from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
@@ -31,8 +32,6 @@ ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
 
 
-Unavailable = Callable[[EngineSettings], str]
-"""Returns the reason why an engine is unavailable; empty if it is available."""
 KnowsRun = Callable[[str, str], bool]
 """Returns whether the service has a run, by name and project."""
 
@@ -72,11 +71,7 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
         ) from None
 
 
-def _nothing(engine: EngineSettings) -> str:
-    return ""
-
-
-def _nobody(name: str, project: str) -> bool:
+def _knows_none(name: str, project: str) -> bool:
     return False
 
 
@@ -86,13 +81,15 @@ class CreationRules:
 
     Attributes:
         registry: Algorithms.
-        unavailable: Returns the reason why this service cannot start an engine.
+        vllm_command: The vLLM program; empty if it is not checked.
+        external_engines: Addresses of the vLLM servers that a run may name as its engine.
         endpoints: Addresses that a run may call.
         exchange_targets: Addresses of services through which ranks may exchange gradients.
     """
 
     registry: Registry
-    unavailable: Unavailable = _nothing
+    vllm_command: str = ""
+    external_engines: Collection[str] = ()
     endpoints: Collection[str] = ()
     exchange_targets: Collection[str] = ()
 
@@ -103,7 +100,7 @@ async def checked_run(
     rules: CreationRules,
     resources: ResourceStore,
     now: datetime,
-    knows_run: KnowsRun = _nobody,
+    knows_run: KnowsRun = _knows_none,
 ) -> TrainingRun:
     """Checks a draft and all resources that it names.
 
@@ -128,8 +125,7 @@ async def checked_run(
     else:
         try:
             settings = parse_settings(entry, draft.settings_json)
-            if problem := rules.unavailable(settings.engine):
-                violations.append(Violation(field="settings.engine", description=problem))
+            violations += _engine_problems(settings.engine, rules)
             violations += _endpoint_problems(settings, rules.endpoints)
             violations += _target_problems(settings, rules.exchange_targets)
         except SettingsInvalid as error:
@@ -153,6 +149,19 @@ async def checked_run(
         request_id=draft.request_id,
         request_digest=digest(draft),
     )
+
+
+def _engine_problems(engine: EngineSettings, rules: CreationRules) -> list[Violation]:
+    problem = ""
+    if isinstance(engine, VllmEngine) and rules.vllm_command and shutil.which(rules.vllm_command) is None:
+        problem = (
+            f"there is no program {rules.vllm_command!r}: install vLLM, or name it by the service's setting "
+            "FULMEN_ALGORITHM_VLLM_COMMAND (docs/engines.md)"
+        )
+    if isinstance(engine, ExternalEngine) and engine.base_url not in rules.external_engines:
+        setting = "the service's setting FULMEN_ALGORITHM_EXTERNAL_ENGINES (docs/engines.md)"
+        problem = f"{engine.base_url} is not in {setting}"
+    return [Violation(field="settings.engine", description=problem)] if problem else []
 
 
 def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:

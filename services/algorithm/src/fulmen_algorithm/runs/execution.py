@@ -2,28 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from fulmen.errors import FulmenError, ResourceNotFound
+from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
 from fulmen_algorithm.policy.stored_weights import stored_policy
-from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.context import RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation import parse_settings, read_inputs
-from fulmen_algorithm.runs.events import EventLog
+from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunStorage, Serving
+from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, Serving
 from fulmen_algorithm.runs.provenance import provenance
-from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings, RunUpdate
-from fulmen_algorithm.runs.registry import RunRegistry
+from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
@@ -35,59 +35,46 @@ MAX_TRAINERS_LOST = 3
 """Consecutive trainer losses without a step in between before the run fails."""
 
 
-class RunFolder(RunStorage, Protocol):
-    """The folder of a run."""
+class Connections(Protocol):
+    """Opens a run's connections to other services and its trainer; `notify` reports outages."""
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of its checkpoints."""
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RolloutQueue:
+        """Returns the queue and feed of a run."""
 
-    @property
-    def initial(self) -> Path:
-        """Folder of the model built by the run's script."""
+    def resources(self, project: str, notify: Notify) -> ResourceStore:
+        """Returns the resources of a project."""
 
-    @property
-    def bundle(self) -> Path:
-        """Folder of the unpacked bundle."""
+    def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Serving:
+        """Returns the engine and the route of a run's policy."""
 
-    def keep_reference(self, first_weights: Path) -> Path:
-        """Copies the first weights, once; returns the folder of the copy."""
+    def chat(self, notify: Notify) -> ChatModels:
+        """Returns the models that algorithms call."""
 
+    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
+        """Opens a trainer.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
-    """Factories of a run's connections to other services; `notify` reports outages.
+        Raises:
+            RunFailed: if the folder holds no model with tokenizer.
+        """
 
-    Attributes:
-        queue: Makes the queue and feed of a run.
-        resources: Makes the resources of a project.
-        serving: Makes the `Serving` of a run: its engine and its route.
-        chat: Calls models on behalf of algorithms.
-        open_trainer: Opens a trainer.
-        build_model: Runs `file.py:function` of a bundle: bundle content, target, bundle folder, output folder, seed.
-    """
+    async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
+        """Runs `file.py:function` of a bundle, which writes the first weights to the folder `files.initial`.
 
-    queue: Callable[[TrainingRun, RunSettings, Notify], RolloutQueue]
-    resources: Callable[[str, Notify], ResourceStore]
-    serving: Callable[[TrainingRun, RunSettings, Notify], Serving]
-    chat: Callable[[Notify], ChatModels]
-    open_trainer: OpenTrainer
-    build_model: Callable[[bytes, str, Path, Path, int], Awaitable[None]]
+        Raises:
+            RunFailed: if the function fails or takes too long.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Execution:
     """One execution of a run: its settings and its connections."""
 
-    run: TrainingRun
+    entry: Entry
     settings: Any  # those of its algorithm
-    folder: RunFolder
     resources: ResourceStore
     queue: RolloutQueue
     serving: Serving
     control: RunControl
-    events: EventLog
-    update_run: RunUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,57 +82,53 @@ class RunExecutor:
     """Executes runs; see `worker.Executor`."""
 
     registry: Registry
-    runs: RunRegistry
     connections: Connections
-    open_folder: Callable[[str], RunFolder]
     keep_checkpoints: int
     keep_models: int
     machine: Mapping[str, str]
     """Facts about the machine that are recorded with each run, such as `device`."""
 
-    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+    async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
-        lost, furthest = 0, run.step
+        lost, furthest = 0, entry.run.step
         while True:
             try:
-                await self._resume(self.runs.entry(run.name).run, events, control)
+                await self._resume(entry, control)
             except TrainerLost as error:
-                step = self.runs.entry(run.name).run.step
+                step = entry.run.step
                 lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
                 if lost == MAX_TRAINERS_LOST:
                     raise RunFailed(f"{error.message} {lost} trainers were lost without a step in between.") from error
-                events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
+                entry.events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
                 control.check()
             else:
                 return
 
-    async def _resume(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+    async def _resume(self, entry: Entry, control: RunControl) -> None:
         """Runs from the newest checkpoint until the run ends or its trainer is lost."""
         started = time.monotonic()
-        entry = self.registry.get(run.algorithm)
-        if entry is None:
+        run, notify = entry.run, entry.events.notify
+        algorithm = self.registry.get(run.algorithm)
+        if algorithm is None:
             raise RunFailed(f"This service no longer has algorithm {run.algorithm!r}.")
-        settings = parse_settings(entry, run.settings_json)
+        settings = parse_settings(algorithm, run.settings_json)
         execution = _Execution(
-            run=run,
+            entry=entry,
             settings=settings,
-            folder=self.open_folder(run.run_id),
-            resources=self.connections.resources(run.project, events.notify),
-            queue=self.connections.queue(run, settings, events.notify),
-            serving=self.connections.serving(run, settings, events.notify),
+            resources=self.connections.resources(run.project, notify),
+            queue=self.connections.queue(run, settings, notify),
+            serving=self.connections.serving(run, settings, notify),
             control=control,
-            events=events,
-            update_run=lambda changes: self.runs.update(run.name, changes),
         )
-        checkpoints = CheckpointStore(directory=execution.folder.checkpoints, keep=self.keep_checkpoints)
+        checkpoints = CheckpointStore(directory=entry.files.checkpoints, keep=self.keep_checkpoints)
         recorder = self._recorder(execution, checkpoints)
         inputs, problems = await control.unless_stopped(read_inputs(run.inputs, execution.resources))
         if problems:
             raise RunFailed(f"{problems[0].field}: {problems[0].description}")
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
-        model, base = await self._model_to_train(execution, start, trains=entry.trains)
+        model, base = await self._model_to_train(execution, start, trains=algorithm.trains)
         if model is not None:
-            events.notify("info", "Starting the trainer and loading the model.")
+            notify("info", "Starting the trainer and loading the model.")
         trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
             await recorder.recover(
@@ -154,10 +137,10 @@ class RunExecutor:
                 branch_points=run.branch_points,
                 discard=(lambda: control.unless_stopped(execution.queue.cancel_all())) if run.uses_rollouts else None,
             )
-            execution.update_run({"step": recorder.progress.step})
+            entry.update(step=recorder.progress.step)
             recorder.spend("start", time.monotonic() - started)
             context = await self._context(execution, inputs, recorder, trainer, base)
-            await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
+            await self._run(context, algorithm.make(settings), uses_rollouts=run.uses_rollouts)
         finally:
             execution.serving.release()
             if trainer is not None:
@@ -166,16 +149,14 @@ class RunExecutor:
     def _recorder(self, execution: _Execution, checkpoints: CheckpointStore) -> Recorder:
         settings = execution.settings
         return Recorder(
-            storage=execution.folder,
+            entry=execution.entry,
             checkpoints=checkpoints,
-            events=execution.events,
             control=execution.control,
-            update_run=execution.update_run,
             settings=RecorderSettings(
                 steps=settings.steps,
                 checkpoint_every=settings.checkpoint_every,
                 collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
-                collapses=execution.run.collapses,
+                collapses=execution.entry.run.collapses,
             ),
         )
 
@@ -186,40 +167,36 @@ class RunExecutor:
 
         For a checkpoint only the architecture matters: its state is read once the trainer is open.
         """
-        run, settings, folder = execution.run, execution.settings, execution.folder
+        entry, control, settings = execution.entry, execution.control, execution.settings
+        run = entry.run
         model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
         if trains and model is None:
             if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
-                execution.events.notify("info", f"Building the first weights with {run.policy.source}.")
-            model = await execution.control.unless_stopped(
-                self._first_weights(run, settings, folder, execution.resources)
-            )
+                entry.events.notify("info", f"Building the first weights with {run.policy.source}.")
+            model = await control.unless_stopped(self._first_weights(execution))
         if not run.provenance:
             made_with = provenance(run, resources=execution.resources, first_weights=model, machine=self.machine)
             try:
-                execution.update_run({"provenance": await execution.control.unless_stopped(made_with)})
+                entry.update(provenance=await control.unless_stopped(made_with))
             except FileNotFoundError as error:
                 raise RunFailed(f"The folder {model} holds no model with weights.") from error
         if model is None or settings.lora is None:
             return model, None
         # Adapters are valid only with the exact weights that they were trained on.
-        base = await asyncio.to_thread(folder.keep_reference, model)
+        base = await asyncio.to_thread(entry.files.keep_reference, model)
         return base, base
 
     async def _context(
         self, execution: _Execution, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
     ) -> RunContext:
         """Builds the context of the algorithm."""
-        run, control, notify = execution.run, execution.control, execution.events.notify
+        entry, control = execution.entry, execution.control
         services = RunServices(
-            run=run,
+            entry=entry,
             recorder=recorder,
             control=control,
             resources=execution.resources,
-            storage=execution.folder,
             serving=execution.serving,
-            notify=notify,
-            update_run=execution.update_run,
         )
         policy, served = None, None
         if trainer is not None:
@@ -234,21 +211,21 @@ class RunExecutor:
         else:
             served = await served_version(services)
         return RunContext(
-            run=run,
+            run=entry.run,
             inputs=inputs,
             rollouts=Rollouts(queue=execution.queue, control=control),
             trained=policy,
             served=served,
-            chat=self.connections.chat(notify),
+            chat=self.connections.chat(entry.events.notify),
             resources=execution.resources,
             recorder=recorder,
             control=control,
-            notify=notify,
+            notify=entry.events.notify,
         )
 
     async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:
-        settings, folder = execution.settings, execution.folder
-        reference = await asyncio.to_thread(folder.keep_reference, model) if settings.uses_reference else None
+        entry, settings = execution.entry, execution.settings
+        reference = await asyncio.to_thread(entry.files.keep_reference, model) if settings.uses_reference else None
         optimizer = OptimizerSettings(
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
@@ -267,23 +244,24 @@ class RunExecutor:
                 reference_dir=reference,
                 lora=settings.lora,
                 exchange=settings.exchange,
-                training_run=execution.run.name,
-                project=execution.run.project,
+                training_run=entry.run.name,
+                project=entry.run.project,
             )
         )
 
-    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
+    async def cancel_rollouts(self, entry: Entry) -> None:
         """Cancels the run's remaining rollouts; see `worker.Executor`."""
+        run, notify = entry.run, entry.events.notify
         if not run.uses_rollouts:
             return
         # Default settings: the run's own may be why it failed.
-        queue = self.connections.queue(run, RunSettings(), events.notify)
+        queue = self.connections.queue(run, RunSettings(), notify)
         try:
             async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
                 await queue.cancel_all()
         except (FulmenError, OSError) as error:  # a TimeoutError is one
             reason = error.message if isinstance(error, FulmenError) else "it did not answer"
-            events.notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
+            notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
 
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""
@@ -302,27 +280,26 @@ class RunExecutor:
                 feed.cancel()
                 await asyncio.wait({feed})
 
-    async def _first_weights(
-        self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, resources: ResourceStore
-    ) -> Path:
+    async def _first_weights(self, execution: _Execution) -> Path:
         """Returns the initial model folder.
 
         Raises:
             RunFailed: if they do not exist.
         """
+        run, files, resources = execution.entry.run, execution.entry.files, execution.resources
         match run.policy.origin:
             case PolicyOrigin.PATH:
                 return Path(run.policy.source)
             case PolicyOrigin.BUILD:
                 bundle = await resources.get(run.inputs["bundle"])
-                target = run.policy.source
-                await self.connections.build_model(bundle.data, target, folder.bundle, folder.initial, settings.seed)
-                return folder.initial
+                seed = execution.settings.seed
+                await self.connections.build_model(bundle.data, run.policy.source, files, seed=seed)
+                return files.initial
             case PolicyOrigin.VERSION | PolicyOrigin.NEWEST:
                 name = run.policy.source or f"resources/policy.{run.policy.name}"
                 try:
                     content = await resources.get(name)
                 except ResourceNotFound as error:
                     raise RunFailed(f"{name} does not exist.") from error
-                stored = await stored_policy(content, resources=resources, storage=folder)
+                stored = await stored_policy(content, resources=resources, files=files)
                 return await stored.model_folder()

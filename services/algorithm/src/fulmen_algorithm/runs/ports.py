@@ -1,4 +1,4 @@
-"""Interfaces of a run to its storage, the store and the engines."""
+"""Interfaces of a run to the store, the engines and other models, and the values that they exchange."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,6 @@ from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
-from fulmen_algorithm.weights.publishing import WrittenWeights
 
 Notify = Callable[[str, str], None]
 """Appends a notice: a severity (`info`, `warning`, `error`) and a text."""
@@ -40,10 +39,10 @@ class PublishedPolicy:
         kind: Content of `path`.
         path: full: a complete model folder in the format of `transformers`. delta: a folder with `delta.safetensors`,
             the difference from `base_version`. lora: a folder with one folder in peft's format per adapter.
-        sha256: Of the version's weights in the served dtype (`training.tensor_files.Weights`);
-            empty if unknown.
-        base_version: delta: the version it applies to; served just before, unless the engine is new.
-        base_sha256: delta: of the weights of `base_version`.
+        sha256: Checksum of the version's weights in the served dtype (`weights.tensor_files.Weights`); empty if
+            unknown.
+        base_version: delta: version to which it applies.
+        base_sha256: delta: checksum of the weights of `base_version`.
         base_model: lora: the complete folder on which the adapters were trained.
         adapters: lora: folder by role; a single adapter without role is called `default`.
         rebuild: Builds and returns a complete folder, for an engine that restarts or supports no deltas or adapters;
@@ -81,7 +80,7 @@ class PublishedPolicy:
         if self.kind is WeightsKind.FULL:
             return self.path
         if self.rebuild is None:
-            raise RunFailed(f"{self.name} is no complete model, and there is nothing at hand to make one from.")
+            raise RunFailed(f"{self.name} is not a complete model, and cannot be rebuilt to one.")
         return await self.rebuild()
 
 
@@ -169,44 +168,6 @@ class ChainLink:
     sha256: str
 
 
-class RunStorage(Protocol):
-    """A run's files other than checkpoints and events."""
-
-    def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
-        """Durably appends the groups consumed by a step; returns the size of the file in bytes."""
-
-    def truncate_consumed(self, size_bytes: int) -> None:
-        """Removes the records appended after a checkpoint."""
-
-    def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
-        """Moves the records appended after a checkpoint to a file of the new branch, and returns them."""
-
-    def append_version(self, record: Mapping[str, object]) -> None:
-        """Records a published version."""
-
-    def versions(self) -> list[dict[str, object]]:
-        """Returns all versions published by the run."""
-
-    def save_note(self, name: str, note: Mapping[str, object]) -> None:
-        """Stores a note for the report."""
-
-    def notes(self) -> dict[str, dict[str, object]]:
-        """Returns the notes."""
-
-    async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Calls `write` with a new folder, then renames it atomically to its step and checksum."""
-
-    async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
-        """Rebuilds and verifies a complete folder from a base folder and deltas, and returns it.
-
-        Raises:
-            RunFailed: if a folder is missing, damaged, or does not match.
-        """
-
-    async def prune_models(self, keep: Sequence[Path]) -> None:
-        """Removes all other model folders."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapStats:
     """Cost of replacing an engine's weights.
@@ -245,7 +206,8 @@ class ChatRequest:
         messages: OpenAI chat messages.
         temperature: Sampling temperature; None for the model's default.
         max_tokens: Maximum length of the answer, in tokens.
-        base_url: An address of the service's `chat_endpoints`, such as `https://api.example.com/v1`; empty for the proxy.
+        base_url: An address of the service's `chat_endpoints`, such as `https://api.example.com/v1`; empty for the
+            proxy.
         purpose: Caller, such as `apo.critic`; the call's agent name at the proxy.
     """
 

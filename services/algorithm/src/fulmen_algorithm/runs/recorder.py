@@ -26,9 +26,9 @@ from fulmen_algorithm.runs.collapse import (
     rewarded,
 )
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.events import EventLog, StepMetrics
+from fulmen_algorithm.runs.entry import Entry
+from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import RunStorage
 from fulmen_algorithm.runs.progress import Consumed, Outcome, Progress, committed
 from fulmen_algorithm.runs.starting_point import StartingPoint, branch_of
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
@@ -36,7 +36,6 @@ from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged,
 _PROGRESS = TypeAdapter(Progress)
 SECTION_PREFIX = "section_"
 """Name of notes that are report sections, with a title and Markdown."""
-RunUpdate = Callable[[Mapping[str, object]], None]
 Discard = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
 
@@ -69,29 +68,25 @@ class Recorder:
     def __init__(
         self,
         *,
-        storage: RunStorage,
+        entry: Entry,
         checkpoints: CheckpointStore,
-        events: EventLog,
         control: RunControl,
-        update_run: RunUpdate,
         settings: RecorderSettings,
     ) -> None:
         """Initializes the recorder.
 
         Args:
-            storage: The run's files besides its checkpoints.
+            entry: The run, its events and its files.
             checkpoints: Its checkpoints.
-            events: Its history.
-            control: The run's stop requests.
-            update_run: Updates the run's displayed metrics.
+            control: Its stop requests.
             settings: Steps, checkpoints and reaction to a collapse.
         """
         self.progress = Progress()
-        self._storage = storage
+        self._entry = entry
+        self._files = entry.files
+        self._events = entry.events
         self._checkpoints = checkpoints
-        self._events = events
         self._control = control
-        self._update_run = update_run
         self.steps = settings.steps
         self._every = settings.checkpoint_every
         self._collapse = settings.collapse
@@ -129,7 +124,7 @@ class Recorder:
         for damage in start.damaged:
             self._events.notify("warning", f"Checkpoint {damage.path.name} is damaged and was skipped.")
         if start.checkpoint is None:
-            self._storage.truncate_consumed(0)
+            self._files.truncate_consumed(0)
             await self.checkpoint()
             return False
         if start.begins_branch:
@@ -138,7 +133,7 @@ class Recorder:
         if trainer is not None:
             await trainer.read_state(start.checkpoint.path)
         self.progress = _PROGRESS.validate_python(dict(start.checkpoint.progress))
-        self._storage.truncate_consumed(self.progress.consumed_bytes)
+        self._files.truncate_consumed(self.progress.consumed_bytes)
         self._saved = self.progress
         self._events.notify("info", f"Resuming from the checkpoint of step {self.progress.step}.")
         return True
@@ -152,14 +147,14 @@ class Recorder:
             await self._trainer.read_state(checkpoint.path)
         progress = _PROGRESS.validate_python(dict(checkpoint.progress))
         self.progress = replace(progress, branch=branch, policy_version=0)
-        discarded = self._storage.set_aside_consumed(progress.consumed_bytes, branch)
+        discarded = self._files.set_aside_consumed(progress.consumed_bytes, branch)
         await self.checkpoint()
         trained = sum(record["outcome"] == Outcome.TRAINED for record in discarded)
-        self._update_run({"results": progress.results})
+        self._entry.update(results=progress.results)
         self._events.notify(
             "warning",
             f"Rolled back to checkpoint {checkpoint.sequence} (step {progress.step}). {len(discarded)} groups are discarded, "
-            f"{trained} of which had been trained on; their prompts are sampled anew.",
+            f"{trained} of which had been trained on; their prompts are sampled again.",
         )
         self.section(
             f"branch_{branch:04d}",
@@ -172,7 +167,7 @@ class Recorder:
         step = self.progress.step + 1
         size = self.progress.consumed_bytes
         if consumed:
-            size = self._storage.append_consumed([c.record(branch=self.progress.branch, step=step) for c in consumed])
+            size = self._files.append_consumed([c.record(branch=self.progress.branch, step=step) for c in consumed])
         self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size)
 
     def published(self, version: int) -> None:
@@ -190,11 +185,11 @@ class Recorder:
     def result(self, **metrics: float) -> None:
         """Stores metrics of the whole run."""
         self.progress = replace(self.progress, results={**self.progress.results, **metrics})
-        self._update_run({"results": self.progress.results})
+        self._entry.update(results=self.progress.results)
 
     def note(self, name: str, note: Mapping[str, object]) -> None:
         """Stores a note for the report."""
-        self._storage.save_note(name, note)
+        self._files.save_note(name, note)
 
     def section(self, name: str, *, title: str, markdown: str) -> None:
         """Stores a section of the report, replacing an earlier one of the same name."""
@@ -264,7 +259,7 @@ class Recorder:
     def plan(self, steps: int) -> None:
         """Sets the number of steps where it depends on the run's data."""
         self.steps = steps
-        self._update_run({"step_count": steps})
+        self._entry.update(step_count=steps)
 
     async def end_quiet_step(self) -> None:
         """Ends a step without emitting metrics.
@@ -273,7 +268,7 @@ class Recorder:
             Interrupted: if the run was asked to stop.
         """
         step = self.progress.step
-        self._update_run({"step": step})
+        self._entry.update(step=step)
         if step == self.steps or (step and step % self._every == 0):
             with self.spending("checkpoint"):
                 await self.checkpoint()

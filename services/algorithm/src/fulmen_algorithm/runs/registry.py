@@ -5,34 +5,15 @@ wait for a slot. A free slot goes to the project with the fewest active runs, an
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
+from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
 from fulmen_algorithm.runs.control import RunControl, StopReason
 from fulmen_algorithm.runs.creation import RunDraft, digest
-from fulmen_algorithm.runs.events import Clock, EventFile, EventLog
+from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
 from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back
-
-CHANGEABLE = frozenset({"results", "step", "step_count", "policy_version", "model_path", "provenance"})
-
-
-class RunFile(EventFile, Protocol):
-    """Storage of a run and its events."""
-
-    def save_run(self, run: TrainingRun) -> None:
-        """Replaces the stored run."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Entry:
-    """A run with its events and its file."""
-
-    run: TrainingRun
-    events: EventLog
-    file: RunFile
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,9 +31,9 @@ class ActiveRun:
 class RunRegistry:
     """All runs, and the queue."""
 
-    def __init__(self, *, open_file: Callable[[str], RunFile], clock: Clock, max_concurrent: int = 1) -> None:
-        """`open_file` opens the file of a run id; at most `max_concurrent` runs are active at a time."""
-        self._open_file = open_file
+    def __init__(self, folder: StateFolder, *, clock: Clock, max_concurrent: int = 1) -> None:
+        """`max_concurrent` is the number of run slots."""
+        self._folder = folder
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._changed = asyncio.Event()
@@ -60,9 +41,11 @@ class RunRegistry:
         self._notified: set[tuple[str, str]] = set()
         self.active: dict[str, ActiveRun] = {}
 
-    def restore(self, run: TrainingRun, file: RunFile) -> None:
+    def restore(self, run: TrainingRun, files: RunFiles) -> None:
         """Restores a stored run."""
-        self._entries[run.name] = Entry(run=run, events=EventLog(file, self._clock, ended=run.state.final), file=file)
+        self._entries[run.name] = Entry(
+            run=run, events=EventLog(files, self._clock, ended=run.state.final), files=files
+        )
 
     def existing(self, draft: RunDraft) -> TrainingRun | None:
         """Finds the run created by an earlier equal request.
@@ -83,9 +66,9 @@ class RunRegistry:
 
     def add(self, run: TrainingRun) -> None:
         """Stores a new run, which then waits for a slot."""
-        file = self._open_file(run.run_id)
-        file.save_run(run)
-        self.restore(run, file)
+        files = self._folder.run_files(run.run_id)
+        files.save_run(run)
+        self.restore(run, files)
         self._entries[run.name].events.state_changed(run)
         self._wake()
 
@@ -103,6 +86,18 @@ class RunRegistry:
         """Returns whether a project has a run of this name."""
         return name in self._entries and self._entries[name].run.project == project
 
+    def project_of(self, name: str) -> str:
+        """Returns the project of a run.
+
+        Raises:
+            TrainingRunNotFound: if it does not exist.
+        """
+        return self.entry(name).run.project
+
+    def is_over(self, name: str, project: str) -> bool:
+        """Returns whether a project has a run of this name that has ended."""
+        return self.has(name, project) and self._entries[name].run.state.final
+
     def entries(self) -> list[Entry]:
         """Lists all runs, in no particular order."""
         return list(self._entries.values())
@@ -112,18 +107,6 @@ class RunRegistry:
         runs = [e.run for e in self._entries.values() if e.run.project == project]
         return sorted(runs, key=lambda r: (r.create_time, r.name), reverse=True)
 
-    def update(self, name: str, changes: Mapping[str, object]) -> None:
-        """Changes fields of a run other than its state, which only `move` changes.
-
-        A change of the step alone is not written: the checkpoint has it, and a write per step would be too slow.
-        """
-        entry = self.entry(name)
-        if unknown := set(changes) - CHANGEABLE:
-            raise ValueError(f"These fields do not change by update: {sorted(unknown)}.")
-        entry.run = replace(entry.run, **changes)  # type: ignore[arg-type]  # the names were checked
-        if set(changes) != {"step"}:
-            entry.file.save_run(entry.run)
-
     def move(self, name: str, state: RunState, *, failure_message: str = "") -> TrainingRun:
         """Changes the state of a run and announces it.
 
@@ -132,7 +115,7 @@ class RunRegistry:
         """
         entry = self.entry(name)
         entry.run = moved(entry.run, state, now=self._clock(), failure_message=failure_message)
-        entry.file.save_run(entry.run)
+        entry.files.save_run(entry.run)
         entry.events.state_changed(entry.run)
         self._wake()
         return entry.run
@@ -145,7 +128,7 @@ class RunRegistry:
         """
         entry = self.entry(name)
         entry.run = rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed)
-        entry.file.save_run(entry.run)
+        entry.files.save_run(entry.run)
         entry.events.state_changed(entry.run)
         self._wake()
         return entry.run

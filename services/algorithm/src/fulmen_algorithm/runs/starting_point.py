@@ -47,7 +47,7 @@ def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -
     try:
         point = checkpoints.get(branch_points[-1])
     except CheckpointDamaged as error:
-        raise RunFailed(f"Checkpoint {branch_points[-1]} cannot be read any more.") from error
+        raise RunFailed(f"Checkpoint {branch_points[-1]} can no longer be read.") from error
     return StartingPoint(checkpoint=point, damaged=search.damaged, begins_branch=True)
 
 

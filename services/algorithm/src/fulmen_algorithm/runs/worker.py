@@ -9,7 +9,7 @@ import structlog
 from fulmen.errors import FulmenError
 from fulmen_algorithm.runs.collapse import RewardCollapsed
 from fulmen_algorithm.runs.control import Interrupted, RunControl, StopReason
-from fulmen_algorithm.runs.events import EventLog
+from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
@@ -22,7 +22,7 @@ CANCEL_WAIT_S = 15.0
 class Executor(Protocol):
     """Executes one run."""
 
-    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+    async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end.
 
         Raises:
@@ -31,7 +31,7 @@ class Executor(Protocol):
             FulmenError: if another service refused.
         """
 
-    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
+    async def cancel_rollouts(self, entry: Entry) -> None:
         """Cancels the run's remaining rollouts; waits only briefly while the store is unavailable."""
 
 
@@ -66,7 +66,7 @@ class RunWorker:
             return await self._runs.wait_final(name, timeout_s=CANCEL_WAIT_S)
         if not entry.run.state.final:
             self._runs.move(name, RunState.CANCELLED)
-            await self._executor.cancel_rollouts(entry.run, entry.events)
+            await self._executor.cancel_rollouts(entry)
         return entry.run
 
     async def drain(self) -> None:
@@ -82,7 +82,7 @@ class RunWorker:
         if run.state is not RunState.RUNNING:
             run = self._runs.move(run.name, RunState.RUNNING)
         control = RunControl()
-        task = asyncio.create_task(self._executor.execute(run, entry.events, control), name=run.name)
+        task = asyncio.create_task(self._executor.execute(entry, control), name=run.name)
         active = ActiveRun(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
         self._runs.begin(active)
         return active
@@ -92,7 +92,7 @@ class RunWorker:
         entry = self._runs.entry(active.name)
         try:
             await asyncio.wait({active.task})
-            await self._settle(entry.run, entry.events, active)
+            await self._settle(entry, active)
         except asyncio.CancelledError:
             active.task.cancel()
             await asyncio.wait({active.task})
@@ -100,24 +100,24 @@ class RunWorker:
         finally:
             self._runs.end(active.name)
 
-    async def _settle(self, run: TrainingRun, events: EventLog, active: ActiveRun) -> None:
+    async def _settle(self, entry: Entry, active: ActiveRun) -> None:
         """Moves a run whose task has ended to its next state, or rolls it back after a collapse."""
         error = None if active.task.cancelled() else active.task.exception()
         if isinstance(error, RewardCollapsed) and not active.cancelled:
-            events.notify("warning", error.message)
-            self._runs.rollback(run.name, sequence=error.sequence, step=error.step, collapsed=True)
+            entry.events.notify("warning", error.message)
+            self._runs.rollback(active.name, sequence=error.sequence, step=error.step, collapsed=True)
             if active.control.pausing:  # the task ended before it listened
-                self._runs.move(run.name, RunState.PAUSED)
+                self._runs.move(active.name, RunState.PAUSED)
             return
         state, message = _next_state(active)
         if state is None:
             return
         if state.final:
-            await self._executor.cancel_rollouts(run, events)
+            await self._executor.cancel_rollouts(entry)
         if state is RunState.FAILED:
-            events.notify("error", message)
-        self._runs.move(run.name, state, failure_message=message)
-        _log.info("run_settled", run=run.name, state=state.value)
+            entry.events.notify("error", message)
+        self._runs.move(active.name, state, failure_message=message)
+        _log.info("run_settled", run=active.name, state=state.value)
 
 
 def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:

@@ -18,8 +18,9 @@ from typing import TypeVar
 import structlog
 
 from fulmen_algorithm.persistence.files import replace_file
+from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.events import StepMetrics
-from fulmen_algorithm.runs.registry import Entry, RunRegistry
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.sinks.sink import MetricSink, OpenSink
 
 _log = structlog.get_logger()

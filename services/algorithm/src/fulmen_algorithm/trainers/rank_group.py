@@ -191,7 +191,7 @@ class RankGroupTrainer:
             raise TrainerLost(self._lost)
         call = await asyncio.to_thread(encode_call, method, rows, arguments)
         # A cancelled call leaves ranks in the middle of it, so the group cannot be used again.
-        self._lost = "A call to the trainer was given up."
+        self._lost = "A call to the trainer was cancelled."
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
                 first = await self._ask_all(call)

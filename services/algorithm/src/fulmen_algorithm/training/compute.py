@@ -17,7 +17,7 @@ class OneProcess(Strict):
 
     @property
     def ranks(self) -> int:
-        """The process itself."""
+        """Number of processes: 1."""
         return 1
 
 
@@ -25,7 +25,7 @@ class Ddp(Strict):
     """Every rank holds all weights and computes a part of each step; gradients are summed once per step.
 
     Attributes:
-        ranks: Processes; on GPUs one for each.
+        ranks: Number of processes; on GPUs, one per GPU.
     """
 
     kind: Literal["ddp"] = "ddp"
@@ -33,12 +33,12 @@ class Ddp(Strict):
 
 
 class Fsdp2(Strict):
-    """Every rank holds a part of the weights, of their gradients and of the optimiser's moments.
+    """Every rank holds a shard of the weights, the gradients and the optimiser state.
 
     Attributes:
-        ranks: Processes; on GPUs one for each.
-        reshard_after_forward: Gives the gathered weights of a layer up between its forward and its backward pass: less
-            memory, and one more gathering.
+        ranks: Number of processes; on GPUs, one per GPU.
+        reshard_after_forward: Frees the gathered weights of a layer between its forward and its backward pass: less
+            memory, one more all-gather.
 
     Source: fully sharded data parallel, arXiv:2304.11277; `torch.distributed.fsdp.fully_shard`.
     """
@@ -60,12 +60,12 @@ class Precision(StrEnum):
 
 
 class ComputeSettings(Strict):
-    """Where and how a policy is trained; results are the same up to rounding.
+    """Processes and precision of training; results are equal up to rounding.
 
     Attributes:
         parallel: One process, or a group of ranks.
         precision: `auto` is bf16 on GPUs and fp32 on CPUs.
-        gradient_checkpointing: Computes each layer's inside again in the backward pass instead of keeping it.
+        gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
     """
 
     parallel: ParallelSettings = OneProcess()

@@ -42,10 +42,10 @@ class AdamW(Strict):
 
 
 class Sgd(Strict):
-    """Stochastic gradient descent; wants a higher learning rate than AdamW.
+    """Stochastic gradient descent; needs a higher learning rate than AdamW.
 
     Attributes:
-        momentum: 0 for none, and where the codec of the exchange has it.
+        momentum: Momentum; must be 0 if the codec of the exchange has momentum.
     """
 
     kind: Literal["sgd"] = "sgd"
@@ -61,12 +61,12 @@ class OptimizerSettings:
 
     Attributes:
         learning_rate: Peak learning rate.
-        weight_decay: Decoupled weight decay, of AdamW alone.
+        weight_decay: Decoupled weight decay; only for AdamW.
         rule: Update rule.
         schedule: Shape after the warm-up.
-        warmup_steps: Optimiser steps of linear warm-up from 0; those that are skipped do not count.
-        total_steps: Optimiser steps, skipped ones too, at which a linear or cosine schedule reaches 0, unless a step says
-            otherwise; not used by a constant one.
+        warmup_steps: Optimiser steps of linear warm-up from 0, without skipped ones.
+        total_steps: Optimiser steps, including skipped ones, at which a linear or cosine schedule reaches 0, unless
+            `StepSettings.total_steps` is set; unused by a constant schedule.
     """
 
     learning_rate: float
@@ -84,16 +84,17 @@ class StepSettings:
     Attributes:
         objective: Objective: loss, correction, KL penalty, aggregation.
         temperature: Temperature at which the rollouts were sampled.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        explosion_factor: A step is skipped whose norm is more than so many times the median of those before it; None:
-            none is.
+        max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
+        explosion_factor: Ratio of a step's gradient norm to the median of earlier norms above which the step is
+            skipped; None for no limit.
         token_budget: Positions per micro-batch.
-        packing: Padded or packed micro-batches; a model in which rows of one line would see each other is padded.
-        planned_steps: Optimiser steps planned before this one, by which the learning rate decays; None: the number of
-                attempted steps.
-        total_steps: Optimiser steps of the whole run, where it decays to 0; None: as the optimiser's settings say.
-        metric: Reward that came since the step before, the higher the better, by which the exchange of gradients may be
-            judged; None if none did.
+        packing: Padded or packed micro-batches; models in which packed rows would attend to each other are always
+            padded.
+        planned_steps: Optimiser steps planned before this one, for the learning rate schedule; None for the number of
+            attempted steps.
+        total_steps: Optimiser steps of the whole run, for the schedule; None for that of `OptimizerSettings`.
+        metric: Newest reward, by which the exchange of gradients may be judged, higher is better; None if there is
+            none.
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -107,7 +108,7 @@ class StepSettings:
     metric: float | None = None
 
     def later(self, steps: int) -> "StepSettings":
-        """Returns the settings of an optimiser step that is planned so many after this one."""
+        """Returns the settings of the optimiser step planned `steps` after this one."""
         planned = None if self.planned_steps is None else self.planned_steps + steps
         return replace(self, planned_steps=planned, metric=None if steps else self.metric)
 
@@ -119,7 +120,8 @@ class BatchSettings:
     Attributes:
         minibatches: Optimiser steps per pass; rows of one rollout stay together.
         epochs: Passes over the batch.
-        measure_mismatch: Whether the sampler's log-probabilities are compared with the policy's (`training.engine_mismatch`).
+        measure_mismatch: Whether the sampler's log-probabilities are compared with the policy's
+            (`training.engine_mismatch`).
     """
 
     minibatches: int = 1
@@ -134,14 +136,14 @@ class StepResult:
     Attributes:
         loss: Value of the loss before the step.
         grad_norm: Global gradient norm before clipping.
-        skipped: Whether the step was left out: a number was not finite, the gradient exploded, or nothing trained.
-        learning_rate: Learning rate that applied.
+        skipped: Whether the step was skipped: a number was not finite, the gradient exploded, or no token trained.
+        learning_rate: Learning rate of the step.
         seconds: Wall time.
         metrics: `loss_metrics` of the step.
-        packing_efficiency: Tokens of the rows, as a share of the positions that were computed.
+        packing_efficiency: Tokens of the rows as a share of the computed positions.
         exploded: Whether the gradient exploded.
-        tokens_per_second: Tokens of the rows, those that do not train included, by wall time.
-        exchange: Metrics of the exchange of gradients, as rank 0 has them.
+        tokens_per_second: Tokens of the rows, including those that do not train, per second of wall time.
+        exchange: Metrics of the exchange of gradients, of rank 0.
         events: Events of the exchange, for the history of the run.
     """
 
@@ -159,13 +161,13 @@ class StepResult:
 
     @property
     def exchange_s(self) -> float:
-        """Seconds that the exchange took, but for the wait for ranks that compute for longer."""
+        """Duration of the exchange in seconds, without the wait for slower ranks."""
         return sum(self.exchange.get(f"exchange_{part}_seconds", 0.0) for part in ("encode", "transfer", "decode"))
 
     def as_metrics(self) -> dict[str, float]:
-        """Flattens everything into one mapping of numbers."""
+        """Returns all metrics by name."""
         flat = asdict(self)
-        # Algorithms report the tokens that the engine samples per second under the plain name.
+        # The plain name is that of the tokens sampled by the engine.
         flat["trained_tokens_per_second"] = flat.pop("tokens_per_second")
         del flat["events"]
         return {**flat.pop("metrics"), **flat.pop("exchange"), **{k: float(v) for k, v in flat.items()}}
@@ -183,7 +185,7 @@ class FullWeights(Strict):
     """Each version is a complete model folder.
 
     Attributes:
-        dtype: In which the engines get the weights; training itself keeps its own.
+        dtype: Number format of the published weights; training keeps its own.
     """
 
     kind: Literal["full"] = "full"
@@ -191,13 +193,13 @@ class FullWeights(Strict):
 
 
 class DeltaWeights(Strict):
-    """Most versions are what differs from the one before, bit for bit.
+    """Most versions are stored as the bitwise difference from the previous one.
 
     Attributes:
-        dtype: In which the engines get the weights, and in which versions are compared. In bfloat16 most values stay
-            as they are in one step, in float32 few do.
-        full_every: Every so many versions a complete folder is written, so that no chain is longer.
-        dense_above: A delta of more than this share of the complete weights' bytes is not worth it.
+        dtype: Number format of the published weights, in which versions are compared. In bfloat16 a step leaves most
+            values unchanged, in float32 few.
+        full_every: Versions between two complete model folders; bounds the length of a chain of deltas.
+        dense_above: Share of the complete weights' bytes above which a complete folder is written instead of a delta.
     """
 
     kind: Literal["delta"] = "delta"
@@ -218,22 +220,22 @@ class LoraSettings(Strict):
     Attributes:
         rank: r, columns of the low-rank factors.
         alpha: The adapter's output is scaled by alpha / rank.
-        dropout: Share of an adapter's inputs that is left out in training; engines know none.
-        targets: `all-linear`, or the names of the modules that get an adapter.
-        roles: One adapter for each, trained on the rows of that role and served as `<policy>.<role>`; none: one adapter
-            for all rows.
+        dropout: Dropout of an adapter's inputs in training.
+        targets: `all-linear`, or the names of the modules with an adapter.
+        roles: Roles with separate adapters, each trained on the rows of its role and served as `<policy>.<role>`; empty
+            for one adapter for all rows.
     """
 
     rank: int = Field(default=16, ge=1, le=1024)
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(strict=False)] = "all-linear"
-    roles: tuple[AdapterRole, ...] = ()
+    roles: Annotated[tuple[AdapterRole, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _each_role_once(self) -> Self:
         if len(set(self.roles)) != len(self.roles):
-            raise ValueError("roles: one of them is there twice")
+            raise ValueError("roles: a role is listed twice")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Between the messages of the contract and the domain's values."""
+"""Converts between gRPC messages and the service's values."""
 
 import json
 from datetime import datetime

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fulmen.errors import TrainingRunNotFound
 from fulmen.ids import ALL_PROJECTS
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_exchange.server.runs import Run
-from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller
 
 MAX_NAME = 128
 
@@ -15,17 +14,12 @@ MAX_NAME = 128
 class CallerRuns:
     """The runs that the token of the current call may access.
 
-    A run that this service does not know belongs to another service and only has shards here: its project is the one that
-    the caller's token is bound to.
-
-    Args:
-        project_of: Returns the project of a run; raises TrainingRunNotFound.
-        is_over: Returns whether a run will never resume.
+    A run that this service does not know belongs to another service and only has shards here; its project is that of the
+    caller's token.
     """
 
-    def __init__(self, *, project_of: Callable[[str], str], is_over: Callable[[Run], bool]) -> None:
-        self._project_of = project_of
-        self._is_over = is_over
+    def __init__(self, runs: RunRegistry) -> None:
+        self._runs = runs
 
     def resolve(self, name: str) -> Run:
         """Returns a run that the caller may access.
@@ -35,7 +29,7 @@ class CallerRuns:
         """
         caller = current_caller()
         try:
-            project = self._project_of(name)
+            project = self._runs.project_of(name)
         except TrainingRunNotFound:
             if caller.project == ALL_PROJECTS or len(name) > MAX_NAME:
                 raise
@@ -50,4 +44,5 @@ class CallerRuns:
 
     def is_over(self, run: Run) -> bool:
         """Returns whether a run will never resume."""
-        return self._is_over(run)
+        project, name = run
+        return self._runs.is_over(name, project)

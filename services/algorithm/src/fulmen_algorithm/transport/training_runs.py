@@ -1,7 +1,7 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
 import grpc.aio
@@ -13,21 +13,20 @@ from fulmen.errors import (
     CheckpointNotFound,
     Draining,
     PageTokenInvalid,
-    PermissionDenied,
     TrainingRunNotFound,
     Violation,
 )
-from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.creation import CreationRules, checked_run
-from fulmen_algorithm.runs.events import Clock, Event, EventLog
-from fulmen_algorithm.runs.ports import Notify, ResourceStore
-from fulmen_algorithm.runs.registry import Entry, RunRegistry
+from fulmen_algorithm.runs.entry import Clock, Entry
+from fulmen_algorithm.runs.events import Event
+from fulmen_algorithm.runs.execution import Connections
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.report import Report, report
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.transport import encode
-from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 1000
@@ -42,36 +41,34 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         *,
         runs: RunRegistry,
         worker: RunWorker,
-        resources: Callable[[str, Notify], ResourceStore],
-        open_files: Callable[[str], RunFiles],
+        connections: Connections,
         clock: Clock,
         rules: CreationRules,
     ) -> None:
         self._runs = runs
         self._worker = worker
-        self._resources = resources
-        self._open_files = open_files
+        self._connections = connections
         self._clock = clock
         self._rules = rules
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Closes the open watches; their callers come back."""
+        """Closes the open watches; their callers reconnect."""
         self._draining.set()
 
     async def CreateTrainingRun(
         self, request: pb.CreateTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateTrainingRunResponse:
         """Creates a run."""
-        request.training_run.project = request.training_run.project or current_caller().own_project
+        request.training_run.project = require_project(request.training_run.project)
         draft = encode.draft(request.training_run, request.request_id)
-        _check_project(draft.project)
         # One at a time, so that two equal requests do not both find nothing.
         async with self._creating:
             run = self._runs.existing(draft)
             if run is None:
-                resources = self._resources(draft.project, _nobody)
+                # The caller waits out an outage of the store; there is no run yet that could be notified.
+                resources = self._connections.resources(draft.project, lambda severity, message: None)
                 run = await checked_run(
                     draft,
                     rules=self._rules,
@@ -93,8 +90,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ListTrainingRunsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListTrainingRunsResponse:
         """Lists runs, newest first."""
-        project = request.project or current_caller().own_project
-        _check_project(project)
+        project = require_project(request.project)
         page, token = _page(self._runs.newest_first(project), request.page_size, request.page_token)
         return pb.ListTrainingRunsResponse(
             training_runs=[encode.training_run(run) for run in page], next_page_token=token
@@ -156,8 +152,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListCheckpointsResponse:
         """Lists the checkpoints of a run, newest first."""
-        run = self._entry(request.parent).run
-        store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
+        entry = self._entry(request.parent)
+        run, store = entry.run, CheckpointStore(directory=entry.files.checkpoints)
         found = [value for value in await asyncio.to_thread(store.listed) if own_past(run, value)]
         page, token = _page(found[::-1], request.page_size, request.page_token)
         return pb.ListCheckpointsResponse(
@@ -169,12 +165,12 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     ) -> pb.RollbackTrainingRunResponse:
         """Rolls a run back to a checkpoint."""
         parent, _, sequence = request.checkpoint.partition("/checkpoints/")
-        run = self._entry(parent).run
-        store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
+        entry = self._entry(parent)
+        store = CheckpointStore(directory=entry.files.checkpoints)
         # Verified only when the run resumes, because that may take minutes.
         listed = {str(value.sequence): value for value in await asyncio.to_thread(store.listed)}
         found = listed.get(sequence)
-        run = self._entry(parent).run  # as it is after the wait
+        run = entry.run  # as it is after the wait
         if found is None or not own_past(run, found):
             raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
         run = self._runs.rollback(run.name, sequence=found.sequence, step=int(found.progress["step"]))
@@ -185,7 +181,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     ) -> pb.GetTrainingRunReportResponse:
         """Returns the report of a run as it is now."""
         entry = self._entry(request.name)
-        made = await asyncio.to_thread(_report, entry.run, entry.events, self._open_files(entry.run.run_id))
+        made = await asyncio.to_thread(_report, entry)
         return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
 
     def _entry(self, name: str) -> Entry:
@@ -196,20 +192,16 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         return entry
 
 
-def _report(run: TrainingRun, events: EventLog, files: RunFiles) -> Report:
+def _report(entry: Entry) -> Report:
     """Reads the data of a report and renders it, which may take a while; the run may continue meanwhile."""
-    return report(run, events.steps(), events.notices(), files.notes(), files.versions(repair=False))
+    events, files = entry.events, entry.files
+    return report(entry.run, events.steps(), events.notices(), files.notes(), files.versions(repair=False))
 
 
 def own_past(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     """Returns whether a run may be rolled back to a checkpoint, which an earlier rollback may have abandoned."""
     branch = int(checkpoint.progress.get("branch", 0))
     return run.descends_from(branch=branch, sequence=checkpoint.sequence)
-
-
-def _check_project(project: str) -> None:
-    if not current_caller().may_access(project):
-        raise PermissionDenied("The token is of another project.", project=project)
 
 
 def _page(items: Sequence[Item], page_size: int, page_token: str) -> tuple[Sequence[Item], str]:
@@ -222,7 +214,3 @@ def _page(items: Sequence[Item], page_size: int, page_token: str) -> tuple[Seque
     start = int(page_token or 0)
     end = start + min(page_size or DEFAULT_PAGE, MAX_PAGE)
     return items[start:end], str(end) if end < len(items) else ""
-
-
-def _nobody(severity: str, message: str) -> None:
-    """Hears of an outage while a run is created: the caller waits anyway."""

@@ -70,13 +70,13 @@ class Encoded:
     """Encoding of one changed tensor.
 
     Attributes:
-        dtype: Of the tensor.
-        shape: Of the tensor.
+        dtype: Number format of the tensor.
+        shape: Shape of the tensor.
         changed: Elements whose bits changed.
         positions: `gaps` or `bitmap`; empty if dense.
         values: `steps`, `words` or `dense`.
         deflated: Inflated size of each deflated stream.
-        sha256: Of the tensor afterwards.
+        sha256: Checksum of the resulting tensor.
     """
 
     dtype: str
@@ -93,10 +93,10 @@ class DeltaHeader:
     """Header of a delta.
 
     Attributes:
-        base_sha256: Of the base weights.
-        sha256: Of the resulting weights.
+        base_sha256: Checksum of the base weights.
+        sha256: Checksum of the resulting weights.
         changed: Elements whose bits changed.
-        elements: Of all.
+        elements: Total number of elements.
         tensors: The tensors that changed.
     """
 
@@ -113,9 +113,9 @@ class DeltaSize:
 
     Attributes:
         changed: Elements whose bits changed.
-        elements: Of all.
-        size_bytes: Of the file.
-        full_bytes: Of the complete weights.
+        elements: Total number of elements.
+        size_bytes: Size of the file.
+        full_bytes: Size of the complete weights.
     """
 
     changed: int

@@ -11,9 +11,9 @@ class WeightsOrder:
 
     Attributes:
         dtype: Type of the written weights: `float32` or `bfloat16`.
-        base_sha256: Of the base for a delta; empty for complete weights.
-        dense_above: A delta of more than this share of the complete weights' bytes is not kept.
-        keep: Whether the next order may name these weights as its base; costs a copy of them in memory.
+        base_sha256: Checksum of the base of a delta; empty for complete weights.
+        dense_above: Share of the complete weights' bytes above which complete weights are written instead of a delta.
+        keep: Whether the weights are kept in memory as the base of a later delta.
         merged: Whether to merge the adapters and write a complete model folder.
     """
 
@@ -30,11 +30,11 @@ class WrittenWeights:
 
     Attributes:
         kind: `full` even if a delta was requested, but its base is unavailable or it would be too large.
-        sha256: Of the weights in the dtype of the order; the same for a delta and for all of them.
-        size_bytes: Of the tensors' files.
+        sha256: Checksum of the complete weights in the dtype of the order.
+        size_bytes: Size of the tensor files.
         full_bytes: Size of the complete weights.
         changed_share: Share of the elements that differ from the base; 1 without a base.
-        base_sha256: delta: of the weights that it applies to.
+        base_sha256: delta: checksum of the weights to which it applies.
         adapters: Names of the adapters' folders.
     """
 

@@ -117,7 +117,7 @@ def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
         TensorFileDamaged: if the type is unknown.
     """
     if dtype not in _ITEM_BYTES:
-        raise TensorFileDamaged(f"{dtype!r} is no type of tensor that is known.")
+        raise TensorFileDamaged(f"{dtype!r} is an unknown tensor type.")
     return _WORDS[_ITEM_BYTES[dtype]]
 
 
@@ -127,7 +127,7 @@ def content_of(words: Words) -> memoryview:
 
 
 def bytes_tensor(content: Bytes) -> RawTensor:
-    """Wraps bytes, to be written beside tensors."""
+    """Wraps bytes as a tensor."""
     return RawTensor(dtype="U8", shape=(content.size,), words=content)
 
 
@@ -173,22 +173,22 @@ def read_tensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
         if length > min(MAX_HEADER_BYTES, size - 8):
-            raise TensorFileDamaged(f"{path.name} is cut off, or no safetensors file.")
+            raise TensorFileDamaged(f"{path.name} is truncated, or not a safetensors file.")
         try:
             header = json.loads(file.read(length))
             metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
             places = {name: _place(entry) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TensorFileDamaged(f"The header of {path.name} makes no sense.") from error
+            raise TensorFileDamaged(f"The header of {path.name} is invalid.") from error
     begin = 8 + length
     if begin + max((end for *_, end in places.values()), default=0) != size:
-        raise TensorFileDamaged(f"{path.name} has not the size that its header says.")
+        raise TensorFileDamaged(f"{path.name} differs in size from its header.")
     content = np.memmap(path, dtype=np.uint8, mode="r", offset=begin) if size > begin else np.empty(0, np.uint8)
     found = {}
     for name, (dtype, shape, first, end) in places.items():
         words = word_type(dtype)
         if end - first != math.prod(shape) * words.itemsize or first < 0:
-            raise TensorFileDamaged(f"{name} in {path.name} has not the size of its shape.")
+            raise TensorFileDamaged(f"{name} in {path.name} differs in size from its shape.")
         part = np.asarray(content[first:end])
         aligned = part if first % words.itemsize == 0 and begin % words.itemsize == 0 else part.copy()
         found[name] = RawTensor(dtype=dtype, shape=shape, words=aligned.view(words))

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from fulmen_llm_proxy.apis.api import Api, ApiName
 from fulmen_llm_proxy.apis.chat import ChatApi
 from fulmen_llm_proxy.apis.completions import CompletionsApi
-from fulmen_llm_proxy.apis.count_tokens import CountTokensApi
-from fulmen_llm_proxy.apis.embeddings import EmbeddingsApi
 from fulmen_llm_proxy.apis.messages import MessagesApi
+from fulmen_llm_proxy.apis.passthrough import CountTokensApi, EmbeddingsApi
 from fulmen_llm_proxy.apis.responses import ResponsesApi
 
 _ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), ResponsesApi(), EmbeddingsApi(), MessagesApi(), CountTokensApi())

@@ -10,7 +10,7 @@ from fulmen.ids import AttemptName
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptState, AttemptStatus, attempt_over
 from fulmen_llm_proxy.attempts.watch import AttemptChecks
-from fulmen_service_kit.tokens import Caller
+from fulmen_service_kit.security.tokens import Caller
 
 MAX_CACHED: Final = 10_000
 

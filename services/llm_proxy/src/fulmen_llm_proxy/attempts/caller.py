@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from fulmen_service_kit.tokens import Caller as TokenCaller
+from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):

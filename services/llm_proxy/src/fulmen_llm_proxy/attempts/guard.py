@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fulmen.errors import AttemptOver
 from fulmen_llm_proxy.attempts.caller import Attribution
-from fulmen_service_kit.http_wire import CallerGone
+from fulmen_service_kit.http.wire import CallerGone
 
 MAX_REFUSED: Final = 100_000
 """Maximum number of refused attempts kept; those whose keys expire first are dropped first."""

@@ -57,11 +57,11 @@ class AttemptChecks:
         answer = await self._stub.CheckAttempts(pb.CheckAttemptsRequest(attempts=checks), timeout=TIMEOUT_S)
         return [
             AttemptStatus(
-                state=_STATES.get(standing.status, AttemptState.LIVE),
-                project=standing.project,
-                mode=_MODES.get(standing.mode, ""),
+                state=_STATES.get(result.status, AttemptState.LIVE),
+                project=result.project,
+                mode=_MODES.get(result.mode, ""),
             )
-            for standing in answer.results
+            for result in answer.results
         ]
 
 
@@ -97,7 +97,7 @@ class AttemptWatch:
 
     async def _check(self, batch: Sequence[Attribution]) -> None:
         try:
-            standings = await self._checks.ask([(one.attempt, one.epoch) for one in batch])
+            statuses = await self._checks.ask([(one.attempt, one.epoch) for one in batch])
         except FulmenError as error:
             self._guard.recheck(batch)
             if not self._store_unavailable:
@@ -105,8 +105,8 @@ class AttemptWatch:
             self._store_unavailable = True
             return
         self._store_unavailable = False
-        for attribution, standing in zip(batch, standings, strict=False):
-            ended = self._guard.update(attribution, standing)
+        for attribution, status in zip(batch, statuses, strict=False):
+            ended = self._guard.update(attribution, status)
             if ended:
                 self._metrics.calls_of_ended_attempts.inc(ended)
                 _log.info("calls_of_ended_attempt_cancelled", attempt=attribution.attempt, calls=ended)

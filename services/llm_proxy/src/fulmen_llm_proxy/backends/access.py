@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yarl
 
 from fulmen.errors import BackendUnavailable
 from fulmen_llm_proxy.apis.api import Dialect
 from fulmen_llm_proxy.routing.table import Backend
+from fulmen_llm_proxy.settings import BackendKey
 
 _OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"})
 """APIs whose Azure-style addresses contain the deployment; elsewhere the body names the model."""
@@ -21,25 +24,43 @@ _JSON = "application/json"
 
 
 class BackendKeys:
-    """The proxy's own keys for backends, by `key_name`."""
+    """The proxy's own keys for backends, by `key_name`.
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
+    Invariant: a key is sent to the hosts of its entry only, whatever address a backend names.
+    """
+
+    def __init__(self, keys: Mapping[str, BackendKey]) -> None:
         self._keys = keys
 
     def headers(self, backend: Backend) -> dict[str, str]:
         """Returns the headers that carry a backend's key; empty for a backend without one.
 
         Raises:
-            BackendUnavailable: if the proxy does not have the key.
+            BackendUnavailable: if the proxy does not have the key, or may not send it to the backend's host.
         """
         if not backend.key_name:
             return {}
-        key = self._keys.get(backend.key_name)
-        if key is None:
+        entry = self._keys.get(backend.key_name)
+        if entry is None:
             raise unavailable(backend.id, f"needs key '{backend.key_name}', which is not configured")
+        if not _is_among(backend.base_url, entry.hosts):
+            text = f"is at a host that key '{backend.key_name}' may not be sent to; add the host to the key's `hosts`"
+            raise unavailable(backend.id, text)
+        key = entry.key.get_secret_value()
         if backend.dialect is Dialect.ANTHROPIC:
             return {"x-api-key": key}
         return {"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"}
+
+
+def _is_among(url: str, hosts: Sequence[str]) -> bool:
+    """Returns True if the host of a URL, with or without its port, matches one of `hosts`."""
+    try:
+        # The client's own parser, so that both see the same host.
+        parts = yarl.URL(url)
+    except ValueError:
+        return False
+    host = (parts.host or "").lower().rstrip(".")
+    return any(fnmatchcase(found, pattern.lower()) for pattern in hosts for found in (host, f"{host}:{parts.port}"))
 
 
 def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tuple[str, str]] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 
 import msgspec
@@ -14,6 +14,7 @@ from fulmen_llm_proxy.apis.api import (
     UNREADABLE,
     AnswerReader,
     Api,
+    ApiName,
     CallRequest,
     decode_fields,
     routed_fields,
@@ -26,8 +27,17 @@ from fulmen_llm_proxy.apis.registry import APIS, CAPTURED
 from fulmen_llm_proxy.apis.sse import EventSplitter
 from fulmen_llm_proxy.routing.engines import PROFILES
 from fulmen_llm_proxy.routing.table import Choice
-from fulmen_llm_proxy.translation.registry import TRANSLATORS, translation_path
+from fulmen_llm_proxy.translation.chat_to_messages import ChatToMessages
+from fulmen_llm_proxy.translation.messages_to_chat import MessagesToChat
+from fulmen_llm_proxy.translation.responses_to_chat import ResponsesToChat
 from fulmen_llm_proxy.translation.translator import Translator
+
+_TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
+    (ApiName.RESPONSES, ApiName.CHAT): ResponsesToChat,
+    (ApiName.MESSAGES, ApiName.CHAT): MessagesToChat,
+    (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
+}
+"""Translators by the caller's and the backend's API."""
 
 _OF_STREAMS = frozenset({"stream", "stream_options"})
 _MAX_EVENT_BYTES = 1 << 31  # of translated events; the backend's own are bounded before
@@ -99,10 +109,10 @@ def plan_call(
     """
     backend, target = choice.backend, choice.target
     wanted = attributed and bool(target.policy) and backend.returns_token_ids
-    steps = translation_path(request.api.name, backend.apis & CAPTURED) if wanted else None
+    steps = _translation_path(request.api.name, backend.apis & CAPTURED) if wanted else None
     captured = steps is not None
     if steps is None:
-        steps = translation_path(request.api.name, backend.apis)
+        steps = _translation_path(request.api.name, backend.apis)
     if steps is None:
         raise Unimplemented(
             f"The backend of the model '{request.model}' does not serve {request.api.name}, and there is "
@@ -120,7 +130,7 @@ def plan_call(
         )
         reader = make_reader(asked)
     else:
-        translators = [TRANSLATORS[step]() for step in pairwise(steps)]
+        translators = [_TRANSLATORS[step]() for step in pairwise(steps)]
         try:
             fields = _translated(fields, translators, stream=request.stream)
         except RecursionError:
@@ -195,3 +205,22 @@ class TranslatedReader:
             translator = self._translators[index]
             events = b"".join([out for event in self._splitters[index].feed(events) for out in translator.event(event)])
         return events
+
+
+def _translation_path(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
+    """Returns the APIs from the caller's to a served one, both included; None if there is no path.
+
+    The shortest path wins, of at most two steps; chat completions come first, since their tokens can be captured.
+    """
+    if caller in served:
+        return (caller,)
+    steps = [target for source, target in _TRANSLATORS if source is caller]
+    steps.sort(key=lambda name: name is not ApiName.CHAT)
+    for step in steps:
+        if step in served:
+            return (caller, step)
+    for step in steps:
+        for source, target in _TRANSLATORS:
+            if source is step and target in served and target is not caller:
+                return (caller, step, target)
+    return None

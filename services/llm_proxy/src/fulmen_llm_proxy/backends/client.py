@@ -236,7 +236,7 @@ class PatientHandler(ResponseHandler):
     timer that fires after data has arrived waits for the rest of the interval.
     """
 
-    _heard_at = 0.0
+    _read_at = 0.0
     _timed_s: float | None = None
 
     def start_timeout(self) -> None:
@@ -251,13 +251,13 @@ class PatientHandler(ResponseHandler):
 
     def _reschedule_timeout(self) -> None:
         if self._read_timeout_handle is not None and self._timed_s == self._read_timeout:
-            self._heard_at = self._loop.time()
+            self._read_at = self._loop.time()
             return
         self._timed_s = self._read_timeout
         super()._reschedule_timeout()
 
     def _on_read_timeout(self) -> None:
-        left_s = self._heard_at + (self._timed_s or 0.0) - self._loop.time()
+        left_s = self._read_at + (self._timed_s or 0.0) - self._loop.time()
         if left_s > 0:
             self._read_timeout_handle = self._loop.call_later(left_s, self._on_read_timeout)
         else:

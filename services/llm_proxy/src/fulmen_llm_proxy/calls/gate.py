@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.apis.api import CallRequest
 from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.apis.usage import TokenCounts
+from fulmen_llm_proxy.apis.usage import TokenCounts, used
 from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.calls.failures import Refused
@@ -44,7 +44,7 @@ class Permit:
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
     ) -> TokenCounts:
-        """Releases the call's slot, counts its usage, and returns the usage.
+        """Releases the call's slot and reservations, counts its usage, and returns it; an estimate if none is reported.
 
         Args:
             counts: token counts reported by the backend; None if it reported none.
@@ -52,17 +52,13 @@ class Permit:
             target: target of the latest try; None if there was none.
             failed: whether the call ended without an answer or with an error.
         """
-        self.gate.in_flight -= 1
-        return self.gate.meter.close(
-            self.caller,
-            self.request,
-            self.reservation,
-            self.at_backends,
-            counts=counts,
-            collected=collected,
-            target=target,
-            failed=failed,
-        )
+        gate = self.gate
+        gate.in_flight -= 1
+        known = used(self.request, counts, collected)
+        tokens = (known.prompt or 0) + (known.completion or 0)
+        gate.meter.settle(self.reservation, self.at_backends, target=target, tokens=tokens)
+        gate.meter.count(self.caller, self.request, known, target=target, failed=failed)
+        return known
 
 
 class Gate:

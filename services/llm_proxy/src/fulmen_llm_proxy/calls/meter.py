@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.apis.api import CallRequest
-from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.apis.usage import TokenCounts, tokens_to_reserve, used
+from fulmen_llm_proxy.apis.usage import TokenCounts, tokens_to_reserve
 from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, Reservation
 from fulmen_llm_proxy.limits.prices import PriceTable
@@ -87,33 +86,27 @@ class Meter:
             self._metrics.refused(error.metadata["limit"], "backend")
             raise
 
-    def close(
+    def settle(
         self,
-        caller: Caller,
-        request: CallRequest,
         reservation: Reservation | None,
         at_backends: Mapping[str, Reservation] | None,
         *,
-        counts: TokenCounts | None,
-        collected: Collected | None,
         target: Target | None,
-        failed: bool,
-    ) -> TokenCounts:
-        """Counts a call's usage and settles its reservations, including those at backends of its other tries.
-
-        Returns:
-            The usage as the backend reports it, otherwise an estimate.
-        """
-        known = used(request, counts, collected)
-        prompt, completion = known.prompt or 0, known.completion or 0
+        tokens: int,
+    ) -> None:
+        """Replaces a call's reservations by its tokens, which count at the target's backend, not at those tried before."""
         if reservation is not None:
-            self._limiter.settle(reservation, prompt + completion)
+            self._limiter.settle(reservation, tokens)
         for backend_id, each in (at_backends or {}).items():
-            is_target = target is not None and target.backend_id == backend_id
-            self._limiter.settle(each, prompt + completion if is_target else 0)
+            self._limiter.settle(each, tokens if target is not None and target.backend_id == backend_id else 0)
+
+    def count(
+        self, caller: Caller, request: CallRequest, counts: TokenCounts, *, target: Target | None, failed: bool
+    ) -> None:
+        """Counts a call with its tokens and its cost."""
         cost, backend = 0.0, ""
         if target is not None:
-            cost = self._prices.cost_micros(target.backend_id, target.model, known)
+            cost = self._prices.cost_micros(target.backend_id, target.model, counts)
             backend = f"backends/{target.backend_id}"
         attribution = caller.attribution
         self._usage.count(
@@ -124,6 +117,5 @@ class Meter:
                 request.model[:_MAX_MODEL] if target is not None else _UNNAMED_MODEL,
                 backend,
             ),
-            UsageCounts(1, int(failed), prompt, known.cached, completion, cost),
+            UsageCounts(1, int(failed), counts.prompt or 0, counts.cached, counts.completion or 0, cost),
         )
-        return known

@@ -26,7 +26,7 @@ from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.table import RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder
-from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
+from fulmen_service_kit.http.wire import JSON_TYPE, CallerGone
 
 _KEY_REFUSED = (401, 403)
 _EVENT_STREAM = b"text/event-stream"
@@ -245,6 +245,9 @@ async def _report(call: RunningCall, error: FulmenError | Refused, writer: Answe
     last, sequence = b"", 0
     if api.name is ApiName.RESPONSES and call.plan is not None:
         # A translator numbers and ends its events itself; those of a backend have been counted.
-        last, sequence = call.plan.reader.end(), call.plan.reader.collected.sequence
+        reader = call.plan.reader
+        with contextlib.suppress(BackendUnavailable):  # raised once, by the first of two translators
+            last = reader.end()
+        last, sequence = last or reader.end(), reader.collected.sequence
     await writer.piece(last or error_event(reported, api.name, api.dialect, sequence=sequence))
     await writer.end()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fulmen import attributes as names
 from fulmen.ids import parse_attempt_name, span_id_of
+from fulmen.spans import attributes as names
 from fulmen_llm_proxy.capture import genai
 from fulmen_llm_proxy.capture.call_span import clean
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
-from fulmen_service_kit.own_traces import OwnTraces
+from fulmen_service_kit.observability.own_traces import OwnSpan, OwnTraces
 
 
 class CallTraces:
@@ -31,13 +31,15 @@ class CallTraces:
         if call.first_byte_s is not None:
             attributes[genai.RESPONSE_FIRST_CHUNK_S] = call.first_byte_s
         self._traces.add(
-            f"{call.api.operation} {model}",
-            trace_id=call.place.trace_id,
-            span_id=call.place.span_id,
-            parent_id=call.place.parent_id or span_id_of(call.attribution.attempt),
-            start_ns=call.start_ns,
-            end_ns=call.end_ns,
-            calls_out=True,
-            attributes=attributes,
-            error=call.error_type,
+            OwnSpan(
+                name=f"{call.api.operation} {model}",
+                trace_id=call.place.trace_id,
+                span_id=call.place.span_id,
+                parent_id=call.place.parent_id or span_id_of(call.attribution.attempt),
+                start_ns=call.start_ns,
+                end_ns=call.end_ns,
+                calls_out=True,
+                attributes=attributes,
+                error=call.error_type,
+            )
         )

@@ -10,13 +10,15 @@ from prometheus_client.registry import Collector
 
 from fulmen_llm_proxy.routing.backend_state import UNKNOWN, BackendStates
 from fulmen_llm_proxy.routing.breaker import BreakerState
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 
 
 class RoutingMetrics(Collector):
     """Counts retries, fallbacks, hedges and cache lookups; reads the states of backends when scraped."""
 
-    def __init__(self, registry: CollectorRegistry, states: BackendStates) -> None:
+    def __init__(self, registry: CollectorRegistry, states: BackendStates, tables: TableHolder) -> None:
         self._states = states
+        self._tables = tables
         self._retries = Counter(
             "fulmen_llm_proxy_retries",
             "Retries of calls, by the failure of the try before.",
@@ -66,7 +68,12 @@ class RoutingMetrics(Collector):
         self._cache.labels(outcome).inc()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yields the states of the backends."""
+        """Yields the states of the backends and the number of unreadable resources."""
+        yield GaugeMetricFamily(
+            "fulmen_llm_proxy_unreadable_resources",
+            "Routes and backends in the store that this proxy cannot read; their earlier versions stay in force.",
+            value=len(self._tables.current.unreadable),
+        )
         breaker = GaugeMetricFamily(
             "fulmen_llm_proxy_backend_breaker",
             "State of a backend's circuit breaker: 1 for the current state.",

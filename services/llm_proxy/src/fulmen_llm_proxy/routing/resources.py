@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fulmen.errors import ArgumentInvalid, EtagMismatch, FulmenError, Unavailable
+from fulmen.errors import EtagMismatch, FulmenError, Unavailable
 from fulmen.ids import uuid7
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, resource_service_pb2_grpc
@@ -33,6 +33,7 @@ _SILENCE_S = 45.0
 _MAX_CHANGES = 8
 """Maximum number of tries of a change that conflicts with other replicas."""
 
+_MAX_REASON = 500
 _log = structlog.get_logger(__name__)
 
 
@@ -55,17 +56,20 @@ class ResourceCache:
 
     def __init__(self) -> None:
         self.documents: Mapping[str, Document] = {}
+        self.unreadable: frozenset[str] = frozenset()
 
     def of_kind(self, kind: str) -> dict[str, Document]:
-        """Returns the documents of a kind by resource id, sorted by id, without removed ones."""
+        """Returns the readable documents of a kind by resource id, sorted by id, without removed ones."""
         return {
-            rid: found for rid, found in sorted(self.documents.items()) if found.kind == kind and not found.is_removed
+            rid: found
+            for rid, found in sorted(self.documents.items())
+            if found.kind == kind and not found.is_removed and rid not in self.unreadable
         }
 
     def find(self, resource_id: str) -> Document | None:
-        """Returns a document; None if it does not exist or was removed."""
+        """Returns a document; None if it does not exist, was removed or is unreadable."""
         found = self.documents.get(resource_id)
-        return None if found is None or found.is_removed else found
+        return None if found is None or found.is_removed or resource_id in self.unreadable else found
 
 
 class RoutingWatch:
@@ -131,8 +135,8 @@ class RoutingWatch:
             stream.cancel()
 
     def _swap(self, documents: Mapping[str, Document]) -> None:
-        self._resources.documents = dict(documents)
         table = build_table(documents, before=self._tables.current)
+        self._resources.documents, self._resources.unreadable = dict(documents), table.unreadable
         self._tables.swap(table)
         self._states.keep_only(table.backends)
         _log.info("routing_table_changed", routes=len(table.routes), backends=len(table.backends))
@@ -142,6 +146,7 @@ def build_table(documents: Mapping[str, Document], *, before: RoutingTable) -> R
     """Builds a table from documents; an unreadable document leaves its entry as it was."""
     routes: dict[str, Route] = {}
     backends: dict[str, Backend] = {}
+    unreadable: set[str] = set()
     for resource_id, document in documents.items():
         key = resource_id.partition(".")[2]
         if document.is_removed:
@@ -151,14 +156,15 @@ def build_table(documents: Mapping[str, Document], *, before: RoutingTable) -> R
                 routes[key] = decode_route(parse_route(document.content))
             else:
                 backends[key] = decode_backend(parse_backend(document.content))
-        except ArgumentInvalid as error:
-            _log.error("routing_resource_malformed", resource=resource_id, reason=str(error))
+        except Exception as error:  # noqa: BLE001  # Whatever is stored must not stop the proxy, now or at its next start.
+            _log.error("routing_resource_unreadable", resource=resource_id, reason=str(error)[:_MAX_REASON])
+            unreadable.add(resource_id)
             if document.kind == ROUTE_KIND and key in before.routes:
                 routes[key] = before.routes[key]
             elif key in before.backends:
                 backends[key] = before.backends[key]
     versions = {resource_id: document.version for resource_id, document in documents.items()}
-    return RoutingTable(routes=routes, backends=backends, versions=versions)
+    return RoutingTable(routes=routes, backends=backends, versions=versions, unreadable=frozenset(unreadable))
 
 
 def _keep_latest(documents: dict[str, Document], resource: resource_pb2.ResourceVersion) -> None:

@@ -140,11 +140,13 @@ class RoutingTable:
         routes: by public model name.
         backends: by id.
         versions: version of each entry's resource, by resource id.
+        unreadable: ids of the resources that could not be read; their entries are those of the table before.
     """
 
     routes: Mapping[str, Route] = field(default_factory=dict)
     backends: Mapping[str, Backend] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
     _variants: Mapping[str, tuple[Variant, ...]] = field(init=False, repr=False, compare=False)
     _choices: Mapping[tuple[str, int], tuple[Choice, ...]] = field(init=False, repr=False, compare=False)
 

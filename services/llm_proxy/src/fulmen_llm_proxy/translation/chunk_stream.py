@@ -51,7 +51,7 @@ class ChunkStream:
     """
 
     __slots__ = (
-        "_arguments_told",
+        "_arguments_sent",
         "_block",
         "_created",
         "_finish",
@@ -75,7 +75,7 @@ class ChunkStream:
         self._block: Block | None = None
         self._tools = 0
         self._thoughts = 0
-        self._arguments_told = False
+        self._arguments_sent = False
         self._thinking: list[str] = []
         self._signature: list[str] = []
         self._usage = MessageUsage()
@@ -144,7 +144,7 @@ class ChunkStream:
                 self._signature = [block.signature] if block.signature else []
                 return [self._chunk({"reasoning_content": block.thinking})] if block.thinking else []
             case "tool_use":
-                self._arguments_told = False
+                self._arguments_sent = False
                 function = {"name": block.name or "", "arguments": ""}
                 return [self._call({"id": block.id or "", "type": "function", "function": function})]
         return []
@@ -159,7 +159,7 @@ class ChunkStream:
             case "signature_delta":
                 self._signature.append(delta.signature)
             case "input_json_delta" if delta.partial_json and self._is_tool():
-                self._arguments_told = True
+                self._arguments_sent = True
                 return [self._call({"function": {"arguments": delta.partial_json}})]
         return []
 
@@ -168,7 +168,7 @@ class ChunkStream:
         if block is None:
             return []
         if block.type == "tool_use":
-            if not self._arguments_told:
+            if not self._arguments_sent:
                 arguments = bytes(block.input).decode() if given(block.input) else "{}"
                 out.append(self._call({"function": {"arguments": arguments}}))
             self._tools += 1

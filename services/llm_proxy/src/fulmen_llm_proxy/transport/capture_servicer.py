@@ -12,6 +12,7 @@ from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
 from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
+from fulmen_service_kit.security.auth import require_project
 
 MAX_ATTEMPTS = 1000
 MAX_WAIT_S = 300.0
@@ -44,7 +45,10 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         if len(request.attempts) > MAX_ATTEMPTS:
             problem = Violation(field="attempts", description=f"has more than {MAX_ATTEMPTS} names")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
-        attempts = [str(parse_attempt_name(name, field="attempts")) for name in request.attempts]
+        names = [parse_attempt_name(name, field="attempts") for name in request.attempts]
+        for name in names:
+            require_project(name.project)
+        attempts = [str(name) for name in names]
         left_s = context.time_remaining()
         wait_s = MAX_WAIT_S if left_s is None else min(left_s, MAX_WAIT_S)
         wait_s -= min(_MAX_MARGIN_S, wait_s * _MARGIN)

@@ -20,8 +20,8 @@ from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.transport.rpc_answer_writer import EventAnswerWriter, WholeAnswerWriter
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.http_wire import JSON_TYPE
+from fulmen_service_kit.http.wire import JSON_TYPE
+from fulmen_service_kit.security.auth import current_caller
 
 
 class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):

@@ -10,7 +10,7 @@ from typing import Self
 from fulmen.llm_proxy.v1 import completion_service_pb2
 from fulmen_llm_proxy.apis.sse import EventSplitter, event_data, event_name
 from fulmen_llm_proxy.calls.answer_writer import Header
-from fulmen_service_kit.http_wire import CallerGone
+from fulmen_service_kit.http.wire import CallerGone
 
 _OK = 200
 _BUFFERED_EVENTS = 64

@@ -22,7 +22,7 @@ import structlog
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit import launch
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.http_server import reserve
+from fulmen_service_kit.http.server import reserve
 from fulmen_service_kit.lifecycle import Build, announce, run_service
 from fulmen_service_kit.settings import ServiceSettings
 

@@ -26,7 +26,7 @@ from fulmen_runner.agents.specification import (
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
 
-FETCH_DEADLINE_S = 30.0
+FETCH_TIMEOUT_S = 30.0
 PROMPT_PREFIX = "resources/prompt."
 PROMPTS_KEPT = 256
 MAX_PROMPTS_BYTES = 127 * 1024
@@ -97,7 +97,7 @@ class StoreLibrary:
     async def _fetch(self, name: str, project: str) -> ResourceVersion:
         request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)
         try:
-            answer = await self._stub.GetResources(request, timeout=FETCH_DEADLINE_S)
+            answer = await self._stub.GetResources(request, timeout=FETCH_TIMEOUT_S)
         except (ResourceNotFound, ArgumentInvalid) as error:
             raise AgentFailed(f"{name} cannot be fetched: {error}") from None
         except FulmenError as error:

@@ -18,7 +18,7 @@ from fulmen_runner.attempts.errors import CapturesUnavailable
 
 MAX_ATTEMPTS_PER_CALL = 1000
 COALESCE_S = 0.002
-CALL_DEADLINE_S = 5.0
+CALL_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.1
 INSTANCE_FRESH_S = 1.0
 """Maximum age of a proxy's cached instance id. A stale id can only turn a success into INFRA, never the reverse."""
@@ -141,7 +141,7 @@ class ProxyCaptures:
     async def _call(self, attempts: list[str], deadline: float) -> capture_service_pb2.FlushCapturesResponse:
         stub = capture_service_pb2_grpc.CaptureServiceStub(self.channel)
         request = capture_service_pb2.FlushCapturesRequest(attempts=attempts)
-        timeout_s = min(CALL_DEADLINE_S, max(0.05, deadline - time.monotonic()))
+        timeout_s = min(CALL_TIMEOUT_S, max(0.05, deadline - time.monotonic()))
         try:
             answer = await stub.FlushCaptures(request, timeout=timeout_s)
         except FulmenError:

@@ -1,6 +1,6 @@
 """Runs one attempt, from its assignment to its outcome.
 
-Invariant: `execute` returns within the attempt's timeout plus the stop and flush deadlines, whatever the agent does.
+Invariant: `execute` returns within the attempt's timeout plus the stop and flush timeouts, whatever the agent does.
 Threads and tasks that the agent leaves running are counted in `stragglers` and hold their slot until they end.
 """
 
@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import structlog
 
 from fulmen.agent import Context, entered
+from fulmen.ids import span_id_of, trace_id_of
+from fulmen.spans import attributes as names
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds, classify
 from fulmen_runner.attempts.errors import (
@@ -29,9 +31,13 @@ from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, cut_at_
 from fulmen_runner.attempts.program import Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspace, Workspaces
+from fulmen_service_kit.observability.own_traces import OwnSpan, OwnTraces
 
-STOP_DEADLINE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 """Time that a cancelled agent has before it becomes a straggler."""
+
+STOPPED = "STOPPED"
+"""Error of the span of an attempt that was cancelled or released, or lost its lease."""
 
 _log = structlog.get_logger()
 
@@ -205,7 +211,7 @@ class AttemptExecutor:
         task.cancel()
         # Before the wait, which may itself be cancelled.
         self.stragglers.add(task, assignment.attempt)
-        await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
+        await asyncio.wait((task,), timeout=STOP_TIMEOUT_S)
         if not task.done():
             _log.warning("agent_ignores_cancellation", attempt=assignment.attempt)
 
@@ -228,3 +234,31 @@ def _without_secret(outcome: Outcome, assignment: Assignment) -> Outcome:
             outcome, message=cut_at_front(masked_message(outcome.message, assignment.attempt_key)), output=output
         )
     return outcome if output is outcome.output else replace(outcome, output=output)
+
+
+def traced(execute: Execute, traces: OwnTraces, *, host: str) -> Execute:
+    """Wraps `execute` to add a span of each run to the operator's traces, below the attempt's own span."""
+
+    async def run(assignment: Assignment) -> Outcome:
+        start_ns, ended = time.time_ns(), STOPPED
+        try:
+            outcome = await execute(assignment)
+            ended = outcome.kind.value if isinstance(outcome, Failed) else ""
+        finally:
+            span = OwnSpan(
+                name="fulmen.runner.run",
+                trace_id=trace_id_of(assignment.attempt),
+                parent_id=span_id_of(assignment.attempt),
+                start_ns=start_ns,
+                attributes={
+                    names.ROLLOUT: assignment.rollout,
+                    names.ATTEMPT: assignment.number,
+                    "fulmen.agent": assignment.agent,
+                    "host.name": host,
+                },
+                error=ended,
+            )
+            traces.add(span)
+        return outcome
+
+    return run

@@ -18,7 +18,7 @@ from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded, cut_at_front
 
-CLOSE_DEADLINE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 MAX_ERROR_CHARS = 500
 
 TIMED_OUT = "timed out"
@@ -221,13 +221,13 @@ class AttemptHooks:
     async def close(self) -> None:
         """Waits for pending calls, then closes the hooks."""
         if self._pending:
-            await asyncio.wait(set(self._pending), timeout=CLOSE_DEADLINE_S)
+            await asyncio.wait(set(self._pending), timeout=CLOSE_TIMEOUT_S)
         for named in self.hooks[::-1]:
             closing = getattr(named.hook, "close", None)
             if closing is None:
                 continue
             task = asyncio.create_task(closing(), name=f"close {named.name}")
-            await asyncio.wait((task,), timeout=CLOSE_DEADLINE_S)
+            await asyncio.wait((task,), timeout=CLOSE_TIMEOUT_S)
             if not task.done():
                 self.abandon(task)
             elif task.cancelled() or task.exception() is not None:

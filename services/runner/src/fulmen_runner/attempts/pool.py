@@ -17,7 +17,7 @@ from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
 from fulmen_runner.attempts.session import LeaseSession
 from fulmen_runner.attempts.stragglers import Stragglers
 
-STOP_ALL_DEADLINE_S = 10.0
+STOP_ALL_TIMEOUT_S = 10.0
 
 _log = structlog.get_logger()
 
@@ -70,11 +70,11 @@ class AttemptPool:
         self.changed.set()
 
     async def stop_all(self, reason: StopReason) -> None:
-        """Cancels all attempts and waits for up to `STOP_ALL_DEADLINE_S`."""
+        """Cancels all attempts and waits for up to `STOP_ALL_TIMEOUT_S`."""
         tasks = list(self._tasks.values())
         self.stop(list(self._tasks), reason)
         if tasks:
-            await asyncio.wait(tasks, timeout=STOP_ALL_DEADLINE_S)
+            await asyncio.wait(tasks, timeout=STOP_ALL_TIMEOUT_S)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until no attempt is running; returns False on timeout."""

@@ -18,7 +18,7 @@ import structlog
 
 from fulmen.agent import NotInAttempt
 
-DELETE_DEADLINE_S = 5.0
+DELETE_TIMEOUT_S = 5.0
 """How long an attempt waits for the deletion of its files, which continues in the background."""
 
 _DELETING_THREADS = 2
@@ -82,13 +82,13 @@ class Workspace:
             return self._files
 
     async def close(self) -> None:
-        """Deletes the files, waiting for up to `DELETE_DEADLINE_S`. Nothing may use them any more."""
+        """Deletes the files, waiting for up to `DELETE_TIMEOUT_S`. Nothing may use them any more."""
         self._closed = True
         # `open_here` creates nothing from here on.
         if self._files is None and not self._lock.locked():
             return
         deleting = asyncio.get_running_loop().run_in_executor(self._threads, self._delete)
-        await asyncio.wait((deleting,), timeout=DELETE_DEADLINE_S)
+        await asyncio.wait((deleting,), timeout=DELETE_TIMEOUT_S)
 
     def _delete(self) -> None:
         with self._lock:

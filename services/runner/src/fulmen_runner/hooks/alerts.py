@@ -30,7 +30,7 @@ PREFIX = "FULMEN_ALERTS_"
 MAX_PENDING = 100
 MAX_PORT = 65_535
 FIRST_PAUSE_S = 1.0
-CLOSE_DEADLINE_S = 4.0
+CLOSE_TIMEOUT_S = 4.0
 
 _log = structlog.get_logger()
 
@@ -161,7 +161,7 @@ class Alerts(Hook):
     async def close(self) -> None:
         """Waits briefly for pending alerts, then stops."""
         if self._sending:
-            await asyncio.wait(set(self._sending), timeout=CLOSE_DEADLINE_S)
+            await asyncio.wait(set(self._sending), timeout=CLOSE_TIMEOUT_S)
         for task in set(self._sending):
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)

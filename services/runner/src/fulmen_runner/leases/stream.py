@@ -22,12 +22,12 @@ from fulmen_runner.attempts.pool import AttemptPool, StopReason
 from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_result
 from fulmen_runner.slots.keeper import SlotKeeper
 
-OPEN_DEADLINE_S = 15.0
-RELEASE_DEADLINE_S = 2.0
+OPEN_TIMEOUT_S = 15.0
+RELEASE_TIMEOUT_S = 2.0
 COALESCE_S = 0.003
 """How long the writer collects reports for one message."""
 
-ACK_DEADLINE_S = 15.0
+ACK_TIMEOUT_S = 15.0
 """A report without an answer for this long is resent on the same stream."""
 
 BACKOFF_MIN_S = 0.1
@@ -125,7 +125,7 @@ class LeaseStream:
             return
         request = messages.ReleaseLeasesRequest(runner=runner)
         try:
-            await self._stub.ReleaseLeases(request, timeout=RELEASE_DEADLINE_S)
+            await self._stub.ReleaseLeases(request, timeout=RELEASE_TIMEOUT_S)
         except FulmenError as error:
             _log.warning("session_not_released", error=str(error))
 
@@ -155,7 +155,7 @@ class LeaseStream:
             running_attempts=self._session.held_attempts(),
             projects=self._identity.projects,
         )
-        async with asyncio.timeout(OPEN_DEADLINE_S):
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
             await stream.write(messages.StreamLeasesRequest(open=opening))
             answer = await stream.read()
         if answer is grpc.aio.EOF or answer.WhichOneof("message") != "opened":
@@ -215,7 +215,7 @@ class LeaseStream:
             else:
                 await asyncio.sleep(COALESCE_S)
             self._pool.changed.clear()
-            self._session.resend(sent_before_s=time.monotonic() - ACK_DEADLINE_S)
+            self._session.resend(sent_before_s=time.monotonic() - ACK_TIMEOUT_S)
             await self._send_pending(stream)
             # Other messages renew the session as well, but only this one carries the load. A changed number of slots
             # is sent at once.

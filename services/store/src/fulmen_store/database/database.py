@@ -1,7 +1,7 @@
-"""The connections to PostgreSQL, and the one place where its errors become the store's.
+"""The connections to PostgreSQL; maps its errors to those of the store.
 
 Invariant: while PostgreSQL is known to be unavailable, every statement fails immediately, including those in progress.
-`DatabaseWatch` decides what is known.
+`DatabaseWatch` decides when it is unavailable.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FIELDS_OF_CONSTRAINTS: Final = {
 
 
 class HotConnection(asyncpg.Connection):
-    """A connection that is given back to the pool without a round trip: no statement here leaves session state."""
+    """A connection that returns to the pool without a round trip: no statement leaves session state."""
 
     def get_reset_query(self) -> str:
         """Returns the query that resets a session: none."""
@@ -80,11 +80,11 @@ class Database:
 
     @property
     def is_up(self) -> bool:
-        """Whether statements are sent to PostgreSQL; otherwise they fail at once."""
+        """Whether statements are sent to PostgreSQL; if not, they fail immediately."""
         return self._pool is not None
 
     def lose(self) -> None:
-        """Fails everything in progress, and every statement until `regain`."""
+        """Fails all statements in progress, and every statement until `regain`."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.terminate()
@@ -94,7 +94,7 @@ class Database:
         self._under_way = set()
 
     def regain(self, pool: asyncpg.Pool) -> None:
-        """Replaces the pool after PostgreSQL is back."""
+        """Sets a new pool once PostgreSQL is available again."""
         self._pool = pool
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
@@ -107,7 +107,7 @@ class Database:
             return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_filtered(self, name: str, condition: str, *arguments: object) -> list[asyncpg.Record]:
-        """Runs a named statement with a condition of `rollout_filters` where it has a place for one.
+        """Runs a named statement with a condition of `rollout_filters` in place of its `/* filter */`.
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown.
@@ -127,7 +127,7 @@ class Database:
             yield Transaction(connection)
 
     async def close(self) -> None:
-        """Closes the connections; waits a moment for statements in flight."""
+        """Closes the connections; waits briefly for statements in progress."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -191,7 +191,7 @@ class Transaction:
 
 
 async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Database:
-    """Opens the pool; a database that is not there yet is waited for.
+    """Opens the pool; waits for a database that is still starting.
 
     Args:
         dsn: Connection URL.
@@ -212,10 +212,10 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
 
 
 async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMIT_S) -> asyncpg.Pool:
-    """Opens a pool with one connection, which opens up to `connections` as they are needed.
+    """Opens a pool with one connection; it opens up to `connections` on demand.
 
     Raises:
-        DatabaseUnavailable: If PostgreSQL did not let it in within the limit.
+        DatabaseUnavailable: If PostgreSQL did not accept the connection within the limit.
     """
     with mapped_errors():
         return await asyncpg.create_pool(
@@ -249,11 +249,11 @@ def _closed_if_confused(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Turns errors of the database into the store's.
+    """Maps errors of the database to those of the store.
 
     Raises:
-        DatabaseUnavailable: Foreverything that may pass.
-        ArgumentInvalid: For a caller's mistake that only the database can see.
+        DatabaseUnavailable: For errors that may be temporary.
+        ArgumentInvalid: For values that only the database can reject.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Group commit: everything submitted while one commit runs goes into the next one.
+"""Group commit: rows submitted while a commit runs go into the next one.
 
 Invariant: a caller is answered only after its own commit. There is no timer: an idle store has the latency of one
 commit, a loaded one batches by itself.
@@ -33,7 +33,7 @@ class _Ticket(Generic[RowT, AnswerT]):
 
 
 class GroupCommitter(Generic[RowT, AnswerT]):
-    """Turns many small writes into few statements, one commit each.
+    """Combines many small writes into few statements, one commit each.
 
     If a batch fails because of one caller's rows, each caller's rows are committed separately, so that no caller fails
     because of another.
@@ -48,7 +48,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         max_bytes: int = MAX_BATCH_BYTES,
         metrics: StoreMetrics | None = None,
     ) -> None:
-        """Starts with nothing to commit.
+        """Creates a committer without pending rows.
 
         Args:
             name: Name of the work, for metrics.
@@ -67,7 +67,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         self._stopped = False
 
     async def submit(self, rows: Sequence[RowT], *, size_bytes: int = 0) -> list[AnswerT]:
-        """Commits rows together with whatever else is pending; returns their answers after the commit.
+        """Commits rows together with other pending ones; returns their answers after the commit.
 
         Raises:
             DatabaseUnavailable: If the commit did not finish in time or the database is unavailable. The rows may or may

@@ -44,7 +44,7 @@ create table if not exists schema_migration (
 
 
 class MigrationError(FulmenError):
-    """The database's schema is not one that this version can bring up to date."""
+    """This version cannot migrate the schema of the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Migration:
 
     @property
     def is_post(self) -> bool:
-        """Whether it may run only when no older store runs any more."""
+        """Whether it may run only after all older stores have stopped."""
         return self.name.split("_")[1] == "post"
 
     @property
@@ -68,12 +68,12 @@ class Migration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migrated:
-    """What was done.
+    """The result of a migration.
 
     Attributes:
-        applied: Names of the files that were applied just now.
+        applied: Names of the newly applied files.
         waiting: Names of those that wait for `with_post`.
-        caught_up: Transaction numbers that were taken, of a database that was restored into a younger server.
+        caught_up: Number of transaction numbers consumed after a restore into a younger server.
     """
 
     applied: Sequence[str]
@@ -102,7 +102,7 @@ async def migrate(
 
     Args:
         dsn: Database.
-        with_post: Whether no older store runs any more.
+        with_post: Whether all older stores have stopped.
         migrations: All files in order; those of this version unless given.
         on_progress: Called with the transaction numbers consumed so far, and their total.
 
@@ -160,7 +160,7 @@ async def catch_up(connection: asyncpg.Connection, *, on_progress: Callable[[int
         on_progress: Called after every batch with the numbers consumed so far, and their total.
 
     Returns:
-        How many were taken: 0 unless the database was restored from a dump into a younger server.
+        Number of consumed transaction numbers; 0 unless the database was restored from a dump into a younger server.
     """
     newest, following = await connection.fetchval(SQL["newest_stored_xid"]), await connection.fetchval(SQL["next_xid"])
     missing = max(0, newest + 1 - following)

@@ -71,7 +71,7 @@ def _getters(file: str, names: str) -> Sequence[Callable[[object], object]]:
 
 
 def arguments(file: str, names: str, records: Sequence[object]) -> list[list[object]]:
-    """Returns one array per listed column, with the attribute of that name of every record."""
+    """Returns one array per listed column, with the attribute of that name of each record."""
     return [list(map(getter, records)) for getter in _getters(file, names)]
 
 
@@ -104,8 +104,8 @@ FRAGMENTS: Final = _Sql("rollouts/fragments")
 
 
 def filtered(name: str, condition: str) -> str:
-    """Returns a named statement with a condition, made of fragments only, where it has a place for one."""
+    """Returns a named statement with a condition, made of fragments only, in place of its `/* filter */`."""
     before, mark, after = SQL[name].partition(_FILTER_MARK)
     if not mark:
-        raise KeyError(f"the statement {name} has no place for a filter")
+        raise KeyError(f"statement {name} accepts no filter")
     return f"{before}{condition}{after}"

@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 
 
 class DatabaseWatch:
-    """Watches the database and opens a new pool when it is back."""
+    """Watches the database and opens a new pool once it is available again."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class DatabaseWatch:
         connections: int,
         changed: Callable[[], Awaitable[None]],
     ) -> None:
-        """Wires the role.
+        """Creates the role.
 
         Args:
             database: Database whose pool is replaced.
             dsn: Connection URL.
-            connections: Number of connections a pool has at most.
-            changed: Called at the start, and whenever the database is lost or back.
+            connections: Maximum number of connections of a pool.
+            changed: Called at the start and whenever availability changes.
         """
         self._database = database
         self._dsn = dsn
@@ -85,7 +85,7 @@ class DatabaseWatch:
             await asyncio.sleep(MIN_PAUSE_S)
 
     def _answers_others(self) -> bool:
-        """Returns whether statements were answered while the probe was not: then it is only slow, or this process is."""
+        """Returns True if statements were answered but the probe was not: PostgreSQL or this process is only slow."""
         return time.monotonic() - self._database.answered_at < PROBE_LIMIT_S
 
     async def _until_back(self) -> None:
@@ -104,7 +104,7 @@ class DatabaseWatch:
             return
 
     async def _probe(self) -> None:
-        """Probes over the own connection, then a new one, then one of the pool if the server accepts no more.
+        """Probes over its own connection, then a new one, then one of the pool if the server accepts no more.
 
         Raises:
             DatabaseUnavailable: If none of them is answered.

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from fulmen_store.rollouts.transitions import AttemptState
 
-__all__ = ["AttemptStatus", "Leases", "RolloutLeases", "Standing", "standing_of"]
+__all__ = ["AttemptStatus", "Leases", "RolloutLeases", "CheckedAttempt", "check_attempt"]
 
 
 class AttemptStatus(IntEnum):
@@ -45,7 +45,7 @@ class RolloutLeases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CheckedAttempt:
     """The result of an attempt check; the fields after `status` are empty if it is NOT_FOUND."""
 
     status: AttemptStatus
@@ -55,10 +55,10 @@ class Standing:
     current_epoch: int = 0
 
 
-_NOT_FOUND = Standing(status=AttemptStatus.NOT_FOUND)
+_NOT_FOUND = CheckedAttempt(status=AttemptStatus.NOT_FOUND)
 
 
-def standing_of(known: RolloutLeases | None, *, number: int, epoch: int) -> Standing:
+def check_attempt(known: RolloutLeases | None, *, number: int, epoch: int) -> CheckedAttempt:
     """Determines the status of an attempt.
 
     Args:
@@ -78,4 +78,4 @@ def standing_of(known: RolloutLeases | None, *, number: int, epoch: int) -> Stan
         status = AttemptStatus.CANCEL_REQUESTED if known.leases.cancel_requested else AttemptStatus.LIVE
     else:
         status = AttemptStatus.STALE_EPOCH if current > number else AttemptStatus.ENDED
-    return Standing(status=status, state=state, project=known.project, mode=known.mode, current_epoch=current)
+    return CheckedAttempt(status=status, state=state, project=known.project, mode=known.mode, current_epoch=current)

@@ -1,13 +1,17 @@
-"""Reports of ended attempts, from and to protobuf."""
+"""Reports of ended attempts: checked, and from and to protobuf."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 from uuid import UUID
 
 from fulmen.ids import AttemptName
 from fulmen.store.v1 import attempt_pb2, lease_pb2
-from fulmen_store.leases.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
 from fulmen_store.leases.leases import AttemptReport
 from fulmen_store.rollouts.transitions import FailureKind
 
@@ -16,7 +20,26 @@ __all__ = [
     "report_of",
 ]
 
+MAX_REWARDS: Final = 256
+MAX_OUTPUT_BYTES: Final = 64 * 1024
+MAX_MESSAGE_CHARS: Final = 4096
+SPAN_ID_BYTES: Final = 8
+_DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
+_REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
+
+
 _KINDS = {kind.value: kind for kind in FailureKind}
+
+
+# Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
+@dataclass(slots=True, kw_only=True)
+class _Reward:
+    """A reward; without a step and a span, it scores the whole attempt."""
+
+    dimension: str
+    value: float
+    step: int | None
+    span_id: bytes = b""
 
 
 def explained(text: str) -> bytes:
@@ -27,7 +50,7 @@ def explained(text: str) -> bytes:
 def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_id: int) -> AttemptReport | str:
     """Decodes a runner's report of an attempt; returns a description of the problem if it is malformed."""
     rewards = [
-        RewardValue(
+        _Reward(
             dimension=reward.dimension or "reward",
             value=reward.value,
             step=reward.step if reward.HasField("step") else None,
@@ -35,7 +58,7 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         )
         for reward in result.rewards
     ]
-    problem = result_problem(kind=result.failure_kind, rewards=rewards, output_size=len(result.output))
+    problem = _problem(kind=result.failure_kind, rewards=rewards, output_size=len(result.output))
     if problem:
         return problem
     if attempt.number != result.epoch:
@@ -60,6 +83,30 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         kind=_KINDS[result.failure_kind],
         report=report.SerializeToString(deterministic=True),
     )
+
+
+def _problem(*, kind: int, rewards: Sequence[_Reward], output_size: int) -> str:
+    """Returns a description of the problem with a report; empty if it is valid."""
+    if kind not in _KINDS:
+        return f"failure_kind {kind} is not known"
+    if kind in _REFUSED:
+        return f"failure_kind {FailureKind(kind).name} is set by the store only"
+    if output_size > MAX_OUTPUT_BYTES:
+        return f"output has {output_size} bytes, at most {MAX_OUTPUT_BYTES} are allowed"
+    if len(rewards) > MAX_REWARDS:
+        return f"there are {len(rewards)} rewards, at most {MAX_REWARDS} are allowed"
+    for reward in rewards:
+        if not _DIMENSION.fullmatch(reward.dimension):
+            return "a reward's dimension is not 1 to 64 characters of [a-z0-9_.-]"
+        if not math.isfinite(reward.value):
+            return f"the reward {reward.dimension} is not a finite number"
+        if reward.step is not None and reward.step < 0:
+            return f"the reward {reward.dimension} has a negative step"
+        if len(reward.span_id) not in (0, SPAN_ID_BYTES):
+            return f"the reward {reward.dimension} has a span_id that is not {SPAN_ID_BYTES} bytes"
+    if len({(reward.dimension, reward.step, reward.span_id) for reward in rewards}) != len(rewards):
+        return "two rewards have the same dimension, step and span"
+    return ""
 
 
 @lru_cache(maxsize=4096)

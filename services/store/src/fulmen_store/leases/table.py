@@ -266,7 +266,7 @@ class AttemptCheckTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def look(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
+    async def read(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
         """Returns the state of each attempt (rollout, number), in order; None for an unknown rollout."""
         found: list[RolloutLeases | None] = [None] * len(attempts)
         for row in await self._database.fetch("check_attempts", *columns(attempts, 2)):

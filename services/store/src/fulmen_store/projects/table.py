@@ -16,7 +16,7 @@ __all__ = [
     "ProjectTable",
     "ProjectView",
     "TokenDraft",
-    "TokenPlace",
+    "TokenPosition",
     "TokenTable",
 ]
 
@@ -85,17 +85,22 @@ class TokenTable:
         assert row is not None
         return _token(row)
 
+    async def extend(self, token_id: str, draft: TokenDraft, *, ttl_s: float) -> IssuedToken | None:
+        """Records a token whose validity starts again, known or not; returns None if it was revoked."""
+        row = await self._database.fetch_row("extend_token", token_id, draft.project, draft.role, draft.subject, ttl_s)
+        return None if row is None else _token(row)
+
     async def revoke(self, token_id: str, *, project: str | None) -> bool:
         """Revokes a token, optionally only if it is of this project; returns False if it does not exist."""
         return bool(await self._database.fetch("revoke_token", token_id, project))
 
-    async def page(self, *, project: str | None, before: TokenPlace, limit: int) -> list[IssuedToken]:
+    async def page(self, *, project: str | None, before: TokenPosition, limit: int) -> list[IssuedToken]:
         """Returns unexpired tokens, newest first, after a position in the list."""
-        place = (before.created_at, before.token_id, limit)
+        position = (before.created_at, before.token_id, limit)
         if project is None:
-            rows = await self._database.fetch("list_tokens", *place)
+            rows = await self._database.fetch("list_tokens", *position)
         else:
-            rows = await self._database.fetch("list_project_tokens", *place, project)
+            rows = await self._database.fetch("list_project_tokens", *position, project)
         return [_token(row) for row in rows]
 
     async def revoked(self, *, project: str | None = None) -> list[str]:
@@ -197,7 +202,7 @@ class IssuedToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPlace:
+class TokenPosition:
     """Position of a token in the list."""
 
     created_at: datetime.datetime

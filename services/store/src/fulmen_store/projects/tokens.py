@@ -6,15 +6,17 @@ they cannot be listed or revoked, and end only by expiry.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from typing import Final, cast
 
-from fulmen.errors import ArgumentInvalid, TokenNotFound, Violation
+from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid, TokenNotFound, Violation
 from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import project_service_pb2 as pb
-from fulmen_service_kit.introspection import ROLES
-from fulmen_service_kit.revocation import RevokedTokens
-from fulmen_service_kit.tokens import TokenSigner, new_token_id
+from fulmen_service_kit.security.held_token import REFRESHED_ROLES
+from fulmen_service_kit.security.introspection import ROLE_NUMBERS, ROLES
+from fulmen_service_kit.security.revocation import RevokedTokens
+from fulmen_service_kit.security.tokens import REVOKED, Caller, TokenSigner, new_token_id
 from fulmen_store.projects.projects import is_project_name
 from fulmen_store.projects.table import IssuedToken, TokenDraft, TokenTable
 
@@ -26,6 +28,7 @@ __all__ = [
 DEFAULT_TTL_S: Final = 30 * 86_400.0
 MIN_TTL_S: Final = 60.0
 MAX_TTL_S: Final = 3_652 * 86_400.0
+MAX_REFRESHED_S: Final = 30 * 86_400.0
 MAX_SUBJECT: Final = 128
 MAX_ROLE: Final = 5
 TOKEN_ID_CHARS: Final = 22
@@ -75,16 +78,48 @@ class Tokens:
         )
         return token, issued
 
+    async def refresh(self, caller: Caller, *, project: str) -> tuple[str, datetime.datetime]:
+        """Creates a token with the id, role and subject of the caller's, valid for as long; returns it and its expiry.
+
+        A token signed outside the store is recorded with this, so that it can be listed and revoked from then on.
+
+        Args:
+            caller: The caller.
+            project: Project of the new token; the caller may access it.
+
+        Raises:
+            PermissionDenied: If the token is of a person, or of nobody.
+            TokenInvalid: If it was revoked.
+        """
+        if caller.role not in REFRESHED_ROLES or not _is_token_id(caller.token_id):
+            raise PermissionDenied(
+                f"Tokens of role {caller.role} are not refreshed: issue another with `fulmen token issue`.",
+                role=caller.role,
+            )
+        ttl_s = min(max(caller.expires_s - caller.issued_s, MIN_TTL_S), MAX_REFRESHED_S)
+        draft = TokenDraft(project=caller.project, role=ROLE_NUMBERS[caller.role], subject=caller.subject, ttl_s=ttl_s)
+        self.check(draft)
+        issued = await self._table.extend(caller.token_id, draft, ttl_s=ttl_s)
+        if issued is None:
+            raise TokenInvalid("The token was revoked.", problem=REVOKED)
+        token = self._signer.issue(
+            caller.role, subject=caller.subject, ttl_s=ttl_s, project=project, token_id=caller.token_id
+        )
+        return token, datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ttl_s)
+
     async def revoke(self, token_id: str, *, project: str | None) -> None:
         """Revokes a token permanently.
 
         Raises:
             TokenNotFound: If no token has this id, or it is of another project than `project`.
         """
-        well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
-        if not well_formed or not await self._table.revoke(token_id, project=project):
+        if not _is_token_id(token_id) or not await self._table.revoke(token_id, project=project):
             raise TokenNotFound("The token does not exist.", token_id=token_id[:TOKEN_ID_CHARS])
         self._revoked.add(token_id)
+
+
+def _is_token_id(text: str) -> bool:
+    return len(text) == TOKEN_ID_CHARS and text.isascii() and text.isprintable()
 
 
 def reach_problem(project: str) -> str:

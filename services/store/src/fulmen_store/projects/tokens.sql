@@ -3,6 +3,13 @@ insert into issued_token (id, project, role, subject, expires_at)
 values ($1, $2, $3, $4, now() + $5::float8 * interval '1 second')
 returning id, project, role, subject, created_at, expires_at, revoked_at;
 
+-- name: extend_token
+insert into issued_token as t (id, project, role, subject, expires_at)
+values ($1, $2, $3, $4, now() + $5::float8 * interval '1 second')
+on conflict (id) do update set expires_at = greatest(t.expires_at, excluded.expires_at)
+where t.revoked_at is null
+returning t.id, t.project, t.role, t.subject, t.created_at, t.expires_at, t.revoked_at;
+
 -- name: revoke_token
 update issued_token t set revoked_at = coalesce(t.revoked_at, now())
 where t.id = $1 and ($2::text is null or t.project = $2)
@@ -30,5 +37,5 @@ where t.revoked_at is not null and t.expires_at > now() - interval '1 hour'
 order by t.expires_at desc
 limit $2;
 
--- name: forget_tokens
+-- name: delete_expired_tokens
 delete from issued_token t where t.expires_at < now() - interval '1 hour';

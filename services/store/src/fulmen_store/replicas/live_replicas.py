@@ -45,17 +45,17 @@ class Shares:
 
     def __init__(self, own_id: UUID, others: Sequence[Replica] = ()) -> None:
         """Ranks the replicas for every bucket and stores this replica's position in each."""
-        self._places = [0] * BUCKETS
+        self._ranks = [0] * BUCKETS
         for rival in others:
             if not rival.runner_count:
                 continue
             for bucket in range(BUCKETS):
-                self._places[bucket] += _score(bucket, rival.replica_id) > _score(bucket, own_id)
+                self._ranks[bucket] += _score(bucket, rival.replica_id) > _score(bucket, own_id)
 
-    def place(self, key: UUID) -> int:
+    def rank(self, key: UUID) -> int:
         """Returns the number of replicas preferred to this one for a rollout or group; 0 if it is own work."""
         # The last byte of a UUIDv7 and of a group's key is practically random.
-        return self._places[key.int & (BUCKETS - 1)]
+        return self._ranks[key.int & (BUCKETS - 1)]
 
 
 class LiveReplicas:
@@ -67,9 +67,9 @@ class LiveReplicas:
         self.shares = Shares(own_id)
         self.polls = 0
 
-    def place(self, key: UUID) -> int:
+    def rank(self, key: UUID) -> int:
         """Returns the number of replicas preferred to this one for a rollout or group; 0 if it is own work."""
-        return self.shares.place(key)
+        return self.shares.rank(key)
 
     def update(self, others: Sequence[Replica]) -> None:
         """Replaces the known replicas."""

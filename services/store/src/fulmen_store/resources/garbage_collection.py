@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 PAGE: Final = 500
-USES_PER_LOOK: Final = 200
+USES_PER_BATCH: Final = 200
 USES_PER_PAGE: Final = 5000
 # Rounds between two passes over all uses, which keep the table of uses small.
 ROUNDS_PER_WALK: Final = 60
 INTERVAL_S: Final = 60.0
 RETRY_S: Final = 1.0
 
-FIRST_PLACE: Final = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 0, 0)
+FIRST_POSITION: Final = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 0, 0)
 FIRST_USE: Final[UseKey] = (0, 0, UUID(int=0))
 
 _log = structlog.get_logger()
@@ -49,7 +49,7 @@ class ResourceGarbageCollector:
             try:
                 await self.collect()
                 if rounds % ROUNDS_PER_WALK == 0:
-                    await self.forget_uses()
+                    await self.delete_ended_uses()
             except DatabaseUnavailable:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -66,29 +66,29 @@ class ResourceGarbageCollector:
             _log.info("resource_versions_removed", count=total)
         return total
 
-    async def forget_uses(self) -> None:
+    async def delete_ended_uses(self) -> None:
         """Deletes every use by a rollout that has ended."""
-        place: UseKey = FIRST_USE
-        while (found := await self._table.forget_uses(after=place, limit=USES_PER_PAGE)) is not None:
-            place, seen = found
+        position: UseKey = FIRST_USE
+        while (found := await self._table.delete_ended_uses(after=position, limit=USES_PER_PAGE)) is not None:
+            position, seen = found
             if seen < USES_PER_PAGE:
                 break
 
     async def _pass(self) -> int:
-        place, removed = FIRST_PLACE, 0
+        position, removed = FIRST_POSITION, 0
         while True:
-            page = await self._table.expired(after=place, limit=PAGE)
+            page = await self._table.expired(after=position, limit=PAGE)
             candidates = [one.key for one in page if not one.referred_to and not await self._is_used(one.key)]
             if candidates:
                 removed += len(await self._table.remove(candidates))
             if len(page) < PAGE:
                 return removed
-            place = (page[-1].expired_at, *page[-1].key)
+            position = (page[-1].expired_at, *page[-1].key)
 
     async def _is_used(self, key: VersionKey) -> bool:
         while True:
-            seen, live = await self._table.forget_uses_of(key, limit=USES_PER_LOOK)
+            seen, live = await self._table.delete_ended_uses_of(key, limit=USES_PER_BATCH)
             if live:
                 return True
-            if seen < USES_PER_LOOK:
+            if seen < USES_PER_BATCH:
                 return False

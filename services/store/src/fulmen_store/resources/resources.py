@@ -6,9 +6,18 @@ Invariant: a resource's versions are numbered from 1 without gaps; `latest` poin
 from __future__ import annotations
 
 from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.kinds import content_problems
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.resources.table import ResourceTable
-from fulmen_store.resources.versions import LATEST, Alias, Publication, Version, _check, parse_ref
+from fulmen_store.resources.versions import (
+    LATEST,
+    Alias,
+    Publication,
+    Version,
+    parse_ref,
+    publish_problem,
+    violations_of,
+)
 
 __all__ = [
     "Resources",
@@ -29,7 +38,13 @@ class Resources:
             ArgumentInvalid: With every problem of every version.
             EtagMismatch: If the latest version of a resource is not the expected one.
         """
-        _check(publication)
+        violations = violations_of(publication)
+        for index, version in enumerate(publication.versions):
+            for problem in content_problems(version.kind, version.content):
+                field = f"resources[{index}].{problem.field}"
+                violations.append(Violation(field=field, description=problem.description))
+        if violations:
+            raise publish_problem(violations)
         published = await self._table.publish(project_id, publication)
         self._wakeups.announce([("resources", project_id)])
         return published

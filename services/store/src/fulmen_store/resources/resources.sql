@@ -186,10 +186,11 @@ where v.expires_at <= now() and (v.expires_at, v.resource_id, v.version) > ($1::
 order by v.expires_at, v.resource_id, v.version
 limit $4;
 
--- name: forget_uses_of_version
--- Removes uses by ended rollouts among the oldest uses of one version.
+-- name: delete_ended_uses_of_version
+-- Removes uses by ended rollouts among the oldest uses of one version. A scalar subquery probes the index per use; `exists`
+-- may become a hash of the whole backlog.
 with k as (
-    select u.ctid as c, exists (select 1 from item i where i.id = u.rollout_id) as live
+    select u.ctid as c, (select true from item i where i.id = u.rollout_id) is not null as live
     from resource_use u
     where u.resource_id = $1 and u.version = $2
     order by u.rollout_id
@@ -199,12 +200,12 @@ with k as (
 )
 select count(*)::int as seen, (count(*) filter (where k.live))::int as live from k;
 
--- name: forget_uses
+-- name: delete_ended_uses
 -- The same for a page of all uses, by key; returns the last key that was read.
 with k as (
     select
         u.ctid as c, u.resource_id, u.version, u.rollout_id,
-        exists (select 1 from item i where i.id = u.rollout_id) as live
+        (select true from item i where i.id = u.rollout_id) is not null as live
     from resource_use u
     where (u.resource_id, u.version, u.rollout_id) > ($1::int, $2::bigint, $3::uuid)
     order by u.resource_id, u.version, u.rollout_id

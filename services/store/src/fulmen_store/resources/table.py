@@ -178,8 +178,10 @@ class ResourceTable:
         self, selection: WatchSelection, *, after: tuple[int, int, int, str], below: int, limit: int
     ) -> list[WatchedChange]:
         """Returns changes in order, after a position and below a transaction."""
-        transaction, *place = after
-        rows = await self._database.fetch("resource_changes", *_selected(selection), transaction, below, *place, limit)
+        transaction, *position = after
+        rows = await self._database.fetch(
+            "resource_changes", *_selected(selection), transaction, below, *position, limit
+        )
         return [
             WatchedChange(
                 transaction=row["xid"],
@@ -329,15 +331,15 @@ class GarbageTable:
             for row in await self._database.fetch("expired_versions", *after, limit)
         ]
 
-    async def forget_uses_of(self, key: VersionKey, *, limit: int) -> tuple[int, int]:
+    async def delete_ended_uses_of(self, key: VersionKey, *, limit: int) -> tuple[int, int]:
         """Deletes uses by ended rollouts among a version's oldest uses; returns the numbers of uses read and live."""
-        row = await self._database.fetch_row("forget_uses_of_version", *key, limit)
+        row = await self._database.fetch_row("delete_ended_uses_of_version", *key, limit)
         assert row is not None
         return row["seen"], row["live"]
 
-    async def forget_uses(self, *, after: UseKey, limit: int) -> tuple[UseKey, int] | None:
+    async def delete_ended_uses(self, *, after: UseKey, limit: int) -> tuple[UseKey, int] | None:
         """Deletes uses by ended rollouts in a page of all uses; returns the last use and the number read, or None."""
-        row = await self._database.fetch_row("forget_uses", *after, limit)
+        row = await self._database.fetch_row("delete_ended_uses", *after, limit)
         return None if row is None else ((row["resource_id"], row["version"], row["rollout_id"]), row["seen"])
 
     async def remove(self, keys: Sequence[VersionKey]) -> list[VersionKey]:

@@ -162,7 +162,8 @@ def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
     return ArgumentInvalid("The resources cannot be published.", violations=violations)
 
 
-def _check(publication: Publication) -> None:
+def violations_of(publication: Publication) -> list[Violation]:
+    """Returns the violations of a publication, without those of contents."""
     versions, violations = publication.versions, list[Violation]()
     if not 1 <= len(versions) <= MAX_BATCH:
         violations.append(
@@ -179,8 +180,7 @@ def _check(publication: Publication) -> None:
     for index, version in enumerate(versions):
         for path, text in _problems(version):
             violations.append(Violation(field=f"resources[{index}].{path}", description=text))
-    if violations:
-        raise publish_problem(violations)
+    return violations
 
 
 def _problems(version: NewVersion) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ class _Follower:
         after = 0
         while True:
             latest, aliases = await self.table.snapshot(self.selection, after=after, limit=PAGE_ROWS)
-            self.sent.update(one.place for one in (*latest, *aliases) if one.transaction >= self.floor)
+            self.sent.update(one.position for one in (*latest, *aliases) if one.transaction >= self.floor)
             for part in _messages([*latest, *aliases]):
                 yield await self._message(part)
             if len(latest) < PAGE_ROWS:
@@ -70,10 +70,10 @@ class _Follower:
             after = latest[-1].resource_id
 
     async def changes_since(self, *, below: int) -> AsyncIterator[Changes]:
-        place = (self.floor, 0, 0, "")
+        position = (self.floor, 0, 0, "")
         while True:
-            page = await self.table.changes(self.selection, after=place, below=below, limit=PAGE_ROWS)
-            parts = list(_messages([change for change in page if change.place not in self.sent]))
+            page = await self.table.changes(self.selection, after=position, below=below, limit=PAGE_ROWS)
+            parts = list(_messages([change for change in page if change.position not in self.sent]))
             for index, part in enumerate(parts):
                 # The message's last transaction may have more changes, so a resumed watch repeats all of it.
                 is_last = index == len(parts) - 1 and len(page) < PAGE_ROWS
@@ -81,7 +81,7 @@ class _Follower:
                 yield await self._message(part, cursor=self.cursor())
             if len(page) < PAGE_ROWS:
                 break
-            place = page[-1].place
+            position = page[-1].position
         self.floor = max(self.floor, below)
         self.sent.clear()
 

@@ -75,7 +75,7 @@ class WatchedChange:
     alias: Alias | None = None
 
     @property
-    def place(self) -> tuple[int, int, int, str]:
+    def position(self) -> tuple[int, int, int, str]:
         """Sort key of the change."""
         return self.transaction, self.resource_id, self.version, self.alias.alias if self.alias else ""
 

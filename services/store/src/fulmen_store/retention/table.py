@@ -1,4 +1,4 @@
-"""What retention removes from PostgreSQL."""
+"""Removal of expired rows from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TABLES: Final = ("rollout", "attempt", "rollout_end", "span_chunk")
 
 
 class RetentionTable:
-    """Removal of expired rows. Without the lock there is nothing to do: another replica holds it."""
+    """Removes expired rows. Does nothing while another replica holds the lock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def expired_days(self, before: datetime.date) -> list[datetime.date]:
-        """Returns days before a date that no project needs any more and that have partitions, oldest first."""
+        """Returns the days before a date that have partitions and that all projects have expired, oldest first."""
         return [row["day"] for row in await self._database.fetch("expired_days", before)]
 
     async def drop_day(self, day: datetime.date) -> bool:
@@ -76,7 +76,7 @@ class RetentionTable:
 
 
 class UpkeepTable:
-    """Implements `UpkeepTable`."""
+    """Creates the partitions of coming days and deletes expired requests and tokens."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -85,11 +85,11 @@ class UpkeepTable:
         """Creates one day's partitions; does nothing for those that exist."""
         await self._database.fetch("create_partitions", day)
 
-    async def forget_requests(self) -> None:
+    async def delete_expired_requests(self) -> None:
         """Removes request ids older than 24 hours and expired tokens."""
-        await self._database.fetch("forget_requests")
-        await self._database.fetch("forget_tokens")
+        await self._database.fetch("delete_expired_requests")
+        await self._database.fetch("delete_expired_tokens")
 
 
 RemovedBatch = tuple[list[UUID], list[tuple[UUID, bytes, int]]]
-"""Rollouts that were removed; and of each payload that lay in a blob: rollout, digest and size in bytes."""
+"""Removed rollouts; and for each payload that was stored as a blob: rollout, digest and size in bytes."""

@@ -1,5 +1,5 @@
 -- name: create_partitions
 call create_day_partitions($1::date);
 
--- name: forget_requests
+-- name: delete_expired_requests
 delete from request_log where created_at < now() - interval '24 hours';

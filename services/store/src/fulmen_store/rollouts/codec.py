@@ -69,7 +69,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
 
 
 def repeated_rollout(view: RolloutView) -> NewRollout:
-    """Returns the request that runs a final rollout again, as a group of its own."""
+    """Returns the request that runs a final rollout again, in a group of one."""
     message = rollout_pb2.Rollout.FromString(view.request)
     message.metadata[RETRY_OF] = rollout_name(message.project, view.rollout_id)
     for field in ("group_id", "group_size", "not_before_time", "deadline_time"):

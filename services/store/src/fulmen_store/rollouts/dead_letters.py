@@ -1,7 +1,7 @@
 """Running rollouts again: final ones by name, dead ones (FAILED) by filter.
 
-Invariant: a filter runs a dead rollout again at most once, however many callers and replicas ask: the mark is written
-in the commit that creates the new rollout. By name it may be run again as often as it is asked for.
+Invariant: a filter runs a dead rollout again at most once, whatever number of callers and replicas: the mark is written
+in the commit that creates the new rollout. By name it may be run again any number of times.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MAX_ROUNDS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """The new rollouts, and whether the filter selects more."""
+    """The new rollouts, and True if the filter selects more."""
 
     rollout_ids: Sequence[UUID]
     more: bool
 
 
 class DeadLetters:
-    """Runs rollouts again, each as a new one that is a group of its own."""
+    """Runs rollouts again, each as a new rollout in a group of one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeadLetters:
     async def retry_dead(
         self, project_id: int, run_id: int | None, *, where: Expression | None, request_id: str
     ) -> Rerun:
-        """Runs the oldest dead rollouts again that `where` selects and that were not yet.
+        """Runs the oldest selected dead rollouts again, skipping those that were already run again.
 
         Raises:
             QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
@@ -86,7 +86,7 @@ class DeadLetters:
                 return Rerun(rollout_ids=first, more=bool(await self._find(project_id, run_id, where, 1)))
             if len(first) > len(found):
                 # The first try failed before it wrote anything, and fewer rollouts are left: it is forgotten.
-                await self._table.forget_request(project_id, RETRY, request_id, first)
+                await self._table.delete_request(project_id, RETRY, request_id, first)
                 first = []
             chosen = _bounded(found)[: len(first) or None]
             if not chosen:

@@ -1,7 +1,7 @@
-"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order for everybody.
+"""The completion feed: finished groups, each complete, exactly once per chain of cursors, in the same order for all.
 
 The order is (transaction id, rollout id) of the row that completed the group. Rows are read only below the oldest
-transaction that still runs, so none can appear behind a cursor although transactions commit out of order.
+running transaction, so none can appear behind a cursor although transactions commit out of order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedPage:
-    """Some finished groups, none in a keep-alive, and the cursor after them."""
+    """Finished groups and the cursor after them; without groups in a keep-alive."""
 
     groups: Sequence[FinishedGroup]
     cursor: Cursor
@@ -51,7 +51,7 @@ class FeedFollower:
     """Follows the feed for watchers."""
 
     def __init__(self, *, table: FeedTable, wakeups: Wakeups, poll_interval_s: float) -> None:
-        """Wires the follower; the poll finds the ends that other replicas wrote."""
+        """Creates the follower; polling finds the ends that other replicas wrote."""
         self._table = table
         self._wakeups = wakeups
         self._poll_interval_s = poll_interval_s
@@ -61,10 +61,10 @@ class FeedFollower:
     ) -> AsyncIterator[FeedPage]:
         """Yields pages from the cursor on, until `stopping`; a page without groups at least every 15 s.
 
-        A page is read only after the one before was taken: however slow the watcher, one page waits for it.
+        A page is read only after the previous one was consumed, so a slow watcher holds one page.
 
         Raises:
-            CursorInvalid: If the cursor is of another database's future.
+            CursorInvalid: If the cursor is ahead of this database.
         """
         if cursor.xid and cursor.xid > await self._table.newest_transaction():
             raise CursorInvalid("The cursor is from another database.")
@@ -88,12 +88,12 @@ class FeedFollower:
     async def await_run(
         self, project_id: int, find: Callable[[], Awaitable[int]], *, stopping: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[int]:
-        """Looks for a training run until it is there: yields its number then, and before that `NO_RUN` at least every 15 s.
+        """Polls for a training run: yields `NO_RUN` at least every 15 s until it exists, then its number.
 
         Args:
             project_id: Project.
             find: Returns the number, or `NO_RUN` while the run is unknown.
-            stopping: Ends the looking.
+            stopping: Predicate that ends the polling.
         """
         key = ("finished", project_id)
         quiet_s = 0.0

@@ -28,7 +28,7 @@ _LAYOUT: Final = struct.Struct(">B4sQ16s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Whose groups a watcher follows: a project, one training run of it, or one group."""
+    """The groups that a watcher follows: those of a project or training run, or one group."""
 
     project_id: int
     run_id: int | None = None
@@ -42,7 +42,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cursor:
-    """A place in the feed: just after the row with this transaction id and rollout."""
+    """A position in the feed: just after the row with this transaction id and rollout."""
 
     xid: int = 0
     rollout_id: UUID = LOWEST_ID

@@ -1,7 +1,7 @@
-"""The filter of `ListRollouts` as an expression tree, whichever text it was read from.
+"""The filter of `ListRollouts` as an expression tree.
 
-Invariant: a tree holds only known fields, with operators and values that fit them. A comparison with a field that is
-unset is false, and its negation true: there is no third truth value.
+Invariant: a tree holds only known fields, with operators and values that fit them. A comparison with an unset field is
+false and its negation is true; no third truth value exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Field(StrEnum):
-    """What of a rollout can be compared."""
+    """A field of a rollout that can be compared."""
 
     STATE = "state"
     FAILURE_KIND = "failure_kind"
@@ -46,7 +46,7 @@ class Field(StrEnum):
 
 
 class Operator(StrEnum):
-    """How it is compared."""
+    """A comparison operator."""
 
     EQUAL = "="
     NOT_EQUAL = "!="
@@ -61,7 +61,7 @@ Value = int | str | datetime.datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One field against one value; enums are their numbers."""
+    """A comparison of a field with a value; enum values are numbers."""
 
     field: Field
     operator: Operator
@@ -70,21 +70,21 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Negation:
-    """True where its operand is false."""
+    """True if its operand is false."""
 
     operand: Expression
 
 
 @dataclass(frozen=True, slots=True)
 class Conjunction:
-    """True where all operands are; there is at least one."""
+    """True if all of its operands are; it has at least one."""
 
     operands: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Disjunction:
-    """True where an operand is; there is at least one."""
+    """True if any of its operands is; it has at least one."""
 
     operands: tuple[Expression, ...]
 
@@ -117,7 +117,7 @@ def both(left: Expression | None, right: Expression | None) -> Expression | None
 
 
 def requires_state(expression: Expression | None, state: RolloutState) -> bool:
-    """Returns whether a rollout must be in this state to be selected, as far as that is plain to see."""
+    """Returns True if the top-level conjunction requires this state."""
     wanted = Comparison(field=Field.STATE, operator=Operator.EQUAL, value=state.value)
     return any(
         one == wanted or (isinstance(one, Disjunction) and one.operands == (wanted,)) for one in _required(expression)
@@ -125,7 +125,7 @@ def requires_state(expression: Expression | None, state: RolloutState) -> bool:
 
 
 def creation_bounds(expression: Expression | None) -> tuple[datetime.datetime | None, datetime.datetime | None]:
-    """Returns the earliest and the latest creation that can be selected, None where nothing bounds it."""
+    """Returns the bounds of the creation time that the top-level conjunction requires; None if unbounded."""
     earliest: datetime.datetime | None = None
     latest: datetime.datetime | None = None
     for one in _required(expression):

@@ -1,4 +1,4 @@
-"""Reads the filter of `ListRollouts`: the subset of AIP-160 that the contract names.
+"""Parses the filter of `ListRollouts`: the subset of AIP-160 in the contract.
 
     filter     = conjunction
     conjunction = disjunction { "AND" disjunction }

@@ -1,7 +1,7 @@
-"""Lists of rollouts in PostgreSQL, in time that does not depend on how few of them a filter selects.
+"""Lists of rollouts in PostgreSQL, in bounded time even if a filter selects few of them.
 
-A list walks an index by id in windows of rows, until the page is full, the rows end or its time is up. A page may
-therefore be short, or even empty, although more follows (AIP-158).
+A list scans an index by id in windows of rows until the page is full, the rows end or its time limit has passed. A page
+may therefore be short, or even empty, although more follow (AIP-158).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RolloutLists:
     """Reads lists of rollouts."""
 
     def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Clock | None = None) -> None:
-        """Wires the lists; a statement reads at most `window_rows` rows."""
+        """Creates the reader; a statement reads at most `window_rows` rows."""
         self._database = database
         self._window_rows = window_rows
         self._clock = (clock or Clock()).monotonic_s
@@ -128,7 +128,7 @@ class RolloutLists:
 
 
 def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
-    """Returns the lowest id that can be selected, and one that is above all that can be."""
+    """Returns the inclusive lower and the exclusive upper bound of the selected ids."""
     earliest, latest = creation_bounds(where)
     low = LOWEST_ID if earliest is None else _id_at(earliest, -ID_BEFORE_CREATION)
     high = HIGHEST_ID if latest is None else _id_at(latest, ID_AFTER_CREATION)
@@ -167,7 +167,7 @@ _OPERATORS: Final[Mapping[Operator, str]] = {
 
 
 def compiled(expression: Expression | None, *, first: int) -> tuple[str, list[Value]]:
-    """Returns the condition and the values of its parameters, which are numbered from `first` on."""
+    """Returns the condition and the values of its parameters, numbered from `first`."""
     if expression is None:
         return EVERYTHING, []
     values: list[Value] = []
@@ -195,17 +195,17 @@ def _condition(expression: Expression, first: int, values: list[Value]) -> str:
 
 
 class DeadLetterTable:
-    """Implements `DeadLetterTable`."""
+    """Finds dead rollouts that were not retried."""
 
     def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS) -> None:
-        """Wires the lists; a statement reads at most `window_rows` rows."""
+        """Creates the reader; a statement reads at most `window_rows` rows."""
         self._database = database
         self._window_rows = window_rows
 
     async def retryable(
         self, project_id: int, run_id: int | None, *, where: Expression | None, limit: int
     ) -> list[DeadRollout]:
-        """Returns the oldest dead rollouts that `where` selects and that were not run again."""
+        """Returns the oldest dead rollouts selected by `where` that were not run again."""
         found: list[DeadRollout] = []
         lower: UUID | None = LOWEST_ID
         while lower is not None and len(found) < limit:

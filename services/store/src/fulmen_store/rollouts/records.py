@@ -1,4 +1,4 @@
-"""The values that pass between the use cases of the queue and the table of rollouts."""
+"""Values passed between the use cases of the queue and the table of rollouts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RolloutRetried(FulmenError):
 
 
 class NameKind(IntEnum):
-    """What an interned name is."""
+    """The kind of an interned name."""
 
     TASK_TYPE = 1
     AGENT = 2
@@ -46,7 +46,7 @@ class NameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """The attempt that runs now."""
+    """A running attempt."""
 
     number: int
     session_id: UUID
@@ -56,11 +56,11 @@ class RunningAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """A rollout as it is now.
+    """A snapshot of a rollout.
 
     Attributes:
-        running: Attempts that run now, by number: one, two of a hedged rollout, or none.
-        ended_attempts: Number of attempts have ended; counted in lists only.
+        running: Running attempts by number: one, two if the rollout is hedged, or none.
+        ended_attempts: Number of ended attempts; set in lists only.
     """
 
     rollout_id: UUID
@@ -76,7 +76,7 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """What a cancellation did to one rollout; without a session it was waiting and is now final."""
+    """A cancelled rollout; without a session it was waiting and is now final."""
 
     rollout_id: UUID
     project_id: int

@@ -59,13 +59,13 @@ _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 class NewRollout:
     """A rollout to create: first as requested, then with the numbers that the store resolves its names to.
 
-    The defaults of a request are declared here alone. Attributes named like a column of `rollouts.sql` are written to it.
+    Defaults of requests are declared only here. Attributes named like a column of `rollouts.sql` are written to it.
 
     Attributes:
-        request: The serialized rollout, which is stored and handed to the runner; holds neither name nor state.
+        request: Serialized rollout, stored and sent to the runner; without name and state.
         name: Name chosen by the caller; empty to have one generated.
         retry_on: Numbers of failure kinds.
-        retry_of: The final rollout that this one runs again, which is marked in the same commit.
+        retry_of: Final rollout that this one runs again; marked in the same commit.
         retry_once: Whether creation fails if `retry_of` is already marked.
         id: Resolved from `name`, or generated.
         task_type: Number of `task_type_name`, which is the agent's resource by default.
@@ -171,7 +171,7 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
     """Checks a whole request.
 
     Args:
-        rollouts: What is asked for.
+        rollouts: Rollouts to create.
         request_id: Caller's id of the request; may be empty.
         now_ms: Store's clock, Unix milliseconds; None leaves the times of names and deadlines unchecked.
 

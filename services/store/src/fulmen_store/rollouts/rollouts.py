@@ -57,7 +57,7 @@ class Rollouts:
         metrics: StoreMetrics | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Wires the use cases.
+        """Creates the use cases.
 
         Args:
             table: Table of rollouts.
@@ -116,17 +116,17 @@ class Rollouts:
             # Whoever repeats the request at the same moment may have created it, from other content even.
             if await self._all_stored(first):
                 return first
-            await self._table.forget_request(project_id, method, request_id, first)
+            await self._table.delete_request(project_id, method, request_id, first)
             raise
         return first
 
     async def first_result(self, project_id: int, request_id: str, *, method: str) -> tuple[list[UUID], bool]:
-        """Returns the ids that the first request of this id was given, and whether they were created."""
+        """Returns the ids recorded for a request id, and True if their rollouts exist."""
         first = await self._table.logged_request(project_id, method, request_id)
         return first, bool(first) and await self._all_stored(first)
 
     async def _repeated(self, rollouts: Sequence[NewRollout], *, request_id: str, method: str) -> list[UUID]:
-        """Returns the ids of a request that was granted before; none if it was not."""
+        """Returns the ids of a repeated request; none if it is the first."""
         try:
             check_rollouts(rollouts, request_id=request_id, now_ms=None)
         except ArgumentInvalid:
@@ -139,7 +139,7 @@ class Rollouts:
         return [] if await self._missing(items) else [item.id for item in items]
 
     async def _create_missing(self, items: Sequence[NewRollout], *, doubted: bool) -> None:
-        """Creates those that do not exist, in one commit; `doubted` if some may."""
+        """Creates the missing ones in one commit; `doubted` is True if some may exist."""
         missing = await self._missing(items) if doubted else list(items)
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
         for item, keys in zip(missing, uses, strict=True):
@@ -159,7 +159,7 @@ class Rollouts:
         return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
 
     async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
-        """Cancels waiting rollouts immediately and asks the runners of running ones to stop; final ones stay.
+        """Cancels waiting rollouts immediately and asks the runners of running ones to stop; final ones are unchanged.
 
         The caller has checked that all of them exist.
         """

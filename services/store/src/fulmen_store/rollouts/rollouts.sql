@@ -129,5 +129,5 @@ returning result;
 -- name: logged_request
 select result from request_log where project_id = $1 and method = $2 and request_id = $3;
 
--- name: forget_request
+-- name: delete_request
 delete from request_log where project_id = $1 and method = $2 and request_id = $3 and result = $4;

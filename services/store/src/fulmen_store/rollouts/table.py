@@ -58,10 +58,10 @@ class AttemptView:
 
 
 class RolloutTable:
-    """Implements `RolloutTable`, and the reads of the transport."""
+    """Creates, reads and cancels rollouts."""
 
     def __init__(self, database: Database, projects: ProjectNames) -> None:
-        """Wires the table; numbers of runs never change and are cached."""
+        """Creates the table; numbers of training runs never change and are cached."""
         self._database = database
         self.projects = projects
         self._runs: dict[tuple[int, str], int] = {}
@@ -105,7 +105,7 @@ class RolloutTable:
         return known
 
     async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
-        """Returns the number of a name that many rollouts share; a new name is recorded."""
+        """Returns the number of an interned name; records a new name."""
         key = project_id, kind, name
         known = self._names.get(key)
         if known is None:
@@ -121,7 +121,7 @@ class RolloutTable:
 
         Raises:
             RolloutAppeared: If one of them exists.
-            RolloutRetried: If one may run a rollout again only once and that rollout was run again.
+            RolloutRetried: If a rollout with `retry_once` runs one again that already was.
         """
         uses = columns([(*key, one.id) for one in rollouts for key in one.uses], 3)
         values = arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts)
@@ -195,13 +195,13 @@ class RolloutTable:
         return await self.logged_request(project_id, method, request_id) or list(rollout_ids)
 
     async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:
-        """Returns the recorded ids of a request; none If it is unknown."""
+        """Returns the recorded ids of a request; none if it is unknown."""
         row = await self._database.fetch_row("logged_request", project_id, method, request_id)
         return [] if row is None else _unpacked(row["result"])
 
-    async def forget_request(self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]) -> None:
+    async def delete_request(self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]) -> None:
         """Removes a request's record if it holds these ids."""
-        await self._database.fetch("forget_request", project_id, method, request_id, _packed(rollout_ids))
+        await self._database.fetch("delete_request", project_id, method, request_id, _packed(rollout_ids))
 
 
 async def _mark_retried(transaction: Transaction, rollouts: Sequence[NewRollout]) -> None:
@@ -220,7 +220,7 @@ def _unpacked(packed: bytes) -> list[UUID]:
 
 
 def view_of(row: asyncpg.Record) -> RolloutView:
-    """Reads a rollout as it is now."""
+    """Decodes a snapshot of a rollout."""
     if row["end_state"] is not None:
         state = RolloutState(row["end_state"])
     elif row["session"] is not None:
@@ -257,20 +257,20 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
 
 
 class FeedTable:
-    """Implements `FeedTable`."""
+    """Reads the completion feed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
         """Returns settled rows after a cursor, in order."""
-        place = (selection.project_id, after.xid, after.rollout_id, limit)
+        position = (selection.project_id, after.xid, after.rollout_id, limit)
         if selection.group_key is not None:
-            rows = await self._database.fetch("scan_group_feed", *place, selection.group_key)
+            rows = await self._database.fetch("scan_group_feed", *position, selection.group_key)
         elif selection.run_id is None:
-            rows = await self._database.fetch("scan_project_feed", *place)
+            rows = await self._database.fetch("scan_project_feed", *position)
         else:
-            rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
+            rows = await self._database.fetch("scan_run_feed", *position, selection.run_id)
         return [
             FeedRow(
                 cursor=Cursor(xid=row["xid"], rollout_id=row["rollout_id"]),
@@ -299,7 +299,7 @@ class FeedRow:
     """One final rollout in feed order.
 
     Attributes:
-        group_key: Key of its group; None if it is a group of its own.
+        group_key: Key of its group; None for a group of one.
         completes: Whether it was the last member of its group to end.
     """
 

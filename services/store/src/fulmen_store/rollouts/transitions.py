@@ -103,10 +103,10 @@ _NEVER_LISTED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When an attempt is followed by another.
+    """The rule for retries.
 
     Attributes:
-        max_attempts: Number of counted attempts may be made, 1 to 100.
+        max_attempts: Maximum number of counted attempts, 1 to 100.
         retry_mask: Bit `1 << kind` for each failure kind that is retried.
         backoff_ms: Wait before the second attempt, 0 to 60,000 ms; it doubles with each further one.
     """
@@ -123,18 +123,18 @@ class RetryPolicy:
         return sum(1 << kind for kind in kinds - _NEVER_LISTED)
 
     def retries(self, kind: FailureKind) -> bool:
-        """Returns whether this kind is followed by another attempt while the budget lasts."""
+        """Returns True if this kind is retried while the budget lasts."""
         return bool(self.retry_mask & (1 << kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of a rollout when an attempt ends.
+    """The effect of an ended attempt on its rollout.
 
     Attributes:
         rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt continues.
         delay_s: Seconds until the rollout may run again; 0 if it is final.
-        charge: How much of the budget of attempts this one used, 0 or 1.
+        charge: Attempts to count against the budget, 0 or 1.
     """
 
     rollout_state: RolloutState
@@ -152,7 +152,7 @@ def decide(
     jitter: float = 0.0,
     time_left_s: float | None = None,
 ) -> Decision:
-    """Decides what an ended attempt means for its rollout.
+    """Decides the effect of an ended attempt on its rollout.
 
     Args:
         kind: Why the attempt failed; NONE if it succeeded.

@@ -1,4 +1,4 @@
-"""How many runners the waiting and running work calls for."""
+"""The number of runners that waiting and running work needs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WaitingWork:
     """The live rollouts of one project, one set of labels and one task type.
 
     Attributes:
-        max_running: Maximum number of running rollouts of the project; None: unlimited.
-        match_labels: Whether they go only to runners that have their labels.
-        task_type: None: they named none.
-        queued: Number of wait for a runner now.
+        max_running: Maximum number of running rollouts of the project; None if unlimited.
+        match_labels: Whether only runners with their labels may run them.
+        task_type: Number of their task type; None if they have none.
+        queued: Number of rollouts that wait for a runner.
     """
 
     project: str
@@ -45,7 +45,7 @@ class WaitingWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCensus:
-    """All live rollouts at one moment, and how long attempts of their task types take on average, seconds.
+    """Counts of all live rollouts, and the mean duration of attempts by task type, seconds.
 
     Attributes:
         samples: Number of attempts behind each mean.
@@ -91,7 +91,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelDemand:
-    """What waits of one project for one set of labels, for the metrics."""
+    """The waiting rollouts of one project and one set of labels, for the metrics."""
 
     project: str
     labels: Labels

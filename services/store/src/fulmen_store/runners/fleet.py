@@ -1,6 +1,6 @@
 """The watch of the fleet: live runner sessions and their changes.
 
-Presence is the lease session itself: nothing here keeps a runner alive.
+A runner is live while its lease session is; a watch does not extend it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Fleet:
 
 
 class FleetWatcher:
-    """Background role: polls the fleet for all watchers of this replica, once a second while there are any."""
+    """Background role: polls the fleet once a second while this replica has watchers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class FleetWatcher:
         interval_s: float = POLL_INTERVAL_S,
         clock: Clock | None = None,
     ) -> None:
-        """Wires the role; `clock` counts seconds."""
+        """Creates the role; `clock` counts seconds."""
         self._table = table
         self._interval_s = interval_s
         self._clock = (clock or Clock()).monotonic_s
@@ -64,7 +64,7 @@ class FleetWatcher:
         self._watched = asyncio.Event()
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Polls until cancelled."""
         while True:
             await self._watched.wait()
             for project, fleet in list(self._fleets.items()):

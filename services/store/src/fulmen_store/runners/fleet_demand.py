@@ -1,7 +1,7 @@
 """Fleet demand: counts of live rollouts, cached.
 
-Counting reads every live row, so a long queue is counted rarely: for its metrics every replica counts
-every 15 s, and never for more than a twentieth of its time.
+Counting reads every live row, so a long queue is counted rarely: every replica counts for its metrics every 15 s, and
+spends at most a twentieth of its time on counting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load and attempt counts of runner sessions, held until the next renewal writes them: a killed replica loses a few seconds."""
+"""Load and attempt counts of runner sessions, kept until the next renewal; a killed replica loses a few seconds of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Note:
 
 
 class SessionUpdates:
-    """What is to be written down of sessions with the next renewal."""
+    """The pending updates of sessions, written with the next renewal."""
 
     def __init__(self) -> None:
         self._notes: dict[UUID, _Note] = {}

@@ -20,18 +20,18 @@ __all__ = [
 
 
 class RunnerTable:
-    """Implements `RunnerTable`, and the reads of the transport."""
+    """Reads live sessions and what they run."""
 
     def __init__(self, database: Database, projects: ProjectNames) -> None:
         self._database = database
         self._projects = projects
 
     async def page(self, *, after: UUID, limit: int, project: str | None) -> list[RunnerView]:
-        """Returns live sessions that may serve a project, oldest first, with what they run of it; None: all."""
+        """Returns live sessions that may serve a project, oldest first, with their attempts of it; None for all projects."""
         return await self._views(await self._database.fetch("list_runners", after, limit, project))
 
     async def find(self, session_id: UUID, *, project: str | None) -> RunnerView | None:
-        """Returns one live session if it may serve a project, with what it runs of it; None: of all."""
+        """Returns one live session if it may serve a project, with its attempts of it; None for all projects."""
         found = await self._views(await self._database.fetch("find_runner", session_id, project))
         return found[0] if found else None
 
@@ -59,13 +59,13 @@ def _view(row: asyncpg.Record, projects: ProjectNames) -> RunnerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerView:
-    """A live runner session. That it was renewed is no change of it.
+    """A live runner session. A renewal does not change it.
 
     Attributes:
-        info: How it described itself, opaque here.
+        info: Its description of itself, opaque here.
         running: Number of attempts it runs.
-        attempts: Names of the first of them.
-        load: Load that it last reported, opaque here; None if it never did.
+        attempts: Names of the first of these attempts.
+        load: Last reported load, opaque here; None if it reported none.
         ended: Number of its ended attempts.
         failed: Number of those that failed.
     """

@@ -83,7 +83,7 @@ _Members = dict[int | None, list[tuple[int, ReadyItem]]]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Line:
+class _Subqueue:
     """A project's waiting items with the same required labels.
 
     The heap has one entry per item. The members of a group share their entries: the member to run is chosen when an
@@ -143,7 +143,7 @@ class _ProjectQueue:
     interval_s: float = 0.0
     turn: float = 0.0
     anyone: bool = False
-    lines: dict[Labels, _Line] = field(default_factory=dict)
+    subqueues: dict[Labels, _Subqueue] = field(default_factory=dict)
     count: int = 0
     level: int | None = None
 
@@ -155,38 +155,42 @@ class _ProjectQueue:
         self.anyone = not terms.rules.match_labels
         if self.interval_s != terms.rules.ageing_interval_s:
             self.interval_s = terms.rules.ageing_interval_s
-            items = [item for line in self.lines.values() for _, _, item in line.heap]
-            self.lines, self.count = {}, 0
+            items = [item for subqueue in self.subqueues.values() for _, _, item in subqueue.heap]
+            self.subqueues, self.count = {}, 0
             for item in items:
                 self.push(item)
 
     def push(self, item: ReadyItem) -> None:
-        line = self.lines.get(item.labels)
-        if line is None:
-            line = self.lines[item.labels] = _Line(labels=item.labels)
+        subqueue = self.subqueues.get(item.labels)
+        if subqueue is None:
+            subqueue = self.subqueues[item.labels] = _Subqueue(labels=item.labels)
         interval_s = self.interval_s
-        line.push(
+        subqueue.push(
             item.waiting_since_s + item.sort_priority * interval_s if interval_s else float(item.sort_priority), item
         )
         self.count += 1
 
-    def best(self, offered: Labels) -> _Line | None:
-        """Returns the line with the first head among those that the labels allow; None if they allow none."""
-        found: _Line | None = None
-        for line in self.lines.values():
-            if (self.anyone or line.labels <= offered) and (found is None or line.heap[0] < found.heap[0]):
-                found = line
+    def best(self, offered: Labels) -> _Subqueue | None:
+        """Returns the subqueue with the first head among those that the labels allow; None if they allow none."""
+        found: _Subqueue | None = None
+        for subqueue in self.subqueues.values():
+            if (self.anyone or subqueue.labels <= offered) and (found is None or subqueue.heap[0] < found.heap[0]):
+                found = subqueue
         return found
 
     def best_sort_priority(self, offered: Labels) -> int:
         """Returns the best sort_priority among the items that the labels allow."""
-        return min(line.best_sort_priority for line in self.lines.values() if self.anyone or line.labels <= offered)
+        return min(
+            subqueue.best_sort_priority
+            for subqueue in self.subqueues.values()
+            if self.anyone or subqueue.labels <= offered
+        )
 
-    def take(self, line: _Line, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
-        item = line.pop(predicted_s)
+    def take(self, subqueue: _Subqueue, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
+        item = subqueue.pop(predicted_s)
         self.count -= 1
-        if not line.heap:
-            del self.lines[line.labels]
+        if not subqueue.heap:
+            del self.subqueues[subqueue.labels]
         return item
 
 
@@ -234,7 +238,7 @@ class FairQueue:
     def count_by_labels(self, project_id: int) -> Mapping[Labels, int]:
         """Counts a project's waiting items by their required labels."""
         queue = self._queues.get(project_id)
-        return {} if queue is None else {labels: len(line.heap) for labels, line in queue.lines.items()}
+        return {} if queue is None else {labels: len(subqueue.heap) for labels, subqueue in queue.subqueues.items()}
 
     def learn(self, project_id: int, terms: QueueTerms) -> None:
         """Applies new terms to a project."""
@@ -277,7 +281,7 @@ class FairQueue:
         """Drops a project's outdated waiting items."""
         queue = self._queues.pop(project_id, None)
         if queue is not None:
-            self._ids -= {item.rollout_id for line in queue.lines.values() for _, _, item in line.heap}
+            self._ids -= {item.rollout_id for subqueue in queue.subqueues.values() for _, _, item in subqueue.heap}
             if not self._queues:
                 self._passes.clear()
 
@@ -288,16 +292,16 @@ class FairQueue:
             offered: Runner's labels.
             projects: Projects that the runner serves; None means all.
         """
-        candidates: list[tuple[_ProjectQueue, _Line]] = []
+        candidates: list[tuple[_ProjectQueue, _Subqueue]] = []
         for project_id, queue in self._queues.items():
             if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
-                line = queue.best(offered)
-                if line is not None:
-                    candidates.append((queue, line))
+                subqueue = queue.best(offered)
+                if subqueue is not None:
+                    candidates.append((queue, subqueue))
         if not candidates:
             return None
-        queue, line = candidates[0] if len(self._queues) == 1 else self._fairest(candidates, offered)
-        item = queue.take(line, self._predicted_s if self.terms_of(queue.project_id).rules.longest_first else None)
+        queue, subqueue = candidates[0] if len(self._queues) == 1 else self._fairest(candidates, offered)
+        item = queue.take(subqueue, self._predicted_s if self.terms_of(queue.project_id).rules.longest_first else None)
         self._ids.discard(item.rollout_id)
         if item.project_id in self._allowed:
             self._allowed[item.project_id] -= 1
@@ -308,7 +312,9 @@ class FairQueue:
                 self._passes.clear()
         return item
 
-    def _fairest(self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels) -> tuple[_ProjectQueue, _Line]:
+    def _fairest(
+        self, candidates: list[tuple[_ProjectQueue, _Subqueue]], offered: Labels
+    ) -> tuple[_ProjectQueue, _Subqueue]:
         at_level, level = self._at_best_level(candidates, offered)
         passes = self._passes.get(level)
         if passes is None:
@@ -327,18 +333,18 @@ class FairQueue:
         return chosen
 
     def _at_best_level(
-        self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels
-    ) -> tuple[list[tuple[_ProjectQueue, _Line]], int]:
+        self, candidates: list[tuple[_ProjectQueue, _Subqueue]], offered: Labels
+    ) -> tuple[list[tuple[_ProjectQueue, _Subqueue]], int]:
         now_s = self._now_s()
         best_sort_priority = MAX_SORT_PRIORITY
-        for queue, line in candidates:
-            own = line.best_sort_priority if len(queue.lines) == 1 else queue.best_sort_priority(offered)
+        for queue, subqueue in candidates:
+            own = subqueue.best_sort_priority if len(queue.subqueues) == 1 else queue.best_sort_priority(offered)
             if own < best_sort_priority:
                 best_sort_priority = own
         level, at_level = MAX_SORT_PRIORITY, []
         for candidate in candidates:
-            queue, line = candidate
-            key, _, item = line.heap[0]
+            queue, subqueue = candidate
+            key, _, item = subqueue.heap[0]
             own = item.sort_priority
             if own > best_sort_priority and queue.interval_s:
                 own = max(best_sort_priority, min(own, ceil((key - now_s) / queue.interval_s)))

@@ -279,7 +279,7 @@ class RunnerStreams:
             if stream is not None:
                 stream.send(notice)
 
-    def forget_leases(self, ended: Iterable[EndedAttempt]) -> None:
+    def remove_leases(self, ended: Iterable[EndedAttempt]) -> None:
         """Removes the leases of ended and superseded attempts."""
         for attempt in ended:
             sessions = (

@@ -37,7 +37,7 @@ class WorkStealer:
 
     def is_own(self, item: ReadyItem) -> bool:
         """Returns whether this replica is preferred for an item."""
-        return self._place_of(item) == 0
+        return self._rank_of(item) == 0
 
     def seen(self, project_id: int) -> None:
         """Records that other replicas' work waits in a project."""
@@ -94,7 +94,7 @@ class WorkStealer:
         if not others:
             self._forget(project_id)
             return []
-        within = [item for item in others if self._place_of(item) <= self._reach]
+        within = [item for item in others if self._rank_of(item) <= self._reach]
         if not within:
             self._reach += 1
             self._steal_at = self._clock() + STEAL_DELAY_S
@@ -105,8 +105,8 @@ class WorkStealer:
             self._forget(project_id)
         return within[-count:]
 
-    def _place_of(self, item: ReadyItem) -> int:
-        return self._replicas.place(item.group_key or item.rollout_id)
+    def _rank_of(self, item: ReadyItem) -> int:
+        return self._replicas.rank(item.group_key or item.rollout_id)
 
     def _forget(self, project_id: int) -> None:
         self._projects.discard(project_id)

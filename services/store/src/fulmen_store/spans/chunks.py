@@ -60,10 +60,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChunk:
-    """A chunk to store; refused unless its rollout exists in `project`, `projects/{project}`."""
+    """A chunk to store; refused unless its rollout exists in `project`, `projects/{project}`.
+
+    Attributes:
+        by_agent: Whether an attempt key sent it; then it is refused when its attempt has ended for longer than the grace.
+    """
 
     chunk: Chunk
     project: str
+    by_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,7 @@ class LooseSpans:
     Attributes:
         project: `projects/{project}`.
         raw: Serialised, uncompressed `SpanBatch`; two of them can be concatenated.
+        by_agent: As in `NewChunk`.
     """
 
     rollout_id: UUID
@@ -82,13 +88,14 @@ class LooseSpans:
     end_ns: int
     raw: bytes = field(repr=False)
     project: str
+    by_agent: bool = False
 
 
 def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
     """Yields the positions of the spans of each chunk."""
-    waiting: dict[tuple[UUID, int, str], list[int]] = {}
+    waiting: dict[tuple[UUID, int, str, bool], list[int]] = {}
     for position, part in enumerate(spans):
-        waiting.setdefault((part.rollout_id, part.attempt, part.project), []).append(position)
+        waiting.setdefault((part.rollout_id, part.attempt, part.project, part.by_agent), []).append(position)
     for positions in waiting.values():
         group: list[int] = []
         count = size_bytes = 0

@@ -1,6 +1,7 @@
 """Spans: accepted as bytes, committed in groups, returned unchanged.
 
-Invariant: a chunk is stored once, however often it is sent; spans of an ended attempt are kept and change no state.
+Invariant: a chunk is stored once, however often it is sent; spans of an ended attempt change no state, and are kept
+unless its own key sent them after the grace.
 Payloads are opaque here.
 """
 
@@ -55,13 +56,13 @@ class Spans:
         self._traces = traces
         self._blobs = blobs
         self._blob_min_bytes = blob_min_bytes
-        self.committer: GroupCommitter[NewChunk, bool] = GroupCommitter("append_spans", self._execute, metrics=metrics)
-        self.packer: GroupCommitter[LooseSpans, bool] = GroupCommitter(
+        self.committer: GroupCommitter[NewChunk, str] = GroupCommitter("append_spans", self._execute, metrics=metrics)
+        self.packer: GroupCommitter[LooseSpans, str] = GroupCommitter(
             "pack_spans", self._pack_and_append, metrics=metrics
         )
 
-    async def append(self, chunks: Sequence[NewChunk]) -> list[bool]:
-        """Stores chunks; returns, after the commit, whether each was accepted (repeats included).
+    async def append(self, chunks: Sequence[NewChunk]) -> list[str]:
+        """Stores chunks; returns, after the commit, the problem of each; empty if it was accepted (repeats included).
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown; the same chunks may be sent again.
@@ -70,13 +71,14 @@ class Spans:
         start_ns = time.time_ns()
         if self._blobs is not None:
             chunks = await asyncio.gather(*(self._offloaded(new, self._blobs) for new in chunks))
-        kept = await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
+        problems = await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
         if self._traces is not None:
-            self._traces.stored([new for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
-        return kept
+            kept = [new for new, problem in zip(chunks, problems, strict=True) if not problem]
+            self._traces.stored(kept, start_ns)
+        return problems
 
-    async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
-        """Packs and stores spans; spans of one attempt that arrive together share chunks.
+    async def append_loose(self, spans: Sequence[LooseSpans]) -> list[str]:
+        """Packs and stores spans, and returns the problem of each as `append` does. Spans of one attempt that arrive together share chunks.
 
         Repeated spans form the same chunk if they arrive alone. Otherwise the repeat is stored, and its spans are
         dropped on reading.
@@ -87,11 +89,11 @@ class Spans:
         """
         return await self.packer.submit(spans, size_bytes=sum(len(part.raw) + 64 for part in spans))
 
-    async def _execute(self, chunks: Sequence[NewChunk]) -> list[bool]:
-        unknown = await self._table.append(chunks)
-        return [position not in unknown for position in range(len(chunks))]
+    async def _execute(self, chunks: Sequence[NewChunk]) -> list[str]:
+        refused = await self._table.append(chunks)
+        return [refused.get(position, "") for position in range(len(chunks))]
 
-    async def _pack_and_append(self, spans: Sequence[LooseSpans]) -> list[bool]:
+    async def _pack_and_append(self, spans: Sequence[LooseSpans]) -> list[str]:
         groups = list(_groups(spans))
         if sum(len(part.raw) for part in spans) <= INLINE_PACK_BYTES:
             chunks = [self._packed([spans[position] for position in group]) for group in groups]
@@ -99,10 +101,10 @@ class Spans:
             chunks = await asyncio.to_thread(
                 lambda: [self._packed([spans[position] for position in group]) for group in groups]
             )
-        answers = [False] * len(spans)
-        for group, is_kept in zip(groups, await self.append(chunks), strict=True):
+        answers = [""] * len(spans)
+        for group, problem in zip(groups, await self.append(chunks), strict=True):
             for position in group:
-                answers[position] = is_kept
+                answers[position] = problem
         return answers
 
     def _packed(self, spans: Sequence[LooseSpans]) -> NewChunk:
@@ -122,11 +124,11 @@ class Spans:
             end_ns=min(max(part.end_ns for part in spans), MAX_TIME_NS),
             payload=compress(raw),
         )
-        return NewChunk(chunk=chunk, project=first.project)
+        return NewChunk(chunk=chunk, project=first.project, by_agent=first.by_agent)
 
     async def _offloaded(self, new: NewChunk, blobs: Blobs) -> NewChunk:
         chunk = new.chunk
         if len(chunk.payload) < self._blob_min_bytes:
             return new
         blob = await blobs.put(chunk.payload, folder=span_folder(chunk.rollout_id))
-        return NewChunk(chunk=replace(chunk, payload=b"", blob=blob), project=new.project)
+        return replace(new, chunk=replace(chunk, payload=b"", blob=blob))

@@ -2,12 +2,18 @@
 with k as (
     select
         x.n, x.rollout_id, x.attempt, x.chunk_id, x.span_count, x.codec, x.start_ns, x.end_ns, x.payload,
-        x.blob, x.blob_size, r.id is not null as known
+        x.blob, x.blob_size, r.id is not null as known,
+        not x.by_agent or not exists (
+            select from attempt a
+            where a.rollout_id = x.rollout_id and a.number = x.attempt
+                and a.ended_at < now() - $13::float8 * interval '1 second'
+        ) as in_time
     from unnest(
         $1::uuid[], $2::int[], $3::uuid[], $4::int[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bytea[],
-        $9::int[], $10::bytea[], $11::int[]
+        $9::int[], $10::bytea[], $11::int[], $12::bool[]
     ) with ordinality as x (
-        rollout_id, attempt, chunk_id, span_count, codec, start_ns, end_ns, payload, project_id, blob, blob_size, n
+        rollout_id, attempt, chunk_id, span_count, codec, start_ns, end_ns, payload, project_id, blob, blob_size,
+        by_agent, n
     )
     left join lateral (
         select q.id from rollout q
@@ -20,10 +26,10 @@ with k as (
     select
         k.rollout_id, k.attempt, k.chunk_id, k.span_count, k.codec, k.start_ns, k.end_ns, k.payload, k.blob,
         k.blob_size
-    from k where k.known
+    from k where k.known and k.in_time
     on conflict do nothing
 )
-select k.n::int as n from k where not k.known;
+select k.n::int as n, k.known from k where not (k.known and k.in_time);
 
 -- name: chunk_heads
 select

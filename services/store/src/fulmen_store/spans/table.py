@@ -17,7 +17,11 @@ from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.spans.chunks import Chunk, NewChunk
 
-__all__ = ["ChunkHead", "SpanParent", "SpanTable"]
+__all__ = ["ATTEMPT_OVER", "UNKNOWN_ROLLOUT", "ChunkHead", "SpanParent", "SpanTable"]
+
+# Problems of chunks that are not stored.
+UNKNOWN_ROLLOUT: Final = "the rollout does not exist"
+ATTEMPT_OVER: Final = "the attempt has ended, and the grace for its key's spans is over"
 
 # Maximum size of the payloads that one reader holds at once.
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -49,23 +53,36 @@ class SpanParent:
 class SpanTable:
     """Reads and writes chunks of spans."""
 
-    def __init__(self, database: Database, projects: ProjectNames, *, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self, database: Database, projects: ProjectNames, *, blobs: Blobs | None = None, key_grace_s: float = 60.0
+    ) -> None:
+        """Creates the table.
+
+        Args:
+            database: The database.
+            projects: Names of projects.
+            blobs: Storage of large payloads; by default none.
+            key_grace_s: Time after an attempt's end in which its key may still add spans, seconds; 60 by default.
+        """
         self._database = database
+        self._key_grace_s = key_grace_s
         self._projects = projects
         self._blobs = blobs
 
-    async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
-        """Stores chunks in one commit; returns the positions of those whose rollout does not exist."""
+    async def append(self, chunks: Sequence[NewChunk]) -> dict[int, str]:
+        """Stores chunks in one commit; returns the problems of those that are refused, by position."""
         numbers = await self._projects.find_all(new.project for new in chunks)
         rows = [
             (
                 new.chunk.rollout_id, new.chunk.attempt, new.chunk.chunk_id, new.chunk.span_count, new.chunk.codec,
                 new.chunk.start_ns, new.chunk.end_ns, new.chunk.payload, numbers[new.project],
                 *((None, None) if new.chunk.blob is None else (new.chunk.blob.digest, new.chunk.blob.size_bytes)),
+                new.by_agent,
             )
             for new in chunks
         ]  # fmt: skip
-        return {row["n"] - 1 for row in await self._database.fetch("append_chunks", *columns(rows, 11))}
+        refused = await self._database.fetch("append_chunks", *columns(rows, 12), self._key_grace_s)
+        return {row["n"] - 1: ATTEMPT_OVER if row["known"] else UNKNOWN_ROLLOUT for row in refused}
 
     async def heads(self, parents: Sequence[SpanParent]) -> list[list[ChunkHead]]:
         """Returns the chunks of each parent, ordered by chunk id."""

@@ -5,47 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 
 __all__ = [
     "is_own_attempt",
     "project_limit",
-    "require_all_projects",
     "require_count",
-    "require_project",
     "require_range",
 ]
-
-MAX_NAME = 128
-
-
-def require_project(name: str) -> str:
-    """Returns the project of a request; by default the token's own, or the default project for a token for all.
-
-    Does not check that the project exists.
-
-    Raises:
-        PermissionDenied: If the caller is bound to another project.
-    """
-    caller = current_caller()
-    project = name or caller.own_project
-    if not caller.may_access(project):
-        raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project[:MAX_NAME])
-    return project
-
-
-def require_all_projects() -> None:
-    """Checks that the caller may access all projects.
-
-    Raises:
-        PermissionDenied: If its token is bound to one project.
-    """
-    if project_limit() is not None:
-        raise PermissionDenied("A token for all projects is required.", role=current_caller().role)
 
 
 def project_limit() -> str | None:

@@ -10,7 +10,7 @@ from fulmen.ids import attempt_name, parse_attempt_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
-from fulmen_store.leases.attempt_checks import Standing
+from fulmen_store.leases.attempt_checks import CheckedAttempt
 from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.runners.table import RunnerView
@@ -23,7 +23,7 @@ __all__ = [
     "names_of",
     "packed_load",
     "runner_of",
-    "standing_message",
+    "check_result",
 ]
 
 
@@ -55,15 +55,15 @@ async def attempts_of(names: Sequence[str], projects: ProjectNames, *, field: st
     return [LeasedAttempt(numbers[name.project], name.rollout_id, name.number) for name in parsed]
 
 
-def standing_message(attempt: str, standing: Standing) -> pb.AttemptCheckResult:
+def check_result(attempt: str, checked: CheckedAttempt) -> pb.AttemptCheckResult:
     """Encodes the result of an attempt check."""
     return pb.AttemptCheckResult(
         attempt=attempt,
-        status=cast("pb.AttemptStatus", standing.status.value),
-        state=cast("attempt_pb2.AttemptState", standing.state or 0),
-        project=standing.project,
-        mode=cast("rollout_pb2.RolloutMode", standing.mode),
-        current_epoch=standing.current_epoch,
+        status=cast("pb.AttemptStatus", checked.status.value),
+        state=cast("attempt_pb2.AttemptState", checked.state or 0),
+        project=checked.project,
+        mode=cast("rollout_pb2.RolloutMode", checked.mode),
+        current_epoch=checked.current_epoch,
     )
 
 

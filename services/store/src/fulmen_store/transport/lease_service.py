@@ -13,9 +13,9 @@ from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
 from fulmen.ids import parse_attempt_name, parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import TokenSigner
-from fulmen_store.leases.attempt_checks import standing_of
+from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.tokens import TokenSigner
+from fulmen_store.leases.attempt_checks import check_attempt
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.codec import report_of
 from fulmen_store.leases.leases import CompletionStatus, Grant, SessionOwner
@@ -37,8 +37,8 @@ from fulmen_store.scheduling.runner_streams import (
     RunnerStream,
     StreamClosed,
 )
-from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
-from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, packed_load, standing_message
+from fulmen_store.transport.access import project_limit, require_count, require_range
+from fulmen_store.transport.lease_codec import acks_of, attempts_of, check_result, names_of, packed_load
 from fulmen_store.transport.rollout_codec import write_assignment
 
 __all__ = ["LeaseService"]
@@ -198,14 +198,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Returns the status of attempts."""
         require_count(request.attempts, field="attempts", maximum=MAX_REPORTS)
         names = [parse_attempt_name(one.attempt, field="attempts[].attempt") for one in request.attempts]
-        found = await self._checks.look([(name.rollout_id, name.number) for name in names])
+        found = await self._checks.read([(name.rollout_id, name.number) for name in names])
         may_know = current_caller().may_access
         known = [
             one if one is not None and one.project == name.project and may_know(one.project) else None
             for one, name in zip(found, names, strict=True)
         ]
         results = (
-            standing_message(asked.attempt, standing_of(one, number=name.number, epoch=asked.epoch))
+            check_result(asked.attempt, check_attempt(one, number=name.number, epoch=asked.epoch))
             for asked, name, one in zip(request.attempts, names, known, strict=True)
         )
         return pb.CheckAttemptsResponse(results=results)

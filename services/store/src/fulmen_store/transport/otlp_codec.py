@@ -134,6 +134,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpan
             end_ns=part.end_ns,
             raw=span_pb2.SpanBatch(spans=part.records).SerializeToString(),
             project=attempt.project,
+            by_agent=own is not None,
         )
         for attempt, parts in found.items()
         for part in parts.done

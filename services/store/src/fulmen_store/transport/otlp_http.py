@@ -18,8 +18,18 @@ from google.protobuf.message import Message
 
 from fulmen.errors import ArgumentInvalid, Code, Draining, FulmenError, InternalError, MessageTooLarge
 from fulmen.rpc.status import encode
-from fulmen_service_kit.auth import Authenticator, set_caller
-from fulmen_service_kit.http_wire import CallerGone, Header, Receive, Scope, Send, header, read_body, respond
+from fulmen_service_kit.http.wire import (
+    CallerGone,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    header,
+    header_count,
+    read_body,
+    respond,
+)
+from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
 from fulmen_store.database.database import Database
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 
@@ -133,7 +143,10 @@ class OtlpHttpApp:
         if self.draining:
             raise Draining("The store is shutting down; retry.")
         address = str((scope.get("client") or ("",))[0])
-        caller = await self._authenticator.admit(RPC, header(scope, b"authorization").decode("latin-1"), address)
+        authorization = header(scope, b"authorization").decode("latin-1")
+        if header_count(scope, b"authorization") > 1:
+            authorization = SEVERAL
+        caller = await self._authenticator.admit(RPC, authorization, address)
         if caller is not None:
             self._authenticator.authorize(RPC, caller)
             set_caller(caller)

@@ -8,10 +8,11 @@ from typing import Final
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from fulmen.errors import QuotaExceeded
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.spans.spans import Spans
+from fulmen_store.spans.table import ATTEMPT_OVER
 from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
@@ -64,26 +65,31 @@ class OtlpIngest:
             loose, homeless, oversized = await asyncio.to_thread(take_apart)
         # Attempts that the caller may not access are treated as nonexistent.
         reached = [part for part in loose if caller.may_access(part.project)]
-        kept = await self._spans.append_loose(reached)
-        unknown = sum(part.span_count for part in loose) - sum(
-            part.span_count for part, is_kept in zip(reached, kept, strict=True) if is_kept
-        )
-        self._metrics.spans_rejected(homeless + oversized + unknown)
-        return _response(homeless=homeless, oversized=oversized, unknown=unknown)
+        problems = await self._spans.append_loose(reached)
+        kept = late = 0
+        for part, problem in zip(reached, problems, strict=True):
+            kept += 0 if problem else part.span_count
+            late += part.span_count if problem == ATTEMPT_OVER else 0
+        unknown = sum(part.span_count for part in loose) - kept - late
+        self._metrics.spans_rejected(homeless + oversized + unknown + late)
+        return _response(homeless=homeless, oversized=oversized, unknown=unknown, late=late)
 
 
-def _response(*, homeless: int, oversized: int, unknown: int) -> trace_service_pb2.ExportTraceServiceResponse:
+def _response(
+    *, homeless: int, oversized: int, unknown: int, late: int
+) -> trace_service_pb2.ExportTraceServiceResponse:
     response = trace_service_pb2.ExportTraceServiceResponse()
     reasons = [
         text
         for count, text in (
             (homeless, f"{homeless} spans name no attempt by the attributes fulmen.rollout and fulmen.attempt."),
             (unknown, f"{unknown} spans are of rollouts that do not exist."),
+            (late, f"{late} spans came after the end of their attempt and the grace for its key."),
             (oversized, f"{oversized} spans are larger than 1 MiB."),
         )
         if count
     ]
     if reasons:
-        response.partial_success.rejected_spans = homeless + oversized + unknown
+        response.partial_success.rejected_spans = homeless + oversized + unknown + late
         response.partial_success.error_message = " ".join(reasons)
     return response

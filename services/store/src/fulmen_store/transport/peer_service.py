@@ -12,7 +12,6 @@ from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen_store.malformed import malformed
 from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
 from fulmen_store.replicas.notifier import NotificationReceiver
-from fulmen_store.transport.access import require_all_projects
 
 __all__ = ["PeerService"]
 
@@ -27,7 +26,6 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
 
     async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:
         """Handles a notification."""
-        require_all_projects()
         for field in ("ready_projects", "finished_projects", "resource_projects"):
             _check_length(field, getattr(request, field), MAX_PROJECTS)
         _check_length("cancels", request.cancels, MAX_CANCELS)

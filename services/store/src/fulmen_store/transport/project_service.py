@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import time
 from typing import Final, cast
 
 import grpc.aio
@@ -15,9 +16,10 @@ from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.introspection import introspected
-from fulmen_service_kit.tokens import TokenVerifier
+from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.introspection import introspected
+from fulmen_service_kit.security.keys import StoreKeys, key_id
+from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_store.projects.projects import Projects, unknown_project
 from fulmen_store.projects.table import (
     IssuedToken,
@@ -25,11 +27,11 @@ from fulmen_store.projects.table import (
     ProjectTable,
     ProjectView,
     TokenDraft,
-    TokenPlace,
+    TokenPosition,
     TokenTable,
 )
 from fulmen_store.projects.tokens import Tokens
-from fulmen_store.transport.access import project_limit, require_all_projects, require_project
+from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = [
@@ -41,7 +43,7 @@ DEFAULT_WEIGHT: Final = 100
 # Longer than any name, so that page keys have a fixed length.
 NAME_BYTES: Final = 72
 PLACE_BYTES: Final = 24
-NEWEST: Final = TokenPlace(created_at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), token_id="")
+NEWEST: Final = TokenPosition(created_at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), token_id="")
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -56,8 +58,10 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         table: ProjectTable,
         token_table: TokenTable,
         verifier: TokenVerifier,
+        keys: StoreKeys,
     ) -> None:
         self._verifier = verifier
+        self._keys = keys
         self._projects = projects
         self._tokens = tokens
         self._table = table
@@ -67,7 +71,6 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         self, request: pb.CreateProjectRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateProjectResponse:
         """Creates a project."""
-        require_all_projects()
         view = await self._projects.create(_draft(request.project), request_id=request.request_id)
         return pb.CreateProjectResponse(project=_message(view))
 
@@ -134,7 +137,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         listed = f"tokens/{project}"
         last = decode_token(request.page_token, listed=listed, key_bytes=PLACE_BYTES)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        before = NEWEST if last is None else _place(last)
+        before = NEWEST if last is None else _token_position(last)
         found = await self._token_table.page(project=project, before=before, limit=limit + 1)
         token = encode_token(_place_key(found[limit - 1]), listed=listed) if len(found) > limit else ""
         return pb.ListTokensResponse(tokens=[_info(issued) for issued in found[:limit]], next_page_token=token)
@@ -150,6 +153,27 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     ) -> pb.IntrospectTokenResponse:
         """Returns the owner of a token."""
         return introspected(self._verifier, request.token, asked_by=current_caller())
+
+    async def ListSigningKeys(
+        self, request: pb.ListSigningKeysRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListSigningKeysResponse:
+        """Returns the public keys and the time; open to everyone."""
+        response = pb.ListSigningKeysResponse(
+            keys=[pb.SigningKey(key_id=key_id(key), public_key=key) for key in self._keys.published()]
+        )
+        response.server_time.FromNanoseconds(time.time_ns())
+        return response
+
+    async def RefreshToken(
+        self, request: pb.RefreshTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RefreshTokenResponse:
+        """Returns a fresh token for the caller."""
+        caller = current_caller()
+        project = require_project(request.project) if request.project else caller.project
+        if project != caller.project:
+            await self._projects.get(project)
+        token, expires_at = await self._tokens.refresh(caller, project=project)
+        return pb.RefreshTokenResponse(token=token, expire_time=_timestamp(expires_at))
 
 
 def _visible(name: str) -> str:
@@ -230,9 +254,9 @@ def _place_key(issued: IssuedToken) -> bytes:
     return micros.to_bytes(8) + base64.urlsafe_b64decode(issued.token_id + "==")
 
 
-def _place(key: bytes) -> TokenPlace:
+def _token_position(key: bytes) -> TokenPosition:
     micros = min(int.from_bytes(key[:8]), (NEWEST.created_at - EPOCH) // datetime.timedelta(microseconds=1))
-    return TokenPlace(
+    return TokenPosition(
         created_at=EPOCH + datetime.timedelta(microseconds=micros),
         token_id=base64.urlsafe_b64encode(key[8:]).decode().rstrip("="),
     )

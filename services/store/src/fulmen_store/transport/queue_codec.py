@@ -11,8 +11,8 @@ from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import Caller
+from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.tokens import Caller
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.demand import Demand, DemandQuery
 from fulmen_store.scheduling.fair_queue import Labels
@@ -21,6 +21,7 @@ from fulmen_store.scheduling.table import QueueStats
 from fulmen_store.transport.access import require_range
 
 __all__ = [
+    "OptionalNumber",
     "checked_query",
     "demand_message",
     "demand_project",
@@ -102,35 +103,35 @@ def demand_project(name: str, caller: Caller) -> str | None:
     return None if project == ALL_PROJECTS else project
 
 
+OptionalNumber = tuple[str, float | None]
+"""Name of a number in errors, and its value; None for the default."""
+
+
 def checked_query(
     *,
     project: str | None,
     labels: Mapping[str, str],
-    target_drain_s: float | None,
-    slots_per_runner: float | None,
-    default_duration_s: float | None,
-    names: tuple[str, str, str],
+    target_drain_s: OptionalNumber,
+    slots_per_runner: OptionalNumber,
+    default_duration_s: OptionalNumber,
     min_runners: int = DEFAULTS.min_runners,
     max_runners: int = DEFAULTS.max_runners,
 ) -> DemandQuery:
-    """Builds a query from optional values; `names` are the names of the numbers in errors.
+    """Builds a query from optional values.
 
     Raises:
         ArgumentInvalid: If a value is out of range.
     """
-    drain_s = DEFAULTS.target_drain_s if target_drain_s is None else target_drain_s
-    slots = DEFAULTS.slots_per_runner if slots_per_runner is None else slots_per_runner
-    duration_s = DEFAULTS.default_duration_s if default_duration_s is None else default_duration_s
-    require_range(names[0], drain_s, 1, DAY_S)
-    require_range(names[1], slots, 1, MAX_SLOTS)
-    require_range(names[2], duration_s, MIN_DURATION_S, DAY_S)
+    drain_s = _in_range(target_drain_s, DEFAULTS.target_drain_s, 1, DAY_S)
+    slots = _in_range(slots_per_runner, DEFAULTS.slots_per_runner, 1, MAX_SLOTS)
+    duration_s = _in_range(default_duration_s, DEFAULTS.default_duration_s, MIN_DURATION_S, DAY_S)
     require_range("labels", len(labels), 0, MAX_LABELS)
     require_range("min_runners", min_runners, 0, MAX_RUNNERS)
     require_range("max_runners", max_runners, 1, MAX_RUNNERS)
     if min_runners > max_runners:
         raise malformed("min_runners", "is greater than max_runners")
     if slots != int(slots):
-        raise malformed(names[1], "is not an integer")
+        raise malformed(slots_per_runner[0], "is not an integer")
     return DemandQuery(
         project=project,
         labels=frozenset(f"{key}={value}" for key, value in labels.items()),
@@ -140,6 +141,13 @@ def checked_query(
         min_runners=min_runners,
         max_runners=max_runners,
     )
+
+
+def _in_range(number: OptionalNumber, default: float, low: float, high: float) -> float:
+    name, given = number
+    value = default if given is None else given
+    require_range(name, value, low, high)
+    return value
 
 
 def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
@@ -152,10 +160,9 @@ def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
     return checked_query(
         project=demand_project(request.project, current_caller()),
         labels=dict(request.labels),
-        target_drain_s=_seconds(request.target_drain) if request.HasField("target_drain") else None,
-        slots_per_runner=request.slots_per_runner or None,
-        default_duration_s=_seconds(request.default_duration) if request.HasField("default_duration") else None,
-        names=("target_drain", "slots_per_runner", "default_duration"),
+        target_drain_s=_duration(request, "target_drain"),
+        slots_per_runner=("slots_per_runner", request.slots_per_runner or None),
+        default_duration_s=_duration(request, "default_duration"),
         min_runners=request.min_runners,
         max_runners=request.max_runners or MAX_RUNNERS,
     )
@@ -174,5 +181,6 @@ def demand_message(demand: Demand, age_s: float) -> registry_pb.GetFleetDemandRe
     return message
 
 
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+def _duration(request: registry_pb.GetFleetDemandRequest, name: str) -> OptionalNumber:
+    duration: Duration = getattr(request, name)
+    return name, duration.seconds + duration.nanos / 1e9 if request.HasField(name) else None

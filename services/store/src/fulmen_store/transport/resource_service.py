@@ -11,7 +11,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.errors import ArgumentInvalid, Draining, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.permissions import kind_action, require
 from fulmen_store.resources.diff import compare
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import ResourceTable
@@ -19,7 +20,7 @@ from fulmen_store.resources.versions import Alias, NewVersion, Publication, Vers
 from fulmen_store.resources.watch import Changes, ResourceWatcher
 from fulmen_store.resources.watch_cursor import WatchSelection
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import require_count, require_project
+from fulmen_store.transport.access import require_count
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["ResourceService"]
@@ -59,6 +60,8 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             problem = Violation(field="resources", description="belong to different projects")
             raise ArgumentInvalid("The resources cannot be published.", violations=[problem])
         project = require_project(projects.pop())
+        for kind in {message.kind for message in request.resources}:
+            require(current_caller(), kind_action(kind), project)
         publication = Publication(
             versions=[_new(message) for message in request.resources],
             request_id=request.request_id,
@@ -141,7 +144,11 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext) -> pb.SetAliasResponse:
         """Points an alias to a version."""
-        project_id = await self._rollouts.project_id(require_project(request.project))
+        project = require_project(request.project)
+        resource = parse_ref(request.name, field="name").resource
+        project_id = await self._rollouts.project_id(project)
+        for newest in await self._table.versions_of(project_id, resource, kind=None, below=HIGHEST_NUMBER, limit=1):
+            require(current_caller(), kind_action(newest.kind), project)
         alias = await self._resources.set_alias(project_id, request.name, request.version, etag=request.etag)
         return pb.SetAliasResponse(alias=_alias_message(alias))
 

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.ids import attempt_of, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_service_kit.tokens import TokenSigner
+from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.leases.leases import Grant
 from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
 from fulmen_store.rollouts.feed_cursor import Selection
@@ -70,8 +70,8 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
         _set(running.start_time, live.started_at)
     if view.running and attempts:
         # A second attempt may have ended before the first.
-        places = dict(zip((each.name for each in message.attempts), numbers, strict=True))
-        message.attempts.sort(key=lambda each: places[each.name])
+        order = dict(zip((each.name for each in message.attempts), numbers, strict=True))
+        message.attempts.sort(key=lambda each: order[each.name])
     return message
 
 

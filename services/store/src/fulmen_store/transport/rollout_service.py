@@ -14,7 +14,7 @@ from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound
 from fulmen.ids import RolloutName, parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.codec import new_rollout
 from fulmen_store.rollouts.dead_letters import DeadLetters
@@ -29,7 +29,7 @@ from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.transport.access import is_own_attempt, require_count, require_project
+from fulmen_store.transport.access import is_own_attempt, require_count
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message

@@ -17,14 +17,14 @@ import grpc.aio
 from fulmen.errors import Draining
 from fulmen.keda import externalscaler_pb2 as pb
 from fulmen.keda import externalscaler_pb2_grpc
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.rpc_edge import address_of
-from fulmen_service_kit.tokens import Caller
-from fulmen_store.access_policy import SCALER
+from fulmen_service_kit.rpc.edge import address_of
+from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.permissions import SCALER
+from fulmen_service_kit.security.tokens import Caller
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.demand import DemandQuery
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.transport.queue_codec import checked_query, demand_project
+from fulmen_store.transport.queue_codec import OptionalNumber, checked_query, demand_project
 
 __all__ = ["ScalerService"]
 
@@ -119,7 +119,6 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             target_drain_s=_number(given, "targetDrainSeconds"),
             slots_per_runner=_number(given, "slotsPerRunner"),
             default_duration_s=_number(given, "defaultDurationSeconds"),
-            names=("targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"),
         )
 
     def _caller(self, rpc: str, token: str, address: str) -> Caller:
@@ -149,17 +148,17 @@ def _known() -> str:
     return ", ".join(sorted(OWN_KEYS))
 
 
-def _number(given: Mapping[str, str], key: str) -> float | None:
+def _number(given: Mapping[str, str], key: str) -> OptionalNumber:
     text = given.get(key, "").strip()
     if not text:
-        return None
+        return key, None
     try:
         value = float(text)
     except ValueError:
         raise malformed(f"scalerMetadata.{key}", "is not a number") from None
     if not math.isfinite(value):
         raise malformed(f"scalerMetadata.{key}", "is not a number")
-    return value
+    return key, value
 
 
 def _labels(text: str) -> dict[str, str]:

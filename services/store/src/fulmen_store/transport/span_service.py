@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc.aio
 import structlog
@@ -16,16 +17,16 @@ from fulmen.errors import PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.spans.chunks import Chunk, NewChunk
 from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
-from fulmen_store.spans.table import ChunkHead, SpanParent, SpanTable
-from fulmen_store.transport.access import is_own_attempt, require_count, require_project
+from fulmen_store.spans.table import UNKNOWN_ROLLOUT, ChunkHead, SpanParent, SpanTable
+from fulmen_store.transport.access import is_own_attempt, require_count
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
@@ -55,7 +56,6 @@ KEY_BYTES = PARENT_BYTES + SPAN_KEY_BYTES
 # Sorts before every span.
 NO_SPAN = bytes(SPAN_KEY_BYTES)
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-UNKNOWN_ROLLOUT = "the rollout does not exist"
 MAY_RECORD_MODEL_CALLS = frozenset({Role.SERVICE, Role.ADMIN})
 
 _log = structlog.get_logger()
@@ -86,7 +86,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         wanted = read_filter(request.filter)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         listed = "spans/" + "/".join([*names, request.filter.SerializeToString(deterministic=True).hex()])
-        position, after = _place(decode_token(request.page_token, listed=listed, key_bytes=KEY_BYTES))
+        position, after = _position(decode_token(request.page_token, listed=listed, key_bytes=KEY_BYTES))
         response = pb.ListSpansResponse()
         while position < len(parents):
             left = limit - len(response.spans)
@@ -194,7 +194,8 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         require_count(request.chunks, field="chunks", maximum=MAX_CHUNKS)
         response = pb.AppendSpansResponse()
         good: list[NewChunk] = []
-        may_access = current_caller().may_access
+        caller = current_caller()
+        may_access, by_agent = caller.may_access, caller.role is Role.ATTEMPT
         for message in request.chunks:
             chunk = read_chunk(message)
             problem = chunk if isinstance(chunk, str) else _write_problem(chunk)
@@ -203,12 +204,12 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
             elif not may_access(chunk.project):
                 response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=UNKNOWN_ROLLOUT)
             else:
-                good.append(chunk)
-        kept = await self._spans.append(good)
-        response.accepted_count = sum(kept)
-        for chunk, is_kept in zip(good, kept, strict=True):
-            if not is_kept:
-                response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=UNKNOWN_ROLLOUT)
+                good.append(replace(chunk, by_agent=True) if by_agent else chunk)
+        problems = await self._spans.append(good)
+        response.accepted_count = problems.count("")
+        for chunk, problem in zip(good, problems, strict=True):
+            if problem:
+                response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=problem)
         return response
 
 
@@ -238,7 +239,7 @@ def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]
     return [head for head in heads if wanted.may_match_chunk(start_ns=head.start_ns, end_ns=head.end_ns)]
 
 
-def _place(key: bytes | None) -> tuple[int, bytes | None]:
+def _position(key: bytes | None) -> tuple[int, bytes | None]:
     """Decodes a page token's key into the parent and the span after which the page starts."""
     if key is None:
         return 0, None

@@ -14,20 +14,20 @@ from fulmen.ids import RolloutName, attempt_name, parse_attempt_name, parse_roll
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
-from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import project_limit, require_project
+from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
 from fulmen_store.usage.usage import (
-    Exchange,
     Grouping,
     LimitKey,
     Selection,
     UsageEntry,
     UsageGroup,
+    UsageReport,
     Window,
     merged,
     slot_of,
@@ -53,7 +53,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
         """Stores the counts of a proxy process and returns those of the others."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
-        report = _exchange(request, windows)
+        report = _report(request, windows)
         rejected = await self._sync.sync(report, may_access=current_caller().may_access)
         project = project_limit()
         now = await self._table.clock()
@@ -104,11 +104,11 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         return pb.GetUsageResponse(groups=groups, next_page_token=token)
 
 
-def _exchange(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> Exchange:
+def _report(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> UsageReport:
     stored = pb.SyncUsageRequest(windows=windows)
     names = {each.attempt for each in windows if each.attempt}
     parsed = [parse_attempt_name(name, field="windows[].attempt") for name in sorted(names)]
-    return Exchange(
+    return UsageReport(
         instance_id=request.instance_id,
         scope=current_caller().project,
         sequence=request.sequence,

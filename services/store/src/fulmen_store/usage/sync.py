@@ -10,30 +10,18 @@ from fulmen.errors import ProjectNotFound, Violation
 from fulmen_store.malformed import malformed_request
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.usage.table import UsageTable
-from fulmen_store.usage.usage import Exchange, StoredUsage
+from fulmen_store.usage.usage import StoredUsage, UsageReport
 
 __all__ = [
     "UsageSync",
 ]
 
 MAX_ENTRIES: Final = 5_000
-
-
 MAX_WINDOWS: Final = 10_000
-
-
 MAX_MODEL: Final = 128
-
-
 MAX_BACKEND: Final = 128
-
-
 MAX_COUNT: Final = 10**15
-
-
 MAX_SEQUENCE: Final = 2**62
-
-
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
@@ -45,28 +33,28 @@ class UsageSync:
         self._table = table
         self._rollouts = rollouts
 
-    async def sync(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
+    async def sync(self, report: UsageReport, *, may_access: Callable[[str], bool]) -> int:
         """Counts usage once and stores the windows; returns the number of dropped entries.
 
         Raises:
             ArgumentInvalid: If the report is invalid; lists every problem, and nothing was counted.
             DatabaseUnavailable: If the outcome is unknown; the same report may be sent again.
         """
-        problems = list(_problems(exchange))
+        problems = list(_problems(report))
         if problems:
             raise malformed_request(problems)
         rows: list[StoredUsage] = []
-        for entry in exchange.entries:
+        for entry in report.entries:
             project_id = await self._find(entry.project) if may_access(entry.project) else None
             if project_id is not None:
-                place = (project_id, entry.rollout_id, entry.attempt, entry.model, entry.backend)
-                rows.append((*place, *entry.counts))
+                key = (project_id, entry.rollout_id, entry.attempt, entry.model, entry.backend)
+                rows.append((*key, *entry.counts))
         if rows:
-            await self._table.add(exchange.instance_id, exchange.sequence, rows)
-        if exchange.window_count:
+            await self._table.add(report.instance_id, report.sequence, rows)
+        if report.window_count:
             # The previous windows expire by themselves.
-            await self._table.keep_windows(exchange)
-        return len(exchange.entries) - len(rows)
+            await self._table.replace_windows(report)
+        return len(report.entries) - len(rows)
 
     async def _find(self, project: str) -> int | None:
         try:
@@ -75,18 +63,18 @@ class UsageSync:
             return None
 
 
-def _problems(exchange: Exchange) -> Iterator[Violation]:
-    if not _INSTANCE.fullmatch(exchange.instance_id):
+def _problems(report: UsageReport) -> Iterator[Violation]:
+    if not _INSTANCE.fullmatch(report.instance_id):
         yield _violation("instance_id", "is not 1 to 64 of [A-Za-z0-9-]")
-    if exchange.entries and not 1 <= exchange.sequence <= MAX_SEQUENCE:
+    if report.entries and not 1 <= report.sequence <= MAX_SEQUENCE:
         yield _violation("sequence", "is needed with usage, from 1 on")
-    if len(exchange.entries) > MAX_ENTRIES:
+    if len(report.entries) > MAX_ENTRIES:
         yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
-    if exchange.window_count > MAX_WINDOWS:
+    if report.window_count > MAX_WINDOWS:
         yield _violation("windows", f"has more than {MAX_WINDOWS} entries")
-    if not 0 <= exchange.slot <= MAX_COUNT:
+    if not 0 <= report.slot <= MAX_COUNT:
         yield _violation("slot", "is out of range")
-    for index, entry in enumerate(exchange.entries[:MAX_ENTRIES]):
+    for index, entry in enumerate(report.entries[:MAX_ENTRIES]):
         if not 1 <= len(entry.model) <= MAX_MODEL or "\0" in entry.model:
             yield _violation(f"usage[{index}].model", f"has not 1 to {MAX_MODEL} characters")
         if len(entry.backend) > MAX_BACKEND or "\0" in entry.backend:

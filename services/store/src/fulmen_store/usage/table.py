@@ -10,7 +10,7 @@ import asyncpg
 from fulmen.ids import AttemptName
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
-from fulmen_store.usage.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup, Window
+from fulmen_store.usage.usage import OtherWindows, Selection, StoredUsage, UsageGroup, UsageReport, Window
 
 __all__ = ["UsageTable"]
 
@@ -32,10 +32,10 @@ class UsageTable:
                 await transaction.fetch("add_usage_attempts", *added)
         return True
 
-    async def keep_windows(self, exchange: Exchange) -> None:
+    async def replace_windows(self, report: UsageReport) -> None:
         """Replaces the windows of a process."""
-        values = (exchange.instance_id, exchange.scope, exchange.slot, exchange.windows)
-        await self._database.fetch("keep_windows", *values)
+        values = (report.instance_id, report.scope, report.slot, report.windows)
+        await self._database.fetch("replace_windows", *values)
 
     async def clock(self) -> datetime.datetime:
         """Returns the database's time."""
@@ -73,16 +73,16 @@ class UsageTable:
             rows = await self._database.fetch("usage_by_minute", *when)
         return [_group(row) for row in rows]
 
-    async def forget_usage(self, limit: int) -> int:
+    async def delete_expired(self, limit: int) -> int:
         """Removes up to `limit` rows of each kind that are past their project's retention; returns their number."""
-        minutes = await self._database.fetch("forget_usage_minutes", limit)
-        attempts = await self._database.fetch("forget_usage_attempts", limit)
+        minutes = await self._database.fetch("delete_usage_minutes", limit)
+        attempts = await self._database.fetch("delete_usage_attempts", limit)
         return len(minutes) + len(attempts)
 
-    async def forget_instances(self) -> None:
+    async def delete_stale_instances(self) -> None:
         """Removes processes not seen for a day."""
-        await self._database.fetch("forget_usage_instances")
-        await self._database.fetch("forget_windows")
+        await self._database.fetch("delete_usage_instances")
+        await self._database.fetch("delete_windows")
 
 
 def _group(row: asyncpg.Record) -> UsageGroup:

@@ -16,7 +16,7 @@ from uuid import UUID
 from fulmen.ids import AttemptName
 
 __all__ = [
-    "Exchange",
+    "UsageReport",
     "Grouping",
     "LimitKey",
     "OtherWindows",
@@ -74,7 +74,7 @@ class UsageEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class UsageReport:
     """A report of a proxy process.
 
     Attributes:

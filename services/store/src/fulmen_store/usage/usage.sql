@@ -68,7 +68,7 @@ on conflict (rollout_id, attempt, model, backend) do update set
     completion_token_count = old.completion_token_count + excluded.completion_token_count,
     cost_micros = old.cost_micros + excluded.cost_micros;
 
--- name: keep_windows
+-- name: replace_windows
 insert into usage_window (instance, project, slot, windows) values ($1, $2, $3, $4)
 on conflict (instance) do update set
     project = excluded.project, slot = excluded.slot, windows = excluded.windows, seen_at = now();
@@ -151,7 +151,7 @@ group by g.name
 order by g.name collate "C"
 limit $7;
 
--- name: forget_usage_minutes
+-- name: delete_usage_minutes
 delete from usage_minute u where u.ctid = any (array(
     select q.ctid from project p
     cross join lateral (
@@ -162,7 +162,7 @@ delete from usage_minute u where u.ctid = any (array(
 ))
 returning u.project_id;
 
--- name: forget_usage_attempts
+-- name: delete_usage_attempts
 -- Of rollouts removed by retention.
 delete from usage_attempt u where u.ctid = any (array(
     select q.ctid from project p
@@ -177,8 +177,8 @@ delete from usage_attempt u where u.ctid = any (array(
 ))
 returning u.attempt;
 
--- name: forget_usage_instances
+-- name: delete_usage_instances
 delete from usage_instance i where i.seen_at < now() - interval '24 hours';
 
--- name: forget_windows
+-- name: delete_windows
 delete from usage_window w where w.seen_at < now() - interval '1 hour';

@@ -139,7 +139,7 @@ async def test_a_generator_that_catches_its_cancellation_ends_at_its_next_step()
     assert closed == [True]
 
 
-def test_a_generator_in_a_thread_ends_after_the_step_in_which_it_is_told_to() -> None:
+def test_a_generator_in_a_thread_ends_after_the_step_in_which_it_is_stopped() -> None:
     stop, closed = threading.Event(), []
 
     def endless() -> Generator[object, None, None]:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -16,19 +15,13 @@ import pytest_asyncio
 
 from fulmen.agent import GRADER_AGENT, Context, acting_agent, entered
 from fulmen.emit import emit_reward
-from fulmen_runner.agents.command.guardian import Guardian
-from fulmen_runner.agents.environment import Endpoints
-from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python.host import PythonHost, python_agent, python_grader
-from fulmen_runner.agents.specification import NO_LIMITS
-from fulmen_runner.agents.tracing.exporter import RunnerExporter
-from fulmen_runner.agents.tracing.spans import AttemptSpans
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
-from fulmen_runner.attempts.program import Invocation, Program
-from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.program import Program
 from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.runner.assignments import assignment, tracing_restored
+from tests.support.runner.in_process import invocation_of, python_host
 
 TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 Function = Callable[..., object]
@@ -36,18 +29,9 @@ Function = Callable[..., object]
 
 @pytest_asyncio.fixture
 async def host() -> AsyncIterator[PythonHost]:
-    endpoints = Endpoints(llm_proxy_url="", otlp_url="http://127.0.0.1:9")
-    child_host = ChildHost(
-        guardian=Guardian(), inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
-    )
     with tracing_restored():
-        spans = AttemptSpans(RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1)
-        yield PythonHost(
-            stragglers=Stragglers(),
-            spans=spans,
-            children=Children(host=child_host, policy=ChildPolicy(max_attempts=1, max_idle=0, idle_timeout_s=1)),
-        )
-        await spans.close()
+        async with python_host() as made:
+            yield made
 
 
 def program(host: PythonHost, agent: Function, grader: Function | None = None) -> Program:
@@ -59,17 +43,8 @@ def program(host: PythonHost, agent: Function, grader: Function | None = None) -
 
 
 async def run(made: Program) -> Outcome:
-    item = assignment(input_=b'{"question": "why"}')
-    context = Context(
-        rollout=item.rollout,
-        attempt=item.attempt,
-        attempt_number=1,
-        mode="train",
-        deadline=time.monotonic() + 30,
-        environment={"TRACEPARENT": TRACEPARENT},
-    )
-    invocation = Invocation(assignment=item, task=item.task(), context=context, workspace=Workspaces().of(item.input))
-    with entered(context):
+    invocation = invocation_of(assignment(input_=b'{"question": "why"}'), Workspaces(), TRACEPARENT=TRACEPARENT)
+    with entered(invocation.context):
         return await asyncio.create_task(made.run(invocation))
 
 

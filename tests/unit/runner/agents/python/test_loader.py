@@ -1,4 +1,4 @@
-"""Loading callables, and what is told of those that cannot be loaded or that raise."""
+"""Loading callables, and the errors of those that cannot be loaded or that raise."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_targets_that_are_not_there(bundle: Path, target: str, says: str) -> Non
     assert says in told_of_load(bundle, target)
 
 
-def test_an_error_is_told_from_the_agents_first_frame_on(bundle: Path) -> None:
+def test_a_traceback_starts_at_the_agents_first_frame(bundle: Path) -> None:
     with pytest.raises(RuntimeError) as raised:
         load_in_place("agent.py:chains", bundle)({})
     # The test itself called it: that frame stands for whoever calls agents.

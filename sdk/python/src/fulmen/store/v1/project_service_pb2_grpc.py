@@ -85,6 +85,16 @@ class ProjectServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.FromString,
                 _registered_method=True)
+        self.ListSigningKeys = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/ListSigningKeys',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysResponse.FromString,
+                _registered_method=True)
+        self.RefreshToken = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/RefreshToken',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenResponse.FromString,
+                _registered_method=True)
 
 
 class ProjectServiceServicer(object):
@@ -176,6 +186,25 @@ class ProjectServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSigningKeys(self, request, context):
+        """Returns the public keys that role tokens are verified with, and the store's time. Requires no token. Services poll it
+        every few seconds, so that the signing key can be rotated without a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RefreshToken(self, request, context):
+        """Returns a new token with the role, subject and id of the caller's token, which stays valid until it expires. For the
+        roles service and runner, whose holders call it at half of their token's validity. Revoking the id ends both.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`): a token of another role;
+        `NOT_FOUND` (`PROJECT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProjectServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -223,6 +252,16 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     servicer.IntrospectToken,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.SerializeToString,
+            ),
+            'ListSigningKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSigningKeys,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysResponse.SerializeToString,
+            ),
+            'RefreshToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefreshToken,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -474,6 +513,60 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/IntrospectToken',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSigningKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/ListSigningKeys',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListSigningKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefreshToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/RefreshToken',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.RefreshTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

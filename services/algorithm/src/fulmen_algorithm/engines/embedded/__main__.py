@@ -1,6 +1,6 @@
 """Command line of the engine: `python -m fulmen_algorithm.engines.embedded --model DIR`.
 
-Invariant: the process ends when its parent does: standard input reaching its end is the parent's death.
+Invariant: the process ends when its parent does, which closes its standard input.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, EngineServer]:
-    """Loads the model and puts the parts together.
+    """Loads the model and connects the parts.
 
     Raises:
         OSError: if the directory holds no model or tokenizer.
@@ -96,8 +96,8 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
 
 
 def served_names(names: tuple[str, ...], adapters: tuple[str, ...]) -> dict[str, str]:
-    """Maps model names to adapters: a single adapter without role answers under every name, that of a role under
-    `{name}.{role}`, the weights alone under every other.
+    """Maps model names to adapters: a single adapter without role answers under every name, the adapter of a
+    role under `{name}.{role}`, and the weights without adapters under every other name.
     """
     plain = DEFAULT_ADAPTER if DEFAULT_ADAPTER in adapters else ""
     roles = [adapter for adapter in adapters if adapter != DEFAULT_ADAPTER]
@@ -129,7 +129,7 @@ async def serve(options: argparse.Namespace) -> None:
         sys.stdout.write(msgspec.json.encode({"port": port, "pid": os.getpid()}).decode() + "\n")
         sys.stdout.flush()
         stopped = asyncio.create_task(stop.wait(), name="stop")
-        # Ends on a signal, the parent's death, or the batcher's: an engine that cannot generate must not look alive.
+        # Ends on a signal, with the parent, or with the batcher: an engine that cannot generate must not stay up.
         await asyncio.wait({stopped, generator.batcher}, return_when=asyncio.FIRST_COMPLETED)
         await runner.cleanup()
         if generator.batcher.done():

@@ -1,7 +1,7 @@
-"""Low-rank adapters in an engine: several beside one another on the same weights, each replaced in place.
+"""Low-rank adapters in an engine: several on the same weights, each replaced in place.
 
-A batch is of one adapter, so that a forward pass is one of the whole model. Tokens of all adapters carry the same
-policy version: adapters are published together.
+All requests of a batch use the same adapter. Adapters are published together, so that tokens of all adapters have the
+same policy version.
 """
 
 import warnings
@@ -28,7 +28,7 @@ def add_adapters(model: Any, adapters: Mapping[str, Path]) -> None:
     """
     if not adapters:
         return
-    from peft import LoraConfig  # it takes half a second, which most engines need not wait for
+    from peft import LoraConfig  # takes half a second; only engines with adapters need it
 
     with warnings.catch_warnings():
         # Several adapters are intended.
@@ -46,8 +46,8 @@ def use_adapter(model: Any, name: str) -> None:
     """Activates an adapter; empty for the model's own weights. Called in the model thread.
 
     Args:
-        model: As `add_adapters` leaves it.
-        name: One of its adapters; always empty if it has none.
+        model: Model returned by `add_adapters`.
+        name: Name of one of its adapters; empty if it has none.
     """
     if name:
         model.enable_adapters()
@@ -57,10 +57,10 @@ def use_adapter(model: Any, name: str) -> None:
 
 
 def prepare_adapters(model: nn.Module, adapters: Mapping[str, Path], sha256: str = "") -> Prepared:
-    """Reads adapters and checks them against those that the engine has.
+    """Reads adapters and checks them against those of the engine.
 
     Raises:
-        WeightsRejected: if the engine has other adapters, a file is damaged, or names, shapes or the checksum differ.
+        WeightsRejected: if the set of adapters differs, a file is damaged, or names, shapes or the checksum differ.
     """
     present = {name: tensor for name, tensor in model.named_parameters() if ".lora_" in name}
     found: dict[str, Tensor] = {}
@@ -86,6 +86,6 @@ def prepare_adapters(model: nn.Module, adapters: Mapping[str, Path], sha256: str
 
 
 def _own_name(name: str, adapter: str) -> str:
-    """Turns a name of an adapter's file into the one of the model in memory, which holds several adapters."""
+    """Converts a tensor name of an adapter's file to that in the model, which holds several adapters."""
     head, _, tail = name.removeprefix(FILE_PREFIX).rpartition(".")
     return f"{head}.{adapter}.{tail}"

@@ -1,7 +1,7 @@
-"""Answers in OpenAI's shape: whole, or chunk by chunk while tokens are sampled.
+"""Answers in OpenAI's format: complete, or in chunks while tokens are sampled.
 
-Invariant: token ids, log-probabilities and `usage.completion_tokens` of an answer count the same tokens, the sampled
-end-of-turn token included; `weight_versions` covers exactly these tokens.
+Invariant: token ids, log-probabilities and `usage.completion_tokens` of an answer count the same tokens, including
+the sampled end-of-turn token; `weight_versions` covers exactly these tokens.
 """
 
 import time
@@ -24,7 +24,7 @@ class ChatRenderer:
 
     Attributes:
         tokenizer: Has a chat template.
-        max_model_tokens: Longest prompt plus completion.
+        max_model_tokens: Maximum length of prompt plus completion, in tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -34,9 +34,9 @@ class ChatRenderer:
         """Renders the prompt.
 
         Raises:
-            InvalidRequest: if the template refuses the messages, or the prompt leaves no room for an answer.
+            InvalidRequest: if the template rejects the messages, or the prompt fills the context.
         """
-        # Imported late: jinja2 is a dependency of the template only.
+        # Imported late: only the template depends on jinja2.
         from jinja2 import TemplateError
 
         try:
@@ -62,7 +62,7 @@ class ChatRenderer:
         return ids
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepares a message; arguments become objects for templates that do not take them as text."""
+        """Prepares a message; arguments become objects, since some templates do not accept text."""
         template = self.tokenizer.chat_template
         if not message.get("tool_calls") or (isinstance(template, str) and "arguments is string" in template):
             return dict(message)
@@ -78,7 +78,7 @@ class ChatRenderer:
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """One answer as it grows. `push` runs in the model thread, everything else on the event loop after hand-over."""
+    """One answer while it is generated. `push` runs in the model thread, everything else on the event loop."""
 
     request: ChatRequest
     prompt_ids: list[int]
@@ -131,11 +131,11 @@ class Completion:
         return body
 
     def chunk(self, tokens: Sequence[SampledToken], piece: str) -> dict[str, Any]:
-        """Renders a chunk of some tokens and the text that they made certain."""
+        """Renders a chunk of tokens and the text that became final with them."""
         return self._chunk({"content": piece} if piece else {}, tokens, None)
 
     def last_chunk(self) -> dict[str, Any]:
-        """Renders the chunk that ends a stream: rest of the text, tool calls, reason, weight versions."""
+        """Renders the chunk that ends a stream: rest of the text, tool calls, finish reason, weight versions."""
         _, calls = self._split_text()
         delta: dict[str, Any] = {}
         if piece := self.text.drain(final=True):
@@ -147,7 +147,7 @@ class Completion:
         return body
 
     def usage_chunk(self) -> dict[str, Any]:
-        """Renders the chunk that carries nothing but usage."""
+        """Renders the chunk with the usage."""
         return {**self._envelope("chat.completion.chunk"), "choices": [], "usage": self._usage()}
 
     def _split_text(self) -> tuple[str, list[ToolCall]]:
@@ -190,7 +190,7 @@ class Completion:
 
 
 def weight_versions(tokens: Sequence[SampledToken]) -> list[dict[str, int]]:
-    """Groups tokens into ranges [start, end) that one version of the weights produced."""
+    """Groups tokens into ranges [start, end) sampled from one version of the weights."""
     ranges: list[dict[str, int]] = []
     for index, token in enumerate(tokens):
         if ranges and ranges[-1]["version"] == token.version:

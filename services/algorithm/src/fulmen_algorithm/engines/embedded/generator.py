@@ -1,13 +1,13 @@
 """The model and the only thread that uses it.
 
-Requests are batched naturally: whatever waits when a batch ends forms the next one. Within a batch `generate` runs all
-rows together; a row that ends early is answered at once, while the batch continues for the others.
+The requests that wait when a batch ends form the next one. `generate` runs all rows of a batch together; a row that
+ends early is answered at once, while the batch continues.
 
-Weights are swapped at token boundaries, also in mid-answer. Invariant: a token's version is that of the weights whose
-forward pass gave its logits. (Keys and values cached before a swap stay as they are.)
+Weights are swapped at token boundaries, also within an answer. Invariant: a token's version is that of the weights
+whose forward pass computed its logits. (Keys and values cached before a swap are kept.)
 
-Batches over `generate` were chosen over the library's continuous batching by measurement (64 requests of 4 tokens on a
-CPU thread: 27 ms against 38 ms), and because the latter has neither seeds nor stop strings per request.
+The library's continuous batching is slower here (64 requests of 4 tokens on a CPU thread: 38 ms instead of 27 ms) and
+has neither seeds nor stop strings per request.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class GeneratorLimits:
     """Bounds of the queue and of a batch.
 
     Attributes:
-        max_batch_size: Requests per batch.
-        max_batch_tokens: Positions per batch: requests times the longest prompt plus completion.
-        max_waiting: Requests that may wait; more are refused.
-        queue_deadline_s: A request that waited for longer is refused.
+        max_batch_size: Maximum number of requests per batch.
+        max_batch_tokens: Maximum number of positions per batch: requests times the longest prompt plus completion.
+        max_waiting: Maximum number of waiting requests; more are refused.
+        queue_deadline_s: Maximum wait of a request, in seconds; then it is refused.
     """
 
     max_batch_size: int = 128
@@ -52,13 +52,13 @@ class Job:
 
     Attributes:
         prompt_ids: Prompt.
-        sampling: How tokens are drawn.
+        sampling: Sampling parameters.
         on_token: Called in the model thread with each token; true ends the row.
-        enqueued_at: Monotonic seconds.
-        cancelled: Set by the event loop when the caller is gone; read at token boundaries.
+        enqueued_at: Time of arrival, by `time.monotonic`.
+        cancelled: Set by the event loop when the caller has disconnected; read at token boundaries.
         started: Set when the job enters a batch.
         done: Resolved when the last token was delivered.
-        adapter: Name of the adapter that answers; empty for the model's own weights.
+        adapter: Name of the adapter; empty for the model without adapters.
     """
 
     prompt_ids: Sequence[int]
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Positions that the job may take."""
+        """Maximum number of positions of the job."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
 
@@ -99,7 +99,7 @@ class _Swap:
 
 @dataclass(slots=True, kw_only=True)
 class Generator:
-    """Owns the model; made on the event loop that uses it, and used as an async context manager.
+    """Owns the model; an async context manager, created on the event loop that uses it.
 
     `model` is a causal language model of transformers, which may have adapters (`adapters.add_adapters`).
     """
@@ -135,7 +135,7 @@ class Generator:
     async def __aexit__(self, *_: object) -> None:
         """Refuses waiting requests, ends the running batch at the next token, and stops the thread."""
         self.batcher.cancel()
-        # With return_exceptions, because the watcher of the batcher has raised its exception.
+        # The exception of the batcher has been raised by its watcher.
         await asyncio.gather(self.batcher, return_exceptions=True)
         for job in self._waiting:
             _refuse(job, Overloaded("The engine is shutting down."))
@@ -143,14 +143,14 @@ class Generator:
 
     @property
     def batcher(self) -> "asyncio.Task[None]":
-        """The task that forms batches; it never ends by itself unless it failed."""
+        """The task that forms batches; ends by itself only if it fails."""
         if self._batcher is None:
             raise RuntimeError("The generator was not entered.")
         return self._batcher
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a batch."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     async def generate(
@@ -160,9 +160,9 @@ class Generator:
 
         Args:
             prompt_ids: At least one token.
-            sampling: How tokens are drawn.
-            on_token: Called in the model thread with each token as it is drawn; true ends the completion.
-            adapter: Which adapter answers; empty for the model's own weights.
+            sampling: Sampling parameters.
+            on_token: Called in the model thread with each sampled token; true ends the completion.
+            adapter: Name of the adapter; empty for the model without adapters.
 
         Raises:
             Overloaded: if the queue is full, or the request waited for longer than the deadline.

@@ -1,7 +1,7 @@
-"""Requests of the engine: OpenAI chat-completion bodies are parsed into typed requests, or refused with a typed error.
+"""Parses OpenAI chat-completion requests into typed requests, or refuses them with a typed error.
 
-Invariant: a parameter that would change the answer is either honoured or refused with 400; parameters that this engine
-does not know are ignored, as OpenAI-compatible servers do.
+Invariant: a known parameter that changes the answer is either applied or refused with 400. Unknown parameters are
+ignored, as by other OpenAI-compatible servers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ class EngineError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Renders OpenAI's error object."""
+        """Returns OpenAI's error object."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
 class InvalidRequest(EngineError):
-    """The caller must change the request."""
+    """The request is invalid."""
 
     status = 400
     kind = "invalid_request_error"
@@ -54,7 +54,7 @@ class ModelNotFound(EngineError):
 
 
 class Overloaded(EngineError):
-    """The queue is full, or the request waited for too long; the caller may retry after a while."""
+    """The queue is full, or the request waited for too long; the caller may retry later."""
 
     status = 503
     kind = "overloaded_error"
@@ -76,14 +76,14 @@ class WeightsConflict(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How completion tokens are drawn.
+    """Sampling parameters of a completion.
 
     Attributes:
-        temperature: 0 is greedy.
-        top_p: Nucleus; 1 is the whole vocabulary.
-        max_tokens: Upper bound of completion tokens.
-        stop: Texts that end the completion; they are not part of the answer's text.
-        seed: Makes the draw repeatable, whatever the batch; up to rounding of the logits.
+        temperature: Temperature; 0 is greedy.
+        top_p: Probability mass of the nucleus; 1 for the whole vocabulary.
+        max_tokens: Maximum number of completion tokens.
+        stop: Texts that end the completion; not part of the answer.
+        seed: Seed; gives the same tokens in any batch, up to rounding of the logits. None for a random one.
     """
 
     temperature: float
@@ -98,15 +98,15 @@ class ChatRequest:
     """A checked chat-completion request.
 
     Attributes:
-        model: Public name that was asked for; echoed in the answer.
-        messages: OpenAI messages, text content only.
+        model: Requested model name; repeated in the answer.
+        messages: OpenAI messages with text content.
         tools: OpenAI tool definitions; empty if none, or if `tool_choice` is "none".
-        sampling: How tokens are drawn.
-        max_tokens_given: Whether the caller bounded the answer (else the default is cut to what fits).
+        sampling: Sampling parameters.
+        max_tokens_given: Whether the request has `max_tokens`; the default is reduced to fit the context.
         stream: Whether tokens are sent as they are sampled.
         include_usage: Whether a stream ends with a usage chunk.
-        logprobs: Whether log-probabilities are wanted.
-        return_token_ids: Whether token ids and weight versions are wanted.
+        logprobs: Whether the answer includes log-probabilities.
+        return_token_ids: Whether the answer includes token ids and weight versions.
     """
 
     model: str
@@ -122,14 +122,14 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
-    """New weights, as they are asked to be loaded.
+    """A request to load new weights.
 
     Attributes:
-        version: Policy version that they are.
+        version: Policy version of the weights.
         kind: Content of `path`: a model folder, or a folder with a delta; adapters have their own folders.
         path: A folder; not used for adapters.
-        adapters: Folder of each adapter, by its name.
-        sha256: Checksum that the weights must have afterwards; empty: any.
+        adapters: Folders of the adapters by name.
+        sha256: Expected checksum of the new weights; empty for no check.
     """
 
     version: int
@@ -143,7 +143,7 @@ def parse_weights_order(body: object) -> LoadOrder:
     """Checks the body of a swap.
 
     Raises:
-        InvalidRequest: with the parameter that is wrong.
+        InvalidRequest: if a parameter is invalid.
     """
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be an object.")
@@ -167,7 +167,7 @@ def parse_chat_request(body: object) -> ChatRequest:
     """Checks a decoded JSON body.
 
     Raises:
-        InvalidRequest: if a parameter has the wrong type or range, or asks for something unsupported.
+        InvalidRequest: if a parameter has the wrong type or range, or is not supported.
     """
     if not isinstance(body, Mapping):
         raise InvalidRequest("The body must be a JSON object.")

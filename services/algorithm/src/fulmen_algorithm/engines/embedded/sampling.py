@@ -1,12 +1,12 @@
 # ruff: noqa: N806 (tensor names end with their shape)
-"""Per-request sampling inside one batched `generate` call, out of the library's own hooks.
+"""Per-request sampling within one batched `generate` call.
 
-`generate` runs greedily; the logits processor adds Gumbel noise to the rows that sample, so that the argmax is an exact
-draw from softmax(logits / temperature), each row with its own generator: a seeded request gives the same tokens in any
-batch. The stopping criteria see every token as soon as it is drawn, and are where streaming and weight swaps hang.
+`generate` runs greedily. The logits processor adds Gumbel noise to the rows that sample, so that the argmax is an exact
+draw from softmax(logits / temperature). Each row has its own generator, so that a seeded request gives the same tokens
+in any batch. The stopping criteria receive every token at once; they stream tokens and swap weights.
 
-Invariant: the recorded log-probability is that of the distribution the token was drawn from (after temperature and
-top_p, before the noise). A greedy row has no such distribution; it records log softmax(logits).
+Invariant: the recorded log-probability is that of the sampled distribution (after temperature and top_p, before the
+noise). For a greedy row it is log softmax(logits).
 
 Legend: B requests of the batch, V vocabulary, T tokens so far.
 
@@ -25,12 +25,12 @@ from fulmen_algorithm.engines.embedded.protocol import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """One token of one row, just drawn.
+    """A sampled token.
 
     Attributes:
         row: Index in the batch.
         token_id: The token.
-        logprob: Natural log-probability at which it was drawn.
+        logprob: Natural log-probability of the token.
         version: Version of the weights that computed the logits.
     """
 
@@ -41,7 +41,7 @@ class SampledToken:
 
 
 class PerRequestSampler(LogitsProcessor):
-    """Applies each row's temperature, top_p and noise, and keeps the log-probabilities."""
+    """Applies each row's temperature, top_p and noise, and records the log-probabilities."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PerRequestSampler(LogitsProcessor):
         Args:
             samplings: B settings, in batch order.
             shared: Generator of the rows without a seed.
-            version: Gives the version of the weights in use.
+            version: Returns the version of the weights in use.
             device: Device of the logits.
         """
         temperatures = [s.temperature or 1.0 for s in samplings]
@@ -74,12 +74,12 @@ class PerRequestSampler(LogitsProcessor):
         self.version_used = version()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Turns logits [B, V] into scores whose argmax is the draw."""
+        """Converts logits [B, V] to scores whose argmax is the sample."""
         logits_BV = scores.float() / self._temperature_B1
         for row, warper in self._top_p.items():
             logits_BV[row : row + 1] = warper(input_ids[row : row + 1], logits_BV[row : row + 1])
         self.logprobs_BV = logits_BV.log_softmax(-1)
-        # These logits came from the forward pass just ended; a swap comes only after the draw.
+        # These logits are of the forward pass that just ended; a swap comes only after sampling.
         self.version_used = self._version()
         exponential_BV = torch.empty_like(logits_BV).exponential_(generator=self._shared)
         for row, generator in self._seeded.items():
@@ -88,14 +88,14 @@ class PerRequestSampler(LogitsProcessor):
 
 
 class TokenTap(StoppingCriteria):
-    """Passes every sampled token on at once, and ends the rows that the receiver finishes."""
+    """Forwards every sampled token at once, and ends the rows that the receiver finishes."""
 
     def __init__(self, sampler: PerRequestSampler, on_tokens: Callable[[list[SampledToken]], list[bool]]) -> None:
-        """Connects to the sampler.
+        """Initializes the criteria.
 
         Args:
             sampler: Processor of the same `generate` call.
-            on_tokens: Takes one token per row, gives one flag per row: true if the row is finished. It also runs at
+            on_tokens: Receives one token per row, and returns one flag per row: true if the row is finished. Called at
                 each token boundary, when the weights may be swapped.
         """
         self._sampler = sampler

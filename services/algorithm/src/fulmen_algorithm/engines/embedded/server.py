@@ -1,6 +1,6 @@
 """HTTP API of the engine: OpenAI chat completions and weight swaps.
 
-Invariant: the event loop never computes; everything that takes longer than a millisecond runs in a thread.
+Invariant: everything that takes longer than a millisecond runs in a thread and not on the event loop.
 """
 
 import asyncio
@@ -47,10 +47,9 @@ class EngineServer:
     Attributes:
         generator: Owns the model; already started.
         renderer: Chat template and context length.
-        model_names: Public names that are served, each with the adapter that answers, empty for none; a request for
-            another name is refused.
-        token: Bearer token that every route but /health needs; None leaves them open (loopback only).
-        swap_lock: Swaps are applied one after the other, in order of arrival.
+        model_names: Adapter by served model name, empty for none; requests for other names are refused.
+        token: Bearer token required by every route but /health; None for none (loopback only).
+        swap_lock: Serialises swaps, in order of arrival.
     """
 
     generator: Generator
@@ -153,7 +152,7 @@ class EngineServer:
         await self.generator.generate(completion.prompt_ids, sampling, on_token, adapter=adapter)
 
     async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
-        """Sends tokens as they are drawn; the status line waits for the first one, so that a refusal is a status."""
+        """Sends tokens as they are sampled; the status line waits for the first one, so that refusals have one."""
         loop = asyncio.get_running_loop()
         outbox: asyncio.Queue[tuple[SampledToken, str] | None] = asyncio.Queue()
 
@@ -187,7 +186,7 @@ class EngineServer:
         try:
             await running
         except EngineError as error:
-            # The status is sent already: the stream carries the error and has no [DONE].
+            # The status was already sent: the stream has the error instead of [DONE].
             await response.write(_event(error.body()))
             await response.write_eof()
             return

@@ -1,11 +1,11 @@
-"""Incremental text of a completion: detokenised, stopped, held back while ambiguous.
+"""Incremental text of a completion: detokenised, ended at stop strings, held back while ambiguous.
 
-Tool calls have one documented form, which a chat template can render back exactly:
+Tool calls have this form, which a chat template can reproduce exactly:
 
     <tool_call>{"name":"NAME","arguments":{...}}</tool_call>
 
-Invariant: emitted text is never retracted: a possible beginning of a stop string or of a tool call
-is held back until it is decided. The arguments of a parsed call are exactly the sampled characters.
+Invariant: emitted text is final; a possible beginning of a stop string or of a tool call is held back until it is
+decided. The arguments of a parsed call are exactly the sampled characters.
 """
 
 import json
@@ -24,7 +24,7 @@ _TAIL = re.compile(r"\s*\}\s*" + re.escape(TOOL_CALL_CLOSE) + r"\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A function call that the model wrote.
+    """A function call of the model.
 
     Attributes:
         name: Function name.
@@ -38,11 +38,10 @@ class ToolCall:
 def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
     """Splits an answer into its text and the tool calls at its end.
 
-    An answer whose tool calls are malformed, or followed by other text, is text altogether: what the model wrote is
-    never dropped.
+    If tool calls are malformed or followed by other text, the whole answer is text, so that none of it is lost.
 
     Returns:
-        The text before the first call, and the calls (none: the whole answer).
+        The text before the first call, and the calls.
     """
     start = text.find(TOOL_CALL_OPEN)
     if start < 0:
@@ -78,10 +77,10 @@ class TextStream:
     """Detokenises one completion token by token."""
 
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str], expect_tool_calls: bool) -> None:
-        """Starts with no token.
+        """Initializes the stream.
 
         Args:
-            tokenizer: Backend tokenizer; special tokens give no text.
+            tokenizer: Backend tokenizer; special tokens are left out of the text.
             stop: Texts that end the completion.
             expect_tool_calls: Whether text from `<tool_call>` on is held back until the end.
         """
@@ -95,7 +94,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, token_id: int) -> bool:
-        """Adds a token; true once the text contains a stop string (the text then ends before it)."""
+        """Adds a token; true if the text contains a stop string, before which it then ends."""
         piece = self._decoder.step(self._tokenizer, token_id)
         if piece is None or self.stopped:
             return self.stopped
@@ -108,10 +107,10 @@ class TextStream:
         return self.stopped
 
     def drain(self, *, final: bool = False) -> str:
-        """Returns the text that became certain since the last call.
+        """Returns the text that became final since the last call.
 
         Args:
-            final: No token follows; everything is certain, except that tool calls are left to `parse_tool_calls`.
+            final: Whether the last token was added; all text is then final but tool calls, see `parse_tool_calls`.
         """
         end = self._certain_end(final)
         piece = self.text[self._emitted : end]

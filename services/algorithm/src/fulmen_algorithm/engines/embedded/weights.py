@@ -1,11 +1,10 @@
-"""Weights go in place into a model whose architecture stays the same: all of them, or none.
+"""Replaces the weights of a model in place, all or none.
 
-Invariant: everything that can be wrong with new weights is found before the first parameter is replaced: files are
-read, checked and put into the model's own form aside, while it generates. What is left for the pause is to point the
-parameters to other memory, or on a GPU to copy it there.
+Invariant: new weights are read, checked and converted while the model generates, before the first parameter is
+replaced. The pause only points the parameters to other memory, or on a GPU copies it there.
 
-An engine may hold bfloat16 weights as float32 (a CPU does): each value then has just one bfloat16 that it came from,
-its upper 16 bits, so that a delta can be applied and checked without a second copy of the weights.
+An engine may hold bfloat16 weights as float32, such as on a CPU. The original bits are then the upper 16 of each value,
+so that a delta can be applied and checked without a second copy of the weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +37,7 @@ class Served:
 
     Attributes:
         layout: Type and shape of each published tensor.
-        digests: Its checksum.
+        digests: Checksum of each tensor.
     """
 
     layout: Layout = field(default_factory=dict)
@@ -52,12 +51,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Weights that were checked and wait for the pause.
+    """Checked weights, ready to be swapped in.
 
     Attributes:
-        tensors: Those that change, by name, in the type of the model's own.
-        served: Weights of the model afterwards; None for adapters, which leave its own weights unchanged.
-        size_bytes: Of the files.
+        tensors: Changed tensors by name, in the model's number format.
+        served: Identity of the model's weights afterwards; None for adapters, which leave the model's weights
+            unchanged.
+        size_bytes: Size of the files.
     """
 
     tensors: Mapping[str, Tensor]
@@ -74,9 +74,9 @@ def prepare_full(model: nn.Module, folder: Path, sha256: str = "") -> Prepared:
     """Reads the safetensors files of a folder and checks them against the model.
 
     Args:
-        model: Only names, types and shapes are read, so generation may continue meanwhile.
-        folder: Holds one or more `*.safetensors` files of the full model.
-        sha256: Checksum that they must have; empty: any.
+        model: The model; only names, types and shapes are read, so that it may generate meanwhile.
+        folder: Folder with one or more `*.safetensors` files of the full model.
+        sha256: Expected checksum of the weights; empty for no check.
 
     Raises:
         WeightsRejected: if a folder or file is missing or damaged, or names or shapes differ.
@@ -108,8 +108,8 @@ def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = 
     """Applies a delta to a copy of the model's weights, and verifies the result.
 
     Raises:
-        WeightsConflict: if the delta belongs to other weights than these: all of them have to be sent.
-        WeightsRejected: if the file is damaged or does not give the weights that were named.
+        WeightsConflict: if the delta applies to other weights; complete weights must be sent.
+        WeightsRejected: if the file is damaged, or the checksum of the result differs.
     """
     present = published_tensors(model)
     if not _recoverable(present, served.layout):
@@ -142,7 +142,7 @@ def replace_tensors(present: Mapping[str, Tensor], new: Mapping[str, Tensor]) ->
 
 
 class _Recovered(Mapping[str, RawTensor]):
-    """The published words of tensors that a model holds; each is made when it is asked for."""
+    """The published words of a model's tensors, computed on access."""
 
     def __init__(self, present: Mapping[str, Tensor], layout: Layout) -> None:
         self._present = present

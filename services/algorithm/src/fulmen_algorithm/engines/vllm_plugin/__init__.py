@@ -1,1 +1,1 @@
-"""The folder that vLLM's own environment is given: `fulmen_vllm.py` alone, which imports nothing of Fulmen."""
+"""The folder that is put on the module path of vLLM: only `fulmen_vllm.py`, which does not import Fulmen."""

@@ -1,13 +1,16 @@
-"""What Fulmen adds to a vLLM server, which loads it by `--middleware fulmen_vllm.FulmenMiddleware` and
+"""Fulmen's additions to a vLLM server, loaded with `--middleware fulmen_vllm.FulmenMiddleware` and
 `--worker-extension-cls fulmen_vllm.FulmenWorker`.
 
-Three things that vLLM 0.32 leaves out. Chat completions say which version of the weights sampled which token: vLLM knows
-it, but tells only at its own `/inference/v1/generate`. Every path but health asks for the API key, not only those below
-`/v1`: whoever reaches `/collective_rpc` could load what he likes. And an output layer that is tied to the embeddings gets
-new weights too: on a CPU it multiplies with a packed copy, which `reload_weights` leaves as it was.
+They add three features to vLLM 0.32:
 
-This module runs in vLLM's environment: it imports vLLM and the standard library, nothing of Fulmen. Where vLLM's code
-is not as expected it says so in the log and adds no versions; the proxy then goes by the moment of promotion.
+- Chat completions report the weight version of each token. vLLM reports it only at `/inference/v1/generate`.
+- Every path but health requires the API key, not only those below `/v1`. Otherwise any caller of `/collective_rpc`
+  could load weights.
+- Output layers tied to the embeddings get new weights. On a CPU they use a packed copy, which `reload_weights` does not
+  update.
+
+This module runs in vLLM's environment and imports only vLLM and the standard library. If vLLM's code is not as
+expected, it logs a warning and adds no versions; the proxy then uses the time of promotion.
 """
 
 import functools
@@ -30,16 +33,16 @@ ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class FulmenMiddleware:
-    """Asks for the key of `VLLM_API_KEY` on every path but health; adds versions to answers as soon as it exists."""
+    """Requires the key of `VLLM_API_KEY` on every path but health, and adds versions to answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         key = os.environ.get("VLLM_API_KEY", "")
         self._digest = hashlib.sha256(f"Bearer {key}".encode()).digest() if key else b""
-        tell_versions()
+        report_versions()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Forwards a request, or refuses it."""
+        """Forwards a request, or refuses it with status 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
             await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
@@ -54,7 +57,7 @@ class FulmenMiddleware:
 
 
 class FulmenWorker:
-    """Methods that vLLM's workers get, to be called by `/collective_rpc`."""
+    """Methods added to vLLM's workers, called by `/collective_rpc`."""
 
     model_runner: Any
 
@@ -63,12 +66,12 @@ class FulmenWorker:
         self.model_runner.reload_weights(weights_path=weights_path)
         model = self.model_runner.get_model()
         for layer in model.modules():
-            # Only layers with a packed copy of their weights have it.
+            # Only layers with a packed copy of their weights have `cpu_linear`.
             if type(layer).__name__ == "ParallelLMHead" and hasattr(layer, "cpu_linear"):
                 layer.quant_method.process_weights_after_loading(layer)
 
 
-def tell_versions() -> None:
+def report_versions() -> None:
     """Adds to chat completions `weight_versions` in each choice: `[{"version": 3, "start": 0, "end": 17}]`."""
     try:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat as Chat
@@ -103,11 +106,11 @@ async def _watched(results: AsyncIterator[Any], spans: Spans) -> AsyncIterator[A
     """Forwards results, and records the versions of each ended choice."""
     async for result in results:
         for output in result.outputs:
-            told = getattr(output, "weight_versions", None)
-            # A label that is no number is not ours, such as vLLM's `default`.
-            if told and all(span.version.isascii() and span.version.isdigit() for span in told):
+            ranges = getattr(output, "weight_versions", None)
+            # Labels that are not numbers are not Fulmen's, such as vLLM's `default`.
+            if ranges and all(span.version.isascii() and span.version.isdigit() for span in ranges):
                 spans[output.index] = [
-                    {"version": int(span.version), "start": span.start, "end": span.end} for span in told
+                    {"version": int(span.version), "start": span.start, "end": span.end} for span in ranges
                 ]
         yield result
 

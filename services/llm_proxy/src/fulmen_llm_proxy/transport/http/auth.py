@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import structlog
 
-from fulmen.errors import PermissionDenied, TokenInvalid
+from fulmen.errors import TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
-from fulmen_service_kit.failed_keys import FailedKeys
-from fulmen_service_kit.http_wire import Scope, header
-from fulmen_service_kit.tokens import FORGED, Role, TokenVerifier
-from fulmen_service_kit.tokens import Caller as TokenCaller
+from fulmen_service_kit.http.wire import Scope, header, header_count
+from fulmen_service_kit.security.failed_keys import FailedKeys
+from fulmen_service_kit.security.permissions import MODEL_CALL, MODEL_CALL_FOR_ATTEMPT, require
+from fulmen_service_kit.security.tokens import FORGED, MALFORMED, Role, TokenVerifier
+from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
-_MAY_CALL = frozenset({Role.ATTEMPT, Role.CLIENT, Role.SERVICE, Role.ADMIN})
-_MAY_CALL_FOR_ATTEMPTS = _MAY_CALL | {Role.RUNNER}
+_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 
 _log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class HttpAuthenticator:
         self._metrics = metrics
         self._dev_mode = dev_mode
 
-    def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
+    async def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
         """Returns the caller that the token names.
 
         Args:
@@ -39,19 +39,20 @@ class HttpAuthenticator:
 
         Raises:
             TokenInvalid: if there is no valid token.
+            Unavailable: if it may be valid, but the store's keys have not been read yet.
             Refused: if too many forged tokens came from this address.
             PermissionDenied: if the token's role may not call models.
         """
         token = _token(scope)
         if not token and self._dev_mode:
             return TokenCaller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
+        await self._verifier.prepare(token)
         try:
             caller = self._verifier.verify(token)
         except TokenInvalid as error:
             self._refused(error, scope)
             raise
-        if caller.role not in (_MAY_CALL_FOR_ATTEMPTS if for_attempt else _MAY_CALL):
-            raise PermissionDenied(f"A token of role {caller.role} may not call models.", role=caller.role)
+        require(caller, MODEL_CALL_FOR_ATTEMPT if for_attempt else MODEL_CALL)
         return caller
 
     def _refused(self, error: TokenInvalid, scope: Scope) -> None:
@@ -69,11 +70,13 @@ class HttpAuthenticator:
 
 
 def _token(scope: Scope) -> str:
-    authorization = header(scope, b"authorization")
-    if not authorization:
-        given = header(scope, b"x-api-key") or header(scope, b"api-key")
+    name = next((name for name in _HEADERS if header(scope, name)), b"")
+    given = header(scope, name)
+    if header_count(scope, name) > 1:
+        raise TokenInvalid(f"The request has several {name.decode()} headers: send one.", problem=MALFORMED)
+    if name != b"authorization":
         return given.decode("latin-1").strip()
-    scheme, _, token = authorization.partition(b" ")
+    scheme, _, token = given.partition(b" ")
     if scheme.lower() != b"bearer":
         raise TokenInvalid("The authorization header must be of the form `Bearer <token>`.")
     return token.decode("latin-1").strip()

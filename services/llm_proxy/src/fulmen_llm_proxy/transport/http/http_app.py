@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fulmen.errors import Draining, FulmenError, InternalError
-from fulmen_llm_proxy.apis.api import Api, Dialect
+from fulmen_llm_proxy.apis.api import Api, Dialect, encode
 from fulmen_llm_proxy.apis.errors import error_document
-from fulmen_llm_proxy.apis.models import model_document, model_list
 from fulmen_llm_proxy.apis.registry import BY_PATH
 from fulmen_llm_proxy.attempts.cache import AttemptCache
 from fulmen_llm_proxy.attempts.caller import Caller, caller_of
 from fulmen_llm_proxy.backends.headers import to_backend
+from fulmen_llm_proxy.calls.answer_writer import Header
 from fulmen_llm_proxy.calls.failures import BODY_UNREAD, Refused, call_error, headers_of, status_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
@@ -26,13 +26,22 @@ from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.capture.span_place import trace_of
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.http import stored_responses
-from fulmen_llm_proxy.transport.http.answer_writer import STARTED, HttpAnswerWriter
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path, with_model
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
-from fulmen_service_kit.http_wire import BODY_CAME, CallerGone, Receive, Scope, Send, header, read_body, respond
-from fulmen_service_kit.logs import places_of
+from fulmen_service_kit.http.wire import (
+    BODY_CAME,
+    CallerGone,
+    DisconnectWatch,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+    respond,
+)
+from fulmen_service_kit.observability.logs import places_of
 
 _GET = ("GET",)
 _MODELS = "/v1/models"
@@ -46,6 +55,8 @@ _AGENT_HEADER = b"x-fulmen-agent"
 # Set by clients that vendors generate with Stainless: 1 in the second try, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
 _TEXT = b"text/plain; charset=utf-8"
+_STARTED = "fulmen.answer_started"
+"""Scope key of a request whose answer has started."""
 _BODY_READ = "fulmen.body_read"
 """Scope key of a request whose body was read to its end."""
 _SMALL_BODY_BYTES = 64 * 1024
@@ -109,7 +120,7 @@ class HttpApp:
             trace_id = trace_of(header(scope, b"traceparent").decode("latin-1"))
             details = {"error_id": error_id, "error": places_of(error)}
             _log.error("call_failed_unexpectedly", path=scope["path"], trace_id=trace_id, **details)
-            if STARTED not in scope:
+            if _STARTED not in scope:
                 internal = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
                 await _refuse(path, scope, send, internal)
             else:
@@ -159,12 +170,12 @@ class HttpApp:
             scope[_BODY_READ] = True
             if path.deployment:
                 body = with_model(body, path.deployment)
-            await self._calls.run(api, caller, _head(scope), body, HttpAnswerWriter(scope, send))
+            await self._calls.run(api, caller, _head(scope), body, _AnswerWriter(scope, send))
 
     async def _caller(self, path: RequestPath, scope: Scope) -> Caller:
         """Returns the caller, by its key and by the attempt that the path may name."""
         attempt = path.attempt()
-        token = self._authenticator.authenticate(scope, for_attempt=attempt is not None)
+        token = await self._authenticator.authenticate(scope, for_attempt=attempt is not None)
         if attempt is None or token.attempt == attempt:
             return caller_of(token)
         attribution = await self._attempts.attribution(attempt, token)
@@ -178,10 +189,10 @@ class HttpApp:
         """
         table = self._tables.current
         if path == _MODELS:
-            return model_list(table.routes, dialect)
+            return _model_list(table.routes, dialect)
         name = path.removeprefix(_MODEL)
         table.route(name)
-        return model_document(name, dialect)
+        return encode(_model(name, dialect))
 
 
 async def _within(timeout_s: float | None, reading: Coroutine[Any, Any, bytes]) -> bytes:
@@ -245,3 +256,52 @@ async def _refuse(
     if reported.status not in BODY_UNREAD and (unread is not None or header(scope, b"expect")):
         extra.append((b"connection", b"close"))
     await respond(send, reported.status, document, extra=extra, unread=unread)
+
+
+class _AnswerWriter:
+    """Writes the answer of one HTTP request over ASGI."""
+
+    __slots__ = ("_scope", "_send")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+
+    def watch(self) -> DisconnectWatch:
+        """Returns a watch for the caller's disconnect."""
+        return DisconnectWatch(self._scope)
+
+    async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
+        """Writes a complete answer."""
+        self._scope[_STARTED] = True
+        await respond(self._send, status, body, content_type, extra)
+
+    async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
+        """Writes the headers of a stream."""
+        self._scope[_STARTED] = True
+        headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def piece(self, data: bytes) -> Awaitable[None]:
+        """Writes events."""
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """Ends the stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def _model_list(names: Iterable[str], dialect: Dialect) -> bytes:
+    """Returns the served models on one page, in the format of a vendor; their creation time is unknown: 1970."""
+    models = [_model(name, dialect) for name in sorted(names)]
+    if dialect is Dialect.ANTHROPIC:
+        edges = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
+        return encode({"data": models, "has_more": False, **edges})
+    return encode({"object": "list", "data": models})
+
+
+def _model(name: str, dialect: Dialect) -> dict[str, object]:
+    if dialect is Dialect.ANTHROPIC:
+        fields = {"display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        return {"type": "model", "id": name, **fields}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "fulmen"}

@@ -13,7 +13,7 @@ from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.failures import SOURCE_HEADER, Refused
 from fulmen_llm_proxy.calls.response_ids import ResponseIds
 from fulmen_llm_proxy.routing.table_holder import TableHolder
-from fulmen_service_kit.http_wire import Scope, Send, respond
+from fulmen_service_kit.http.wire import Scope, Send, respond
 
 ROOT = "/v1/responses/"
 

@@ -22,11 +22,11 @@ import structlog
 from fulmen_runner.agents.command.guardian_main import LENGTH_BYTES, MAX_FILES
 from fulmen_runner.agents.command.limits import LimitEnforcer
 
-START_DEADLINE_S = 30.0
+START_TIMEOUT_S = 30.0
 """Timeout for starting a command, even on an overloaded machine."""
 
 _SCRIPT = Path(__file__).with_name("guardian_main.py")
-_EXIT_DEADLINE_S = 5.0
+_EXIT_TIMEOUT_S = 5.0
 _RETRY_PAUSE_S = 0.01
 _START = b"*"
 _OWN_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")
@@ -121,7 +121,7 @@ class Guardian:
         request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "environment": dict(environment)}
         ours, theirs = socket.socketpair()
         try:
-            async with asyncio.timeout(START_DEADLINE_S), self._starting:
+            async with asyncio.timeout(START_TIMEOUT_S), self._starting:
                 with theirs:
                     await self._hand_over(theirs)
                 return await _start(ours, json.dumps(request).encode(), files)
@@ -140,7 +140,7 @@ class Guardian:
         process, self._process = self._process, None
         self._disconnect()
         try:
-            await asyncio.to_thread(process.wait, _EXIT_DEADLINE_S)
+            await asyncio.to_thread(process.wait, _EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             _log.warning("guardian_exit_timeout", pid=process.pid)
 
@@ -165,7 +165,7 @@ class Guardian:
     def _restart(self) -> None:
         self._disconnect()
         if self._process is not None:
-            self._process.wait(_EXIT_DEADLINE_S)
+            self._process.wait(_EXIT_TIMEOUT_S)
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:

@@ -21,7 +21,7 @@ from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
 TERMINATE_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
 
-PIPE_DEADLINE_S = 1.0
+PIPE_TIMEOUT_S = 1.0
 """Time to read remaining output after the kill: a process outside the group may hold the pipe."""
 
 _STDOUT, _STDERR = 1, 2
@@ -181,7 +181,7 @@ class Process:
             # Also after a normal exit, for its descendants.
             kept.kill()
             await asyncio.wait((kept.gone,), timeout=TERMINATE_GRACE_S)
-            await asyncio.wait((self.watch.closed,), timeout=PIPE_DEADLINE_S)
+            await asyncio.wait((self.watch.closed,), timeout=PIPE_TIMEOUT_S)
         finally:
             self._guardian.limits.forget(kept.keeper)
             for transport in self._transports:

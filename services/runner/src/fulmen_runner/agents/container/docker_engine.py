@@ -25,10 +25,10 @@ from fulmen_runner.agents.tail import Tail
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
 
-CALL_DEADLINE_S = 60.0
-CONNECT_DEADLINE_S = 5.0
-PULL_DEADLINE_S = 1800.0
-REMOVE_DEADLINE_S = 60.0
+CALL_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+PULL_TIMEOUT_S = 1800.0
+REMOVE_TIMEOUT_S = 60.0
 RETRY_PAUSE_S = 1.0
 STOP_GRACE_S = 2
 """Time between SIGTERM and SIGKILL."""
@@ -52,7 +52,7 @@ class DockerEngine:
             tls_dir: Directory with `ca.pem`, `cert.pem` and `key.pem`, for TCP; None for no TLS.
         """
         self.address = address
-        timeout = aiohttp.ClientTimeout(total=CALL_DEADLINE_S, sock_connect=CONNECT_DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         # No limit: every running container holds a connection.
         scheme, _, rest = address.partition("://")
         connector: aiohttp.BaseConnector
@@ -72,9 +72,9 @@ class DockerEngine:
         if pulls := set(self._pulls.values()):
             for pull in pulls:
                 pull.cancel()
-            await asyncio.wait(pulls, timeout=CONNECT_DEADLINE_S)
+            await asyncio.wait(pulls, timeout=CONNECT_TIMEOUT_S)
         if self._removals:
-            await asyncio.wait(self._removals, timeout=REMOVE_DEADLINE_S)
+            await asyncio.wait(self._removals, timeout=REMOVE_TIMEOUT_S)
         await self._docker.close()
         await self._connector.close()
 
@@ -112,11 +112,11 @@ class DockerEngine:
     async def _pull(self, image: str) -> None:
         _log.info("image_pull_started", image=image)
         try:
-            async with asyncio.timeout(PULL_DEADLINE_S):
+            async with asyncio.timeout(PULL_TIMEOUT_S):
                 async for _ in self._docker.images.pull(image, stream=True, timeout=None):
                     continue
         except TimeoutError:
-            raise HostUnavailable(f"image {image!r} was not pulled within {PULL_DEADLINE_S:g} s") from None
+            raise HostUnavailable(f"image {image!r} was not pulled within {PULL_TIMEOUT_S:g} s") from None
         except aiohttp.ClientError as error:
             raise self._unavailable(error) from None
         except aiodocker.DockerError as error:
@@ -164,7 +164,7 @@ class DockerEngine:
                     flooded = stdout.seen_bytes + stderr.seen_bytes > order.output_allowed_bytes
             finally:
                 feeding.cancel()
-                await asyncio.wait((feeding,), timeout=CONNECT_DEADLINE_S)
+                await asyncio.wait((feeding,), timeout=CONNECT_TIMEOUT_S)
         if flooded:
             exit_code, result, cut, state = 0, b"", False, {}
         else:
@@ -206,7 +206,7 @@ class DockerEngine:
         container = self._docker.containers.container(name)
         problem = "timeout"
         try:
-            async with asyncio.timeout(REMOVE_DEADLINE_S):
+            async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 while True:
                     try:
                         if stop:

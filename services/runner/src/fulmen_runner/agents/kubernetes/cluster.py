@@ -18,8 +18,8 @@ from kubernetes_asyncio import client, config
 from fulmen_runner.agents.tail import Tail
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 
-CALL_DEADLINE_S = 30.0
-RETRY_DEADLINE_S = 60.0
+CALL_TIMEOUT_S = 30.0
+RETRY_TIMEOUT_S = 60.0
 RETRY_PAUSE_S = 1.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 DEFAULT_NAMESPACE = "default"
@@ -112,7 +112,7 @@ class KubernetesCluster:
 
     async def pods_changed(self, job: str, version: str, timeout_s: float) -> None:
         """Waits for a change since a resource version, or until the timeout. Raises HostUnavailable."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s + CALL_DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s + CALL_TIMEOUT_S)
         try:
             response = await self._core.list_namespaced_pod(
                 self.namespace,
@@ -180,8 +180,8 @@ class KubernetesCluster:
             return None
 
     async def _retried(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-        """Calls with retries on transient errors, for up to `RETRY_DEADLINE_S`."""
-        deadline = time.monotonic() + RETRY_DEADLINE_S
+        """Calls with retries on transient errors, for up to `RETRY_TIMEOUT_S`."""
+        deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return await self._json(call)
@@ -199,7 +199,7 @@ class KubernetesCluster:
 
     async def _json(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(CALL_DEADLINE_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 response = await call()
                 async with response:
                     body = await response.read()

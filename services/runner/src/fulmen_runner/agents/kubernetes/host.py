@@ -62,7 +62,7 @@ UNREACHABLE_S = 60.0
 """Time without an answer of the cluster after which an attempt fails."""
 
 RETRY_PAUSE_S = 1.0
-REMOVE_DEADLINE_S = 60.0
+REMOVE_TIMEOUT_S = 60.0
 
 _log = structlog.get_logger()
 
@@ -128,7 +128,7 @@ class JobHost:
         """Deletes a Job and its Secret; on timeout, leaves them to the cluster and to `remove_leftovers`."""
         problem = "timeout"
         try:
-            async with asyncio.timeout(REMOVE_DEADLINE_S):
+            async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 while True:
                     try:
                         await self.cluster.delete_job(name)
@@ -153,7 +153,7 @@ class JobHost:
     async def close(self) -> None:
         """Waits for pending deletions and closes the connections."""
         if self.removals:
-            await asyncio.wait(self.removals, timeout=REMOVE_DEADLINE_S)
+            await asyncio.wait(self.removals, timeout=REMOVE_TIMEOUT_S)
         await self.cluster.close()
 
     def _is_leftover(self, document: Mapping[str, Any], now_unix_s: float) -> bool:

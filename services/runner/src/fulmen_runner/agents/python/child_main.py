@@ -25,7 +25,7 @@ from fulmen_runner.agents.python.generators import Stopped, Walked
 from fulmen_runner.agents.python.host import PythonCallable, python_callable
 from fulmen_runner.agents.python.loader import describe_error, load_callable
 from fulmen_runner.agents.python.preparation import prepare_process
-from fulmen_runner.agents.tracing.child_spans import ChildSpans
+from fulmen_runner.agents.tracing.export import ChildSpans
 from fulmen_runner.attempts.assignment import decoded_input
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import Reward

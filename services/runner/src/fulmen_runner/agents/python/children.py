@@ -18,7 +18,7 @@ import structlog
 
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.limits import allowance, measure
-from fulmen_runner.agents.command.process import PIPE_DEADLINE_S, Process, ProcessLimits
+from fulmen_runner.agents.command.process import PIPE_TIMEOUT_S, Process, ProcessLimits
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
 from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.specification import Limits
@@ -188,7 +188,7 @@ class Child:
             if process.watch.flooded.done() or process.breach.done():
                 raise AgentFailed(await self._exit_message())
             # A descendant may keep the connection open after the child has exited.
-            async with asyncio.timeout(None if answer.done() else PIPE_DEADLINE_S):
+            async with asyncio.timeout(None if answer.done() else PIPE_TIMEOUT_S):
                 document, _ = await answer
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             raise AgentFailed(await self._exit_message()) from None
@@ -211,7 +211,7 @@ class Child:
 
     async def _exited(self) -> bool:
         ends = (self._process.watch.flooded, self._process.breach, self._process.kept.exited)
-        done, _ = await asyncio.wait(ends, timeout=PIPE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(ends, timeout=PIPE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
 
 

@@ -115,9 +115,11 @@ def _candidates(module: ModuleType) -> str:
 def _enter_bundle(bundle_dir: Path) -> None:
     if str(bundle_dir) in sys.path and sys.path[0] == str(bundle_dir):
         return
+    # One string comparison per module, since a runner may have seen hundreds of bundles.
+    others = tuple(f"{root}{os.sep}" for root in _bundle_roots if root != bundle_dir)
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
-        if origin and any(root != bundle_dir and Path(origin).is_relative_to(root) for root in _bundle_roots):
+        if origin and origin.startswith(others):
             del sys.modules[name]
     _bundle_roots.add(bundle_dir)
     sys.path[:] = [str(bundle_dir), *(path for path in sys.path if Path(path) not in _bundle_roots)]

@@ -44,7 +44,7 @@ def startup_environment(wanted: str, inherited: Mapping[str, str]) -> dict[str, 
     if wanted == NONE:
         return {}
     path = [str(STARTUP_FOLDER), *filter(None, [inherited.get("PYTHONPATH", "")])]
-    sdk = find_spec("fulmen.span_delivery")
+    sdk = find_spec("fulmen")
     assert sdk is not None  # A dependency of the runner.
     assert sdk.origin is not None
     folder = str(Path(sdk.origin).parent)
@@ -76,7 +76,7 @@ def _tracing() -> TracerProvider:
     from fulmen_runner.agents.tracing.current_spans import CurrentSpans
     from fulmen_runner.agents.tracing.http_clients import on_every_request, origin_of
 
-    delivery = _sdk_module("span_delivery").DeliveringProcessor(
+    delivery = _sdk_module("spans.delivery").DeliveringProcessor(
         owner_of=lambda _: _OWNER, give_up_s=_GIVE_UP_S, exporter=_exporter()
     )
     provider = new_provider(shutdown_on_exit=False)
@@ -99,7 +99,7 @@ def _tracing() -> TracerProvider:
 def _end(provider: TracerProvider, delivery: Any) -> None:
     """Flushes spans, and reports those that were not delivered."""
     provider.shutdown()
-    _sdk_module("rewards_file").tell_undelivered_spans(delivery.undelivered(_OWNER))
+    _sdk_module("rewards_file").report_undelivered_spans(delivery.undelivered(_OWNER))
 
 
 def _sdk_module(name: str) -> Any:
@@ -108,7 +108,9 @@ def _sdk_module(name: str) -> Any:
         return import_module(f"fulmen.{name}")
     except ImportError:
         # The SDK is not installed, or older.
-        spec = spec_from_file_location(f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], f"{name}.py"))
+        spec = spec_from_file_location(
+            f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], *name.split(".")).with_suffix(".py")
+        )
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)

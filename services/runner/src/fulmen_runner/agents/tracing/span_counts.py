@@ -7,9 +7,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-from fulmen import attributes as names
 from fulmen.agent import Context, entered
 from fulmen.ids import parse_attempt_name
+from fulmen.spans import attributes as names
 from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.tracing.spans import attempt_of
 from fulmen_runner.attempts.hooks import HookFailure

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from fulmen import ids
 from fulmen.agent import current, current_step
-from fulmen.attributes import ATTEMPT, ROLLOUT, STEP
-from fulmen.span_delivery import DeliveringProcessor
+from fulmen.spans.attributes import ATTEMPT, ROLLOUT, STEP
+from fulmen.spans.delivery import DeliveringProcessor
 from fulmen_runner.agents.tracing.current_spans import CurrentSpans
 from fulmen_runner.agents.tracing.instrumentation import new_provider
 

@@ -1,0 +1,1 @@
+"""The gRPC server of a service, and the edge around its handlers."""

@@ -1,0 +1,306 @@
+"""The edge of every rpc: authenticates, maps errors, measures, and writes one log line.
+
+Invariant: errors of the catalogue are sent as they are. Any other exception is logged with an id and sent as INTERNAL
+with that id; its text never reaches a client.
+"""
+
+import asyncio
+import inspect
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, PermissionDenied, Unimplemented, Violation
+from fulmen.rpc.status import CLOCK_METADATA_KEY, STATUS_METADATA_KEY, encode, grpc_code
+from fulmen_service_kit.observability.logs import places_of
+from fulmen_service_kit.security.audit import AuditLog, fields_of
+from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
+from fulmen_service_kit.security.permissions import rule
+from fulmen_service_kit.security.tokens import Caller, Role
+
+AUTHORIZATION = "authorization"
+HEALTH = "/grpc.health."
+_log = structlog.get_logger()
+_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# Logged at debug level.
+_QUIET = (HEALTH, "/grpc.reflection.")
+
+
+class RpcEdge(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        log_error_texts: bool = True,
+        audit: AuditLog | None = None,
+        mutual_tls: bool = False,
+    ) -> None:
+        """Initializes the edge.
+
+        Args:
+            authenticator: Authenticates and authorizes callers.
+            log_error_texts: Whether texts of unexpected errors are logged; False where they may contain prompts.
+            audit: Log of administrative calls; None for standard error.
+            mutual_tls: Whether all callers but agents must present a certificate.
+        """
+        self._mutual_tls = mutual_tls
+        self._authenticator = authenticator
+        self._audit = AuditLog() if audit is None else audit
+        self._log_error_texts = log_error_texts
+        self._tracer = trace.get_tracer("fulmen.rpc")
+        self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
+            "rpc.server.duration",
+            unit="s",
+            description="Duration of rpcs by method and code.",
+            # OpenTelemetry's default bounds are for milliseconds.
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Returns the handler, wrapped."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        return self._wrap(
+            handler, handler_call_details.method, _headers(handler_call_details.invocation_metadata or ())
+        )
+
+    def _wrap(self, handler: Any, rpc: str, metadata: dict[str, str]) -> grpc.RpcMethodHandler:
+        if handler.response_streaming:
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else (grpc.unary_stream_rpc_method_handler)
+            )
+            wrapped: Any = self._streaming(inner, rpc, metadata)
+        else:
+            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else (grpc.unary_unary_rpc_method_handler)
+            )
+            wrapped = self._unary(inner, rpc, metadata)
+        return make(wrapped, _tolerant(handler.request_deserializer), handler.response_serializer)
+
+    def _unary(self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str]) -> Any:
+        async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            call = _Call(self, rpc, metadata)
+            try:
+                await call.begin(context)
+                response = await inner(call.checked(request), context)
+            except BaseException as error:
+                await call.fail(error, context)
+                raise
+            call.end("OK")
+            return response
+
+        return handle
+
+    def _streaming(self, inner: Callable[..., Any], rpc: str, metadata: dict[str, str]) -> Any:
+        async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            call = _Call(self, rpc, metadata)
+            try:
+                await call.begin(context)
+                messages = call.checked(request)
+                if inspect.isasyncgenfunction(inner):
+                    async for response in inner(messages, context):
+                        call.check()
+                        yield response
+                else:
+                    answer = inner(messages, context)
+                    if hasattr(answer, "__aiter__"):
+                        async for response in answer:
+                            call.check()
+                            yield response
+                    else:
+                        await answer
+            except BaseException as error:
+                await call.fail(error, context)
+                raise
+            call.end("OK")
+
+        return handle
+
+
+class _Call:
+    """One rpc, from its start to its log line."""
+
+    def __init__(self, edge: RpcEdge, rpc: str, metadata: dict[str, str]) -> None:
+        self._edge = edge
+        self._rpc = rpc
+        self._metadata = metadata
+        self._started = time.perf_counter()
+        self._subject = ""
+        self._caller: Caller | None = None
+        self._audited = rule(rpc).audited
+        self._asked: Any = None
+        self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
+
+    async def begin(self, context: grpc.aio.ServicerContext) -> None:
+        """Authenticates and authorizes the caller.
+
+        Raises:
+            FulmenError: If the call is rejected.
+        """
+        if self._span.get_span_context().is_valid:
+            # Never detached: the context ends with the rpc.
+            otel_context.attach(trace.set_span_in_context(self._span))
+        if self._rpc.startswith(HEALTH):
+            context.set_trailing_metadata(((CLOCK_METADATA_KEY, str(time.time_ns())),))
+        authorization = self._metadata.get(AUTHORIZATION, "")
+        caller = await self._edge._authenticator.admit(self._rpc, authorization, address_of(context.peer()))
+        if caller is not None:
+            self._caller = caller
+            self._subject = f"{caller.role}:{caller.subject}"
+            self._edge._authenticator.authorize(self._rpc, caller)
+            if self._edge._mutual_tls:
+                require_certificate(caller, context.auth_context())
+            set_caller(caller)
+
+    def check(self) -> None:
+        """Checks before each message of a stream that the token was not revoked.
+
+        Raises:
+            TokenInvalid: If it was.
+        """
+        if self._caller is not None:
+            self._edge._authenticator.check(self._caller)
+
+    def checked(self, request: Any) -> Any:
+        """Returns a request unchanged, or a stream of requests with a check before each message.
+
+        Raises:
+            ArgumentInvalid: If the request cannot be decoded.
+        """
+        if hasattr(request, "__anext__"):
+            return _Checked(request, self)
+        if self._audited is not None:
+            self._asked = request
+        return _readable(request)
+
+    async def fail(self, error: BaseException, context: grpc.aio.ServicerContext) -> None:
+        """Aborts the rpc with the status of an error; returns only for a cancellation or a pending abort."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.end("CANCELLED")
+            return
+        if isinstance(error, grpc.aio.AbortError):
+            self.end("ABORTED")
+            return
+        if isinstance(error, NotImplementedError):
+            known: FulmenError = Unimplemented(f"{self._rpc} is not implemented by this server.")
+        elif isinstance(error, FulmenError):
+            known = error
+        else:
+            error_id = uuid.uuid4().hex[:12]
+            known = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
+            details = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
+            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **details)
+        self.end(known.code.value, reason=known.reason)
+        await context.abort(
+            grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)
+        )
+
+    def end(self, code: str, *, reason: str = "") -> None:
+        """Measures and logs the rpc."""
+        seconds = time.perf_counter() - self._started
+        self._edge._duration.record(seconds, {"rpc.method": self._rpc, "rpc.code": code})
+        if code not in ("OK", "CANCELLED"):
+            self._span.set_status(StatusCode.ERROR, reason)
+        self._span.end()
+        quiet = self._rpc.startswith(_QUIET) or code in ("OK", "CANCELLED")
+        write = _log.debug if quiet else _log.info
+        write("rpc", rpc=self._rpc, code=code, reason=reason, duration_s=round(seconds, 6), caller=self._subject)
+        if self._audited is not None:
+            self._edge._audit(
+                rpc=self._rpc,
+                code=code,
+                reason=reason,
+                caller=self._caller,
+                asked=fields_of(self._asked, self._audited),
+            )
+
+
+def _headers(metadata: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns headers by name; of several with one name the last, except that several authorizations are none."""
+    pairs = list(metadata)
+    headers = dict(pairs)
+    if len(headers) < len(pairs) and sum(name == AUTHORIZATION for name, _ in pairs) > 1:
+        headers[AUTHORIZATION] = SEVERAL
+    return headers
+
+
+class _Checked:
+    """A stream of requests that raises once its caller's token is revoked."""
+
+    def __init__(self, messages: Any, call: _Call) -> None:
+        self._messages = messages
+        self._call = call
+
+    def __aiter__(self) -> "_Checked":
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._messages.__anext__()
+        self._call.check()
+        return _readable(message)
+
+
+class _Unreadable:
+    """Placeholder for a message that could not be decoded; gRPC would send its internal error text."""
+
+
+def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
+    """Checks that a caller other than an agent has presented a certificate, which gRPC has verified.
+
+    Args:
+        caller: The caller.
+        connection: gRPC's properties of the connection; the service's own Unix socket has no TLS.
+
+    Raises:
+        PermissionDenied: If it has not.
+    """
+    is_tls = connection.get("transport_security_type") in (b"ssl", [b"ssl"])
+    if is_tls and caller.role is not Role.ATTEMPT and "x509_pem_cert" not in connection:
+        raise PermissionDenied("client certificate is required. This port is for agents; use the mTLS port.")
+
+
+def address_of(peer: str) -> str:
+    """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all peers of a Unix socket count as one."""
+    return peer.partition(":")[2].rpartition(":")[0] if peer.startswith("ip") else peer
+
+
+def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(payload: bytes) -> Any:
+        try:
+            return deserialize(payload)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _readable(message: Any) -> Any:
+    if isinstance(message, _Unreadable):
+        problem = Violation(field="", description="not a message of this rpc")
+        raise ArgumentInvalid("request cannot be decoded", violations=[problem])
+    return message

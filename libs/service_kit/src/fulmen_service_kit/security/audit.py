@@ -1,0 +1,99 @@
+"""The audit log of administrative calls: caller, request and result.
+
+One JSON object per line, independent of the log level, to a file or to standard error with `"event": "audit"`. Rejected
+calls are included. Only fields named by the policy are written, so that no secret appears.
+"""
+
+import datetime
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from opentelemetry import trace
+
+from fulmen_service_kit.security.tokens import Caller
+
+_MAX_TEXT = 256
+
+_log = structlog.get_logger()
+
+
+class AuditLog:
+    """Writes audit lines. Thread-safe."""
+
+    def __init__(self, path: str = "", *, service: str = "") -> None:
+        """Opens the file for appending, readable by its owner only.
+
+        Args:
+            path: The file; empty for standard error.
+            service: Name of the service.
+
+        Raises:
+            OSError: If the file cannot be opened.
+        """
+        self._service = service
+        self._lock = threading.Lock()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if path else None
+
+    def __call__(self, *, rpc: str, code: str, reason: str, caller: Caller | None, asked: dict[str, Any]) -> None:
+        """Writes one line; if the file cannot be written, logs an error and writes to standard error.
+
+        Args:
+            rpc: Full name of the rpc.
+            code: OK or the canonical error code.
+            reason: Reason of the error.
+            caller: The caller; None if unknown.
+            asked: Fields of the request.
+        """
+        context = trace.get_current_span().get_span_context()
+        line = {
+            "event": "audit",
+            "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
+            "service": self._service,
+            "rpc": rpc,
+            "code": code,
+            "reason": reason,
+            "role": "" if caller is None else str(caller.role),
+            "subject": "" if caller is None else caller.subject,
+            "project": "" if caller is None else caller.project,
+            "token_id": "" if caller is None else caller.token_id,
+            "asked": asked,
+            "trace_id": f"{context.trace_id:032x}" if context.is_valid else "",
+        }
+        payload = json.dumps(line, separators=(",", ":"), default=str) + "\n"
+        with self._lock:
+            if self._descriptor is not None:
+                try:
+                    os.write(self._descriptor, payload.encode())
+                except OSError as error:
+                    _log.error("audit_file_not_written", reason=error.strerror)
+                else:
+                    return
+            sys.stderr.write(payload)
+
+
+def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
+    """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        message = request
+        *outer, last = path.split(".")
+        for name in outer:
+            message = getattr(message, name, None)
+        value = getattr(message, last, None)
+        if value is None or value == "":
+            continue
+        descriptor = message.DESCRIPTOR.fields_by_name[last]
+        if descriptor.enum_type is not None and isinstance(value, int):
+            number = descriptor.enum_type.values_by_number.get(value)
+            value = value if number is None else number.name
+        elif isinstance(value, str):
+            value = value[:_MAX_TEXT]
+        elif not isinstance(value, int | float | bool):
+            value = [str(each)[:_MAX_TEXT] for each in value] if hasattr(value, "__iter__") else str(value)[:_MAX_TEXT]
+        found[path] = value
+    return found

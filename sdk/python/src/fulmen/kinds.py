@@ -1,0 +1,221 @@
+"""Kinds of resources that services act on, and what their content must be.
+
+The store checks a version before it stores it, so that no reader meets one that it cannot read. Readers check again: a
+stored version may be older than a rule.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError, Message
+
+from fulmen.errors import Violation
+from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
+from fulmen.runner.v1 import agent_spec_pb2
+
+__all__ = [
+    "BACKEND_ID",
+    "CHECKED_KINDS",
+    "MODEL",
+    "MODES",
+    "Problems",
+    "backend_problems",
+    "content_problems",
+    "route_problems",
+]
+
+MODES: Final = ("train", "validation", "test")
+MODEL: Final = re.compile(r"[a-z0-9._-]{1,100}")
+BACKEND_ID: Final = re.compile(r"[a-z0-9._-]{1,63}")
+
+_BASE_URL: Final = re.compile(r"https?://[^\s/?#\\]+(/[^\s?#\\]*)?")
+_HEALTH_PATH: Final = re.compile(r"/[^\s#]{0,199}")
+_KEY_NAME: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_MAX_TARGETS: Final = 16
+_MAX_FALLBACKS: Final = 4
+_MAX_WEIGHT: Final = 10_000
+_MAX_VERSION: Final = 10**18
+_MAX_DEADLINE_S: Final = 86_400
+_MAX_IN_FLIGHT: Final = 1_000_000
+_MAX_PER_MINUTE: Final = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
+_MAX_TIME_S: Final = 253_402_300_799
+"""Last second of the year 9999, the end of google.protobuf.Timestamp."""
+
+_NS_PER_S: Final = 10**9
+_MAX_ARGUMENTS: Final = 256
+_MAX_BYTES: Final = 2**50
+_MAX_CPUS: Final = 10_000
+_MAX_PROCESSES: Final = 2**20
+
+
+class Problems:
+    """Collects the violations of a message, to report all of them at once."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+
+    def add(self, field: str, description: str) -> None:
+        """Adds a violation."""
+        self.found.append(Violation(field=field, description=description))
+
+    def id_of(self, name: str, prefix: str, pattern: re.Pattern[str], field: str) -> str:
+        """Extracts the id from a name; empty if malformed."""
+        found = name.removeprefix(prefix)
+        if name.startswith(prefix) and pattern.fullmatch(found):
+            return found
+        self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern}}}")
+        return ""
+
+    def range(self, value: float, field: str, maximum: float) -> None:
+        """Checks a number for which 0 means unset."""
+        if not 0 <= value <= maximum:
+            self.add(field, f"must be 1 to {maximum}, or unset")
+
+    def duration(self, message: Message, name: str, field: str) -> None:
+        """Checks a duration that may be unset."""
+        if not message.HasField(name):
+            return
+        value = getattr(message, name)
+        total_s = value.seconds + value.nanos / _NS_PER_S
+        if not 0 < total_s <= _MAX_DEADLINE_S or abs(value.nanos) >= _NS_PER_S:
+            self.add(field, f"must be over 0 s and at most {_MAX_DEADLINE_S} s")
+
+
+def route_problems(message: route_pb2.Route) -> list[Violation]:
+    """Returns the violations of a route."""
+    problems = Problems()
+    model = problems.id_of(message.name, "routes/", MODEL, "route.name")
+    _target_problems(message, problems)
+    for i, override in enumerate(message.overrides):
+        if override.mode not in MODES:
+            problems.add(f"route.overrides[{i}].mode", f"is not one of {', '.join(MODES)}")
+    if message.balancing not in route_pb2.Balancing.values():
+        problems.add("route.balancing", f"has the unknown value {message.balancing}")
+    _fallback_problems(message, model, problems)
+    problems.duration(message, "deadline", "route.deadline")
+    problems.duration(message, "hedge_delay", "route.hedge_delay")
+    if message.cached and any(target.policy for target in message.targets):
+        problems.add("route.cached", "must not be set for a route with a policy: every answer must be sampled")
+    return problems.found
+
+
+def _target_problems(message: route_pb2.Route, problems: Problems) -> None:
+    if not 1 <= len(message.targets) <= _MAX_TARGETS:
+        problems.add("route.targets", f"needs 1 to {_MAX_TARGETS} targets")
+    if len(message.targets) > 1 and not any(target.weight > 0 for target in message.targets):
+        problems.add("route.targets", "at least one target needs a weight")
+    for i, target in enumerate(message.targets):
+        field = f"route.targets[{i}]"
+        problems.id_of(target.backend, "backends/", BACKEND_ID, f"{field}.backend")
+        if not 0 <= target.weight <= _MAX_WEIGHT:
+            problems.add(f"{field}.weight", f"must be 0 to {_MAX_WEIGHT}")
+        if not 0 <= target.policy_version <= _MAX_VERSION:
+            problems.add(f"{field}.policy_version", "must not be negative")
+
+
+def _fallback_problems(message: route_pb2.Route, model: str, problems: Problems) -> None:
+    if len(message.fallbacks) > _MAX_FALLBACKS:
+        problems.add("route.fallbacks", f"may name {_MAX_FALLBACKS} routes at most")
+    named = {model}
+    for i, name in enumerate(message.fallbacks):
+        fallback = problems.id_of(name, "routes/", MODEL, f"route.fallbacks[{i}]")
+        if fallback and fallback in named:
+            problems.add(f"route.fallbacks[{i}]", "names the route itself, or one twice")
+        named.add(fallback)
+
+
+def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
+    """Returns the violations of a backend."""
+    problems = Problems()
+    problems.id_of(message.name, "backends/", BACKEND_ID, "backend.name")
+    if message.dialect not in backend_pb2.Dialect.values():
+        problems.add("backend.dialect", f"has the unknown value {message.dialect}")
+    if not _BASE_URL.fullmatch(message.base_url) or not message.base_url.isascii():
+        problems.add("backend.base_url", "is not of the form http://host:port/v1")
+    if message.dialect == backend_pb2.DIALECT_AZURE_OPENAI and not message.api_version:
+        problems.add("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
+    if message.engine not in backend_pb2.Engine.values():
+        problems.add("backend.engine", "is not a known engine")
+    if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
+        problems.add("backend.health_path", "is not of the form /health")
+    if not _KEY_NAME.fullmatch(message.key_name):
+        problems.add("backend.key_name", f"is not of the form {_KEY_NAME.pattern}")
+    unknown = [number for number in message.apis if number not in backend_pb2.Api.values() or not number]
+    if unknown:
+        problems.add("backend.apis", f"has unknown values: {unknown[:_MAX_TARGETS]}")
+    problems.range(message.max_in_flight, "backend.max_in_flight", _MAX_IN_FLIGHT)
+    for limit, maximum in _MAX_PER_MINUTE.items():
+        problems.range(getattr(message, limit), f"backend.{limit}", maximum)
+    hold = message.hold_until_time
+    if not 0 <= hold.seconds <= _MAX_TIME_S or not 0 <= hold.nanos < _NS_PER_S:
+        problems.add("backend.hold_until_time", "is not a time of the years 1970 to 9999")
+    return problems.found
+
+
+def _agent_problems(message: agent_spec_pb2.AgentSpec) -> list[Violation]:
+    problems = Problems()
+    if message.WhichOneof("entry") is None:
+        problems.add("entry", "is not set: it says how the agent is started")
+    problems.range(message.limits.memory_bytes, "limits.memory_bytes", _MAX_BYTES)
+    problems.range(message.limits.cpu_count, "limits.cpu_count", _MAX_CPUS)
+    problems.range(message.limits.process_count, "limits.process_count", _MAX_PROCESSES)
+    for entry in (message.command, message.container, message.grader.command):
+        if len(entry.argv) > _MAX_ARGUMENTS:
+            problems.add("argv", f"has more than {_MAX_ARGUMENTS} words")
+    return problems.found
+
+
+def _parsed(message_class: type[Any], check: Callable[[Any], list[Violation]]) -> Callable[[bytes], list[Violation]]:
+    def problems(content: bytes) -> list[Violation]:
+        try:
+            message = message_class.FromString(content)
+        except DecodeError:
+            text = f"is not a serialized {message_class.DESCRIPTOR.full_name}"
+            return [Violation(field="content", description=text)]
+        return check(message)
+
+    return problems
+
+
+def _unless_empty(check: Callable[[bytes], list[Violation]]) -> Callable[[bytes], list[Violation]]:
+    """An empty version marks a removed route or backend."""
+    return lambda content: check(content) if content else []
+
+
+def _policy_problems(content: bytes) -> list[Violation]:
+    try:
+        description = json.loads(content)
+    except (ValueError, RecursionError):
+        description = None
+    if not isinstance(description, dict) or not isinstance(description.get("path"), str):
+        return [Violation(field="content", description="is not a JSON object with the `path` of the weights")]
+    return []
+
+
+def _prompt_problems(content: bytes) -> list[Violation]:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return [Violation(field="content", description="is not UTF-8")]
+    return []
+
+
+_CHECKS: Final[Mapping[str, Callable[[bytes], list[Violation]]]] = {
+    "agent": _parsed(agent_spec_pb2.AgentSpec, _agent_problems),
+    "backend": _unless_empty(_parsed(backend_pb2.Backend, backend_problems)),
+    "policy": _policy_problems,
+    "prompt": _prompt_problems,
+    "route": _unless_empty(_parsed(route_pb2.Route, route_problems)),
+}
+
+
+CHECKED_KINDS: Final = tuple(_CHECKS)
+"""Kinds whose content is checked."""
+
+
+def content_problems(kind: str, content: bytes) -> list[Violation]:
+    """Returns the violations of a resource's content; empty for a kind that no service acts on."""
+    check = _CHECKS.get(kind)
+    return [] if check is None else check(content)

@@ -1,0 +1,147 @@
+"""The connections of runs to the store, the LLM proxy, the engines and the trainers."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.tls import TlsFiles
+from fulmen_algorithm.clients.chat import ChatClient
+from fulmen_algorithm.clients.model_builder import ModelBuilder
+from fulmen_algorithm.clients.patience import Notify, Patience
+from fulmen_algorithm.clients.rank_tokens import RankTokens
+from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
+from fulmen_algorithm.engines.pool import EnginePool, RunServing
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.algorithm import RunSettings
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_exchange.links.settings import ServerAccess
+
+if TYPE_CHECKING:
+    from fulmen_algorithm.trainers.in_process import TorchThread
+
+
+class ServiceConnections:
+    """See `runs.execution.Connections`."""
+
+    def __init__(
+        self,
+        settings: AlgorithmServiceSettings,
+        *,
+        store: FulmenChannel,
+        proxy: FulmenChannel,
+        engines: EnginePool,
+        rank_tokens: RankTokens,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._proxy = proxy
+        self._engines = engines
+        self._rank_tokens = rank_tokens
+        self._builder = ModelBuilder(deadline_s=settings.build_deadline_s, torch_threads=settings.torch_threads)
+        self._torch_thread: TorchThread | None = None
+
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> StoreQueue:
+        """Returns the queue and feed of a run."""
+        limits = settings.rollout_limits
+        request = RolloutRequest(
+            project=run.project,
+            training_run=run.name,
+            agent=run.inputs.get("agent", ""),
+            attempt_timeout_s=limits.timeout_s,
+            max_attempts=limits.attempts,
+            resource_versions={use: run.inputs[use] for use in ("prompt",) if use in run.inputs},
+        )
+        return StoreQueue(self._store, request, self._patience(notify))
+
+    def resources(self, project: str, notify: Notify) -> StoreResources:
+        """Returns the resources of a project."""
+        return StoreResources(self._store, project, self._patience(notify))
+
+    def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:
+        """Returns the engine and the route of a run's policy."""
+        return self._engines.serving(run.name, settings.engine, notify)
+
+    def chat(self, notify: Notify) -> ChatClient:
+        """Returns the models that algorithms call."""
+        endpoints = by_address(self._settings.chat_endpoints)
+        return ChatClient(self._proxy, endpoints=endpoints, outage_limit_s=self._settings.outage_limit_s, notify=notify)
+
+    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
+        """Opens a trainer in this process, or in a group of ranks.
+
+        Raises:
+            RunFailed: if the folder holds no model with tokenizer, or a file of authorities cannot be read.
+            TrainerLost: if the ranks do not start.
+        """
+        settings = self._settings
+        if setup.exchange is not None and setup.exchange.link.targets:
+            file = await self._rank_tokens.file_of(setup.project) if settings.token.get_secret_value() else None
+            setup = replace(setup, server_access=await asyncio.to_thread(self._server_access, setup, file))
+        if setup.compute.parallel.kind != "none":
+            options = GroupOptions(
+                device=settings.device,
+                torch_threads=settings.torch_threads,
+                call_deadline_s=settings.trainer_deadline_s,
+            )
+            return await RankGroupTrainer.open(setup, options)
+        # torch is loaded when the first trainer is opened; that takes seconds.
+        in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
+        if self._torch_thread is None:
+            self._torch_thread = in_process.TorchThread(torch_threads=settings.torch_threads)
+        trainer: Trainer = await in_process.InProcessTrainer.open(
+            setup, thread=self._torch_thread, device=settings.device
+        )
+        return trainer
+
+    async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
+        """Builds the first weights of a policy; see `ModelBuilder.build`."""
+        await self._builder.build(bundle, target, files, seed=seed)
+
+    def close(self) -> None:
+        """Waits for the present call of torch."""
+        if self._torch_thread is not None:
+            self._torch_thread.close()
+
+    def _patience(self, notify: Notify) -> Patience:
+        return Patience(service="store", notify=notify, limit_s=self._settings.outage_limit_s)
+
+    def _server_access(self, setup: TrainerSetup, token_file: Path | None) -> ServerAccess:
+        assert setup.exchange is not None
+        return ServerAccess(
+            training_run=setup.training_run,
+            token_file="" if token_file is None else str(token_file.absolute()),
+            tls={target: self._tls_to(target) for target in setup.exchange.link.targets},
+        )
+
+    def _tls_to(self, target: str) -> TlsFiles | None:
+        """Returns the TLS files with which ranks call a server of shards; None without TLS.
+
+        Raises:
+            RunFailed: if the file of its authorities cannot be read.
+        """
+        settings = self._settings
+        if target not in settings.exchange_targets:
+            return settings.sibling_tls()
+        file = settings.exchange_targets[target]
+        if not file:
+            return None
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
+        return TlsFiles(ca_file=file, certificate_file=settings.tls_certificate_file, key_file=settings.tls_key_file)
+
+
+def by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:
+    """Returns API keys by address, without slashes at the end."""
+    return {url.rstrip("/"): key.get_secret_value() for url, key in keys.items()}

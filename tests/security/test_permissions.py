@@ -1,0 +1,191 @@
+"""Every rpc of every service × every role × the project of the token: allowed or refused as the tables here say.
+
+The tables are written by hand, apart from the one that the services read: a cell that differs fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+import fulmen_algorithm.app
+import fulmen_llm_proxy.app
+import fulmen_runner.app
+from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid
+from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, uuid7
+from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_runner.settings import RunnerSettings
+from fulmen_service_kit.security.keys import attempt_secrets
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.store.rpc_table import MAY_CALL as STORE
+from tests.support.store.rpcs import exchange, listed_rpcs
+from tests.support.store.running import SIGNING_KEY, StoreHandle
+
+OTHER_PROJECT = "projects/other"
+PROJECTS = (DEFAULT_PROJECT, OTHER_PROJECT, ALL_PROJECTS)
+A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
+
+ALGORITHM = {
+    f"/fulmen.algorithm.v1.{rpc}": roles
+    for rpcs, roles in (
+        ("CreateTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun", {A, S, C}),
+        ("GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport", {A, S, C, V}),
+        ("ListAlgorithms", {A, S, C, V}),
+    )
+    for rpc in (f"TrainingRunService/{name}" for name in rpcs.split())
+} | {
+    f"/fulmen.algorithm.v1.GradientExchangeService/{rpc}": roles
+    for rpc, roles in {
+        "Join": {A, S},
+        "Leave": {A, S},
+        "Exchange": {A, S},
+        "GetRound": {A, S, C, V},
+        "GetExchange": {A, S, C, V},
+    }.items()
+}
+LLM_PROXY = (
+    {
+        f"/fulmen.llm_proxy.v1.RouteService/{rpc}": {A, S}
+        for rpc in [
+            "PutRoute",
+            "GetRoute",
+            "ListRoutes",
+            "PromoteVersion",
+            "DeleteRoute",
+            "RollbackRoute",
+            "SplitTraffic",
+            "WatchRoutes",
+        ]
+    }
+    | {
+        f"/fulmen.llm_proxy.v1.BackendService/{verb}": {A, S}
+        for verb in [
+            "RegisterBackend",
+            "ListBackends",
+            "DrainBackend",
+            "ResumeBackend",
+            "HoldBackend",
+            "ReleaseBackend",
+            "DeleteBackend",
+            "GetBackendHealth",
+        ]
+    }
+    | {
+        "/fulmen.llm_proxy.v1.CaptureService/FlushCaptures": {A, S, R},
+        "/fulmen.llm_proxy.v1.CompletionService/Complete": {A, S, C, K},
+        "/fulmen.llm_proxy.v1.CompletionService/StreamComplete": {A, S, C, K},
+    }
+)
+RUNNER = {
+    f"/fulmen.runner.v1.RunnerService/{rpc}": {A, S, R} for rpc in ("GetStatus", "Drain", "SetSlots", "DumpStacks")
+}
+
+# What all callers of a proxy share belongs to the project whose routes it serves.
+OF_THE_SERVED_PROJECT = ("/fulmen.llm_proxy.v1.RouteService/", "/fulmen.llm_proxy.v1.BackendService/")
+OF_ALL_PROJECTS = (
+    "/fulmen.runner.v1.RunnerService/",
+    "/fulmen.store.v1.PeerService/",
+    "/fulmen.store.v1.ProjectService/CreateProject",
+)
+
+
+def token(role: Role, project: str) -> str:
+    """Returns a token of a role that is bound to a project."""
+    signer = TokenSigner(SIGNING_KEY)
+    if role is not Role.ATTEMPT:
+        return signer.issue(role, subject="x", ttl_s=600, project=project)
+    name = AttemptName(project=project, rollout_id=uuid7(), number=1)
+    return signer.attempt_key(name, project=project, lease_id="l", epoch=1, mode="train", ttl_s=600)
+
+
+def expected(rpc: str, may_call: Mapping[str, set[Role]]) -> set[tuple[str, Role, str]]:
+    """Returns the cells of an rpc that are allowed: rpc, role, project of the token."""
+    projects = set(PROJECTS)
+    if rpc.startswith(OF_THE_SERVED_PROJECT):
+        projects = {DEFAULT_PROJECT, ALL_PROJECTS}
+    if rpc.startswith(OF_ALL_PROJECTS):
+        projects = {ALL_PROJECTS}
+    return {(rpc, role, project) for role in may_call[rpc] for project in projects}
+
+
+async def allowed(target: str) -> set[tuple[str, Role, str]]:
+    """Calls every rpc that a server lists, with every role and project; returns the cells that were not refused.
+
+    The request cannot be decoded, so that a call that is allowed changes nothing.
+    """
+    async with grpc.aio.insecure_channel(target) as channel:
+        rpcs = await listed_rpcs(channel)
+        cells = [
+            (rpc, role, project)
+            for rpc in rpcs
+            for role in Role
+            for project in PROJECTS
+            if (role, project) != (Role.ATTEMPT, ALL_PROJECTS)
+        ]
+
+        async def is_allowed(rpc: str, role: Role, project: str) -> bool:
+            metadata = (("authorization", f"Bearer {token(role, project)}"),)
+            outcome = await exchange(channel, rpcs[rpc], [b"\xff"], metadata=metadata)
+            # Attempt keys are unknown to the runner.
+            assert isinstance(outcome, PermissionDenied | ArgumentInvalid | TokenInvalid)
+            return isinstance(outcome, ArgumentInvalid)
+
+        outcomes = await asyncio.gather(*(is_allowed(*cell) for cell in cells))
+    return {cell for cell, is_open in zip(cells, outcomes, strict=True) if is_open}
+
+
+@asynccontextmanager
+async def serving(app: Any, settings: Any) -> AsyncIterator[str]:
+    """Serves the rpcs of a service until the block ends; yields its address."""
+    async with AsyncExitStack() as stack:
+        parts = await app.build(settings, stack)
+        await parts.server.server.start()
+        stack.push_async_callback(parts.server.server.stop, None)
+        yield f"127.0.0.1:{parts.server.port}"
+
+
+def same(found: set[tuple[str, Role, str]], table: Mapping[str, set[Role]]) -> None:
+    """Checks that just the expected cells are allowed."""
+    wanted = {cell for rpc in table for cell in expected(rpc, table) if cell[1:] != (Role.ATTEMPT, ALL_PROJECTS)}
+    assert sorted(map(str, found - wanted)) == [], "allowed, but should be refused"
+    assert sorted(map(str, wanted - found)) == [], "refused, but should be allowed"
+
+
+async def test_the_store_lets_in_just_whom_the_table_says(store: StoreHandle) -> None:
+    same(await allowed(store.target), STORE)
+
+
+async def test_the_algorithm_service_lets_in_just_whom_the_table_says(store: StoreHandle, tmp_path: Path) -> None:
+    settings = AlgorithmServiceSettings(
+        token=token(S, ALL_PROJECTS), port=0, metrics_port=0, state_dir=tmp_path / "state", store_target=store.target
+    )
+    async with serving(fulmen_algorithm.app, settings) as target:
+        same(await allowed(target), ALGORITHM)
+
+
+async def test_the_proxy_lets_in_just_whom_the_table_says(store: StoreHandle) -> None:
+    settings = LlmProxySettings(
+        attempt_key_secret=attempt_secrets(SIGNING_KEY),
+        port=0,
+        http_port=0,
+        store_target=store.target,
+        token=token(S, ALL_PROJECTS),
+    )
+    async with serving(fulmen_llm_proxy.app, settings) as target:
+        same(await allowed(target), LLM_PROXY)
+
+
+async def test_the_runner_lets_in_just_whom_the_table_says(
+    store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = RunnerSettings(port=0, metrics_port=0, store_target=store.target, token=token(R, ALL_PROJECTS))
+    async with serving(fulmen_runner.app, settings) as target:
+        same(await allowed(target), RUNNER)

@@ -1,0 +1,27 @@
+"""The proxy's side of an executor: which captures it confirms."""
+
+from __future__ import annotations
+
+from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.errors import CapturesUnavailable
+
+
+class Captures:
+    """Captures of a proxy that may be away, or confirm nothing."""
+
+    def __init__(self, *, reachable: bool = True, confirms: bool = True) -> None:
+        self._reachable, self._confirms = reachable, confirms
+
+    async def instances(self) -> InstanceIds:
+        if not self._reachable:
+            raise CapturesUnavailable("The model proxy cannot be reached.")
+        return ("a",)
+
+    async def flush(self, attempt: str) -> CaptureEvidence:
+        if not self._confirms:
+            raise CapturesUnavailable("not confirmed")
+        return CaptureEvidence(instance_ids=("a",))
+
+
+async def all_acknowledged(_: str) -> int:
+    return 0

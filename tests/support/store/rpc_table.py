@@ -1,0 +1,313 @@
+"""Every rpc of the store: how it is asked for a thing by name, how it lists, and who may call it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from fulmen.ids import rollout_name, runner_name, uuid7
+from fulmen.keda import externalscaler_pb2
+from fulmen.store.v1 import (
+    lease_pb2,
+    lease_service_pb2,
+    peer_service_pb2,
+    project_service_pb2,
+    resource_pb2,
+    resource_service_pb2,
+    rollout_pb2,
+    rollout_service_pb2,
+    runner_registry_service_pb2,
+    span_pb2,
+    span_service_pb2,
+    usage_service_pb2,
+)
+from fulmen_service_kit.security.tokens import Role
+
+__all__ = [
+    "EXPORT",
+    "LISTINGS",
+    "MAY_CALL",
+    "PROBES",
+    "ROLLOUTS",
+    "SPANS",
+    "Things",
+    "absent",
+    "chunk_of",
+    "export_of",
+    "scaled_object",
+]
+
+ROLLOUTS, LEASES, SPANS = (f"/fulmen.store.v1.{name}Service/" for name in ("Rollout", "Lease", "Span"))
+RESOURCES, RUNNERS, PROJECTS = (
+    f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
+)
+USAGE = "/fulmen.store.v1.UsageService/"
+SCALER = "/externalscaler.ExternalScaler/"
+NOTIFY = "/fulmen.store.v1.PeerService/Notify"
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Things:
+    """Names of things: those of project b, or such as nobody has."""
+
+    project: str
+    waiting: str
+    running: str
+    attempt: str
+    session: str
+    resource: str
+    token_id: str
+    token: str
+
+
+def absent() -> Things:
+    """Returns names that nobody has."""
+    running = rollout_name("projects/nobody", uuid7())
+    return Things(
+        project="projects/nobody",
+        waiting=rollout_name("projects/nobody", uuid7()),
+        running=running,
+        attempt=f"{running}/attempts/1",
+        session=str(uuid7()),
+        resource="resources/nobody",
+        token_id="n" * 21 + "A",
+        token="nobody.has.it",
+    )
+
+
+def result_of(things: Things) -> lease_pb2.AttemptResult:
+    """Returns the report of an attempt."""
+    return lease_pb2.AttemptResult(attempt=things.attempt, lease_id=things.session, epoch=1)
+
+
+def chunk_of(things: Things) -> span_pb2.SpanChunk:
+    """Returns a chunk of one span of an attempt."""
+    return span_pb2.SpanChunk(
+        attempt=things.attempt,
+        chunk_id=str(uuid.UUID(int=7)),
+        span_count=1,
+        codec=span_pb2.SPAN_CODEC_IDENTITY,
+        payload=span_pb2.SpanBatch(spans=[span_pb2.SpanRecord(scope="x")]).SerializeToString(),
+    )
+
+
+def window_of(things: Things) -> usage_service_pb2.LimitWindow:
+    """Returns what a proxy says of an attempt's limit."""
+    return usage_service_pb2.LimitWindow(project=things.project, attempt=things.attempt, request_counts=[1])
+
+
+def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
+    """Returns an export of one span of an attempt."""
+    span = trace_pb2.Span(trace_id=b"t" * 16, span_id=b"s" * 8, name="x")
+    span.attributes.add(key="fulmen.rollout").value.string_value = things.running
+    span.attributes.add(key="fulmen.attempt").value.int_value = 1
+    request = trace_service_pb2.ExportTraceServiceRequest()
+    request.resource_spans.add().scope_spans.add().spans.append(span)
+    return request
+
+
+def opened(**fields_of_open: Any) -> lease_service_pb2.StreamLeasesRequest:
+    """Returns the first message of a runner."""
+    return lease_service_pb2.StreamLeasesRequest(open=lease_service_pb2.OpenSession(**fields_of_open))
+
+
+def scaled_object(**metadata: str) -> externalscaler_pb2.ScaledObjectRef:
+    """Returns what KEDA says of a ScaledObject."""
+    return externalscaler_pb2.ScaledObjectRef(name="runners", namespace="fulmen", scalerMetadata=metadata)
+
+
+def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
+    """Returns a version to publish."""
+    return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
+
+
+pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
+Probe = Callable[[Things], Sequence[Message]]
+
+# What can be asked for by name, per rpc: the messages of one call.
+PROBES: dict[str, list[Probe]] = {
+    ROLLOUTS + "BatchCreateRollouts": [
+        lambda t: [pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(project=t.project)])],
+    ],
+    ROLLOUTS + "StreamCreateRollouts": [
+        lambda t: [pb.StreamCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(project=t.project)])],
+    ],
+    ROLLOUTS + "GetRollout": [
+        lambda t: [pb.GetRolloutRequest(name=t.waiting)],
+        lambda t: [pb.GetRolloutRequest(name=t.running)],
+    ],
+    ROLLOUTS + "ListRollouts": [lambda t: [pb.ListRolloutsRequest(project=t.project)]],
+    ROLLOUTS + "CancelRollouts": [
+        lambda t: [pb.CancelRolloutsRequest(names=[t.waiting])],
+        lambda t: [pb.CancelRolloutsRequest(names=[t.running])],
+        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b", project=t.project)],
+        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b")],
+    ],
+    ROLLOUTS + "RetryRollouts": [
+        lambda t: [pb.RetryRolloutsRequest(names=[t.waiting], request_id="r")],
+        lambda t: [pb.RetryRolloutsRequest(project=t.project, filter='state = "FAILED"')],
+    ],
+    ROLLOUTS + "WatchRollouts": [lambda t: [pb.WatchRolloutsRequest(project=t.project)]],
+    ROLLOUTS + "GetQueueStats": [lambda t: [pb.GetQueueStatsRequest(project=t.project)]],
+    LEASES + "StreamLeases": [
+        lambda t: [opened(projects=[t.project])],
+        lambda t: [opened(runner=runner_name(t.session))],
+        lambda t: [opened(runner=runner_name(t.session), running_attempts=[t.attempt])],
+        lambda t: [opened(), leases.StreamLeasesRequest(complete=leases.CompletedAttempts(results=[result_of(t)]))],
+        lambda t: [opened(), leases.StreamLeasesRequest(release=leases.ReleasedAttempts(attempts=[t.attempt]))],
+    ],
+    LEASES + "AcquireLeases": [lambda t: [leases.AcquireLeasesRequest(runner=runner_name(t.session), max_count=1)]],
+    LEASES + "RenewLeases": [lambda t: [leases.RenewLeasesRequest(runner=runner_name(t.session))]],
+    LEASES + "CompleteAttempts": [lambda t: [leases.CompleteAttemptsRequest(results=[result_of(t)])]],
+    LEASES + "ReleaseLeases": [
+        lambda t: [leases.ReleaseLeasesRequest(runner=runner_name(t.session))],
+        lambda t: [leases.ReleaseLeasesRequest(runner=runner_name(t.session), attempts=[t.attempt])],
+    ],
+    LEASES + "CheckAttempts": [
+        lambda t: [leases.CheckAttemptsRequest(attempts=[leases.AttemptCheck(attempt=t.attempt)])],
+        lambda t: [leases.CheckAttemptsRequest(attempts=[leases.AttemptCheck(attempt=t.attempt, epoch=1)])],
+    ],
+    SPANS + "AppendSpans": [lambda t: [span_service_pb2.AppendSpansRequest(chunks=[chunk_of(t)])]],
+    SPANS + "ListSpans": [
+        lambda t: [span_service_pb2.ListSpansRequest(parent=t.running)],
+        lambda t: [span_service_pb2.ListSpansRequest(parent=t.attempt)],
+        lambda t: [span_service_pb2.ListSpansRequest(parents=[t.attempt])],
+    ],
+    SPANS + "StreamSpans": [
+        lambda t: [span_service_pb2.StreamSpansRequest(parents=[t.running])],
+        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b", project=t.project)],
+        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b")],
+    ],
+    RESOURCES + "PublishResources": [
+        lambda t: [res.PublishResourcesRequest(resources=[new_version(t, project=t.project)])],
+    ],
+    RESOURCES + "GetResources": [
+        lambda t: [res.GetResourcesRequest(names=[t.resource])],
+        lambda t: [res.GetResourcesRequest(names=[t.resource], project=t.project)],
+    ],
+    RESOURCES + "ListResourceVersions": [
+        lambda t: [res.ListResourceVersionsRequest(parent=t.resource)],
+        lambda t: [res.ListResourceVersionsRequest(project=t.project)],
+    ],
+    RESOURCES + "DiffResources": [
+        lambda t: [res.DiffResourcesRequest(base=f"{t.resource}/versions/1", target=f"{t.resource}/versions/1")],
+        lambda t: [res.DiffResourcesRequest(base=t.resource, target=t.resource, project=t.project)],
+    ],
+    RESOURCES + "SetAlias": [
+        lambda t: [res.SetAliasRequest(name=f"{t.resource}/aliases/best", version=1)],
+        lambda t: [res.SetAliasRequest(name=f"{t.resource}/aliases/best", version=1, project=t.project)],
+    ],
+    RESOURCES + "WatchResources": [lambda t: [res.WatchResourcesRequest(project=t.project)]],
+    RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=runner_name(t.session))]],
+    RUNNERS + "GetFleetDemand": [
+        lambda t: [runner_registry_service_pb2.GetFleetDemandRequest(project=t.project)],
+    ],
+    SCALER + "IsActive": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "StreamIsActive": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "GetMetricSpec": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "GetMetrics": [
+        lambda t: [externalscaler_pb2.GetMetricsRequest(scaledObjectRef=scaled_object(project=t.project))],
+    ],
+    PROJECTS + "CreateProject": [lambda t: [prj.CreateProjectRequest(project=prj.Project(name=t.project))]],
+    PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
+    PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
+    PROJECTS + "IssueToken": [
+        lambda t: [prj.IssueTokenRequest(project=t.project, role=prj.TOKEN_ROLE_CLIENT, subject="x")],
+    ],
+    PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
+    PROJECTS + "RefreshToken": [lambda t: [prj.RefreshTokenRequest(project=t.project)]],
+    PROJECTS + "IntrospectToken": [lambda t: [prj.IntrospectTokenRequest(token=t.token)]],
+    PROJECTS + "ListTokens": [lambda t: [prj.ListTokensRequest(project=t.project)]],
+    USAGE + "GetUsage": [
+        lambda t: [usage_service_pb2.GetUsageRequest(project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageRequest(rollout=t.running)],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b", project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b")],
+    ],
+    USAGE + "SyncUsage": [
+        lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
+    ],
+    NOTIFY: [
+        lambda t: [
+            peer_service_pb2.NotifyRequest(
+                cancels=[peer_service_pb2.CancelHint(runner=runner_name(t.session), attempt=t.attempt)]
+            )
+        ],
+    ],
+    EXPORT: [lambda t: [export_of(t)]],
+}
+
+# What is asked for without a name: the same is told whether project b has things or not.
+LISTINGS: dict[str, Message] = {
+    ROLLOUTS + "ListRollouts": pb.ListRolloutsRequest(),
+    ROLLOUTS + "GetQueueStats": pb.GetQueueStatsRequest(),
+    RESOURCES + "ListResourceVersions": res.ListResourceVersionsRequest(),
+    RESOURCES + "WatchResources": res.WatchResourcesRequest(),
+    RUNNERS + "ListRunners": runner_registry_service_pb2.ListRunnersRequest(),
+    RUNNERS + "WatchRunners": runner_registry_service_pb2.WatchRunnersRequest(),
+    RUNNERS + "GetFleetDemand": runner_registry_service_pb2.GetFleetDemandRequest(),
+    PROJECTS + "GetProject": prj.GetProjectRequest(),
+    PROJECTS + "ListProjects": prj.ListProjectsRequest(),
+    PROJECTS + "ListTokens": prj.ListTokensRequest(),
+    PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
+    PROJECTS + "ListSigningKeys": prj.ListSigningKeysRequest(),
+    USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
+}
+
+A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
+# Who may call what. Whatever is not here, nobody but an administrator may.
+MAY_CALL: dict[str, set[Role]] = {
+    ROLLOUTS + "BatchCreateRollouts": {A, S, C},
+    ROLLOUTS + "StreamCreateRollouts": {A, S, C},
+    ROLLOUTS + "GetRollout": {A, S, R, C, V, K},
+    ROLLOUTS + "ListRollouts": {A, S, C, V},
+    ROLLOUTS + "CancelRollouts": {A, S, C},
+    ROLLOUTS + "RetryRollouts": {A, S, C},
+    ROLLOUTS + "WatchRollouts": {A, S, C, V},
+    ROLLOUTS + "GetQueueStats": {A, S, R, C, V},
+    LEASES + "StreamLeases": {A, S, R},
+    LEASES + "AcquireLeases": {A, S, R},
+    LEASES + "RenewLeases": {A, S, R},
+    LEASES + "CompleteAttempts": {A, S, R},
+    LEASES + "ReleaseLeases": {A, S, R},
+    LEASES + "CheckAttempts": {A, S},
+    SPANS + "AppendSpans": {A, S, R, C, K},
+    SPANS + "ListSpans": {A, S, R, C, V, K},
+    SPANS + "StreamSpans": {A, S, R, C, V, K},
+    RESOURCES + "PublishResources": {A, S, C},
+    RESOURCES + "GetResources": {A, S, R, C, V},
+    RESOURCES + "ListResourceVersions": {A, S, R, C, V},
+    RESOURCES + "DiffResources": {A, S, C, V},
+    RESOURCES + "SetAlias": {A, S, C},
+    RESOURCES + "WatchResources": {A, S, R, C, V},
+    RUNNERS + "ListRunners": {A, S, C, V},
+    RUNNERS + "GetRunner": {A, S, C, V},
+    RUNNERS + "WatchRunners": {A, S, C, V},
+    RUNNERS + "GetFleetDemand": {A, S, R, C, V},
+    SCALER + "IsActive": {A, S, R, C, V},
+    SCALER + "StreamIsActive": {A, S, R, C, V},
+    SCALER + "GetMetricSpec": {A, S, R, C, V},
+    SCALER + "GetMetrics": {A, S, R, C, V},
+    PROJECTS + "CreateProject": {A},
+    PROJECTS + "GetProject": {A, S, R, C, V, K},
+    PROJECTS + "UpdateProject": {A},
+    PROJECTS + "ListProjects": {A, S, C, V},
+    PROJECTS + "IssueToken": {A},
+    PROJECTS + "RevokeToken": {A},
+    PROJECTS + "ListTokens": {A},
+    PROJECTS + "ListRevokedTokens": {A, S},
+    PROJECTS + "IntrospectToken": {A, S, R},
+    PROJECTS + "ListSigningKeys": {A, S, R, C, V, K},
+    PROJECTS + "RefreshToken": {A, S, R},
+    USAGE + "SyncUsage": {A, S},
+    USAGE + "GetUsage": {A, S, C, V},
+    NOTIFY: {A, S},
+    EXPORT: {A, S, R, K},
+}
