@@ -40,9 +40,9 @@ def _feed(gradient, residual, counts, size, threshold, LENGTH: tl.constexpr):  #
     block = tl.program_id(0).to(tl.int64)
     offsets = block * LENGTH + tl.arange(0, LENGTH)
     there = offsets < size
-    residual = tl.load(residual + offsets, there, 0.0) + tl.load(gradient + offsets, there, 0.0)
-    tl.store(residual + offsets, residual, there)
-    taken = (tl.abs(residual) >= threshold) & (residual != 0.0)
+    value = tl.load(residual + offsets, there, 0.0) + tl.load(gradient + offsets, there, 0.0)
+    tl.store(residual + offsets, value, there)
+    taken = (tl.abs(value) >= threshold) & (value != 0.0)
     tl.store(counts + block, tl.sum(taken.to(tl.int32), 0).to(tl.int16))
 
 
