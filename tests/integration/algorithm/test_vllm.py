@@ -257,7 +257,7 @@ async def test_tokens_of_an_engine_of_others_count_from_when_it_is_attached_to(o
     naming = replace(options, external_keys={url: TOKEN})
     for _ in range(2):
         # What others were given, or the same policy before a swap that failed, is counted by nobody or elsewhere.
-        engine = await ExternalVllm.attach(naming, policy, external, lambda *_: None, gate.promote)
+        engine = await ExternalVllm.attach(naming, policy, external, lambda *_: None, gate)
         assert await engine.sampled_tokens() == 0
         await engine.swap(replace(policy, version=5), gate)
         assert await engine.sampled_tokens() == 3 * len(SWAP)

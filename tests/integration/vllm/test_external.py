@@ -113,7 +113,7 @@ async def test_an_external_vllm_gets_the_weights_and_is_promoted_before_it_resum
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL, key_name="there")
     old = await greedy(vllm)
     attaching = Gate(vllm)
-    engine = await ExternalVllm.attach(options, published(weights[0], 7), external, lambda *_: None, attaching.promote)
+    engine = await ExternalVllm.attach(options, published(weights[0], 7), external, lambda *_: None, attaching)
     assert attaching.asked == ["promote, paused True, version 7"]
     assert engine.address == EngineAddress(base_url=vllm.url, kind=EngineKind.VLLM, key_name="there", model=MODEL)
     assert (vllm.weight_version(), await greedy(vllm), await engine.healthy()) == ("7", old, True)
@@ -132,7 +132,7 @@ async def test_an_external_vllm_gets_the_weights_and_is_promoted_before_it_resum
 
 async def test_weights_that_are_damaged_are_found_before_the_pause(vllm, weights, options, tmp_path):
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL)
-    engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm).promote)
+    engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm))
     old, gate = await greedy(vllm), Gate(vllm)
     whole = (weights[1] / "model.safetensors").read_bytes()
     for name, content in {"cut": whole[:-1], "long": whole + b"x", "text": b"weights", "none": None}.items():
@@ -147,7 +147,7 @@ async def test_weights_that_are_damaged_are_found_before_the_pause(vllm, weights
 
 async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going_on(vllm, weights, options, tmp_path):
     external = ExternalEngine(kind="external", base_url=vllm.url, model=MODEL)
-    engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm).promote)
+    engine = await ExternalVllm.attach(options, published(weights[0], 1), external, lambda *_: None, Gate(vllm))
     old = await greedy(vllm)
     strange = tmp_path / "strange"
     strange.mkdir()
@@ -160,7 +160,7 @@ async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going
     assert (gate.asked, await paused(vllm), vllm.weight_version()) == ([], False, "1")
     assert await greedy(vllm) == old
     with pytest.raises(EngineFailed, match="vLLM answered 500 to POST /collective_rpc"):
-        await ExternalVllm.attach(options, published(strange, 2), external, lambda *_: None, gate.promote)
+        await ExternalVllm.attach(options, published(strange, 2), external, lambda *_: None, gate)
     assert (gate.asked, await paused(vllm)) == ([], False)
     unseen = Weights(folder=tmp_path / "not mounted there", adapters={}, size_bytes=0)
     api, numbers = VllmApi(vllm.root, ""), {"drain_limit_s": 1.0, "recompute_cache": True}
@@ -178,7 +178,7 @@ async def test_weights_that_vllm_refuses_and_a_proxy_that_refuses_leave_it_going
 async def test_a_server_that_the_operator_does_not_name_is_not_called(vllm, weights, options):
     external = ExternalEngine(kind="external", base_url=vllm.url.replace("127.0.0.1", "localhost"))
     with pytest.raises(EngineFailed, match="is not in the service's setting external_engines"):
-        await ExternalVllm.attach(options, published(weights[1], 3), external, lambda *_: None, Gate(vllm).promote)
+        await ExternalVllm.attach(options, published(weights[1], 3), external, lambda *_: None, Gate(vllm))
     assert vllm.weight_version() != "3"
 
 
