@@ -2,6 +2,7 @@
 
 # All distributions with the extras that the repository needs, in order of dependence.
 distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" services/llm_proxy services/algorithm "cli[local]")
+# torch alone has no digests: which of its builds fits depends on the machine.
 torch_version=$(sed -n 's/^torch==//p' constraints.txt 2>/dev/null || true)
 torch_version=${torch_version:-2.13.0}
 
@@ -32,7 +33,20 @@ make_environment() {
   uv=$(command -v uv || true)
   "$uv" --version >/dev/null 2>&1 || uv=
   [ -n "$uv" ] || uv=$folder/bin/uv
-  [ -x "$uv" ] || "$folder/bin/python" -m pip install --quiet "uv>=0.9,<1" || fail "pip could not install uv; see above"
+  [ -x "$uv" ] || pinned uv | "$folder/bin/python" -m pip install --quiet --require-hashes --no-deps --requirement /dev/stdin ||
+    fail "pip could not install uv; see above"
+}
+
+# Prints the pinned version of the distribution $1 with its digests, as a requirement.
+pinned() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print; if ($0 !~ /\\$/) exit}' constraints.txt; }
+
+# Adds to the pins in the file $1 the digests of every file that the index has of them. Installing any other file fails.
+add_digests() {
+  local pins=$1
+  "$uv" pip compile --quiet --no-deps --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \
+    --python-version 3.11 "$pins" --output-file "$pins.hashed" || fail "the digests of $pins could not be read; see above"
+  awk '/^torch==/ {sub(/ \\$/, ""); print; skip = 1; next} /^[^ ]/ {skip = 0} !skip' "$pins.hashed" > "$pins"
+  rm "$pins.hashed"
 }
 
 # Prints pip's find-links from its environment or configuration; nothing if unset. $1 is an environment.

@@ -15,8 +15,8 @@ PATH=$PWD/.venv/bin:$PATH
 
 resolve() {
   local name=$1
-  { echo "# The versions of the environment for $name. tools/framework_envs.sh --lock $name writes this file anew."
-    "$uv" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$lists/$name.in"
+  { echo "# The versions of the environment for $name, written by tools/framework_envs.sh --lock $name."
+    "$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate "$lists/$name.in"
   } > "$home/$name.txt" || fail "the versions for $name could not be resolved; see above"
   mv "$home/$name.txt" "$lists/$name.txt"
 }

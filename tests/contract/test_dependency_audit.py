@@ -48,7 +48,22 @@ def test_an_audit_that_could_ask_nobody_says_so(audit: ModuleType, found: list[d
         assert "no advisory" in lines[0]
 
 
-def test_every_dependency_is_pinned_to_one_version(repository_root: Path) -> None:
-    lines = (repository_root / "constraints.txt").read_text().splitlines()
-    assert lines
-    assert [line for line in lines if not re.fullmatch(r"[a-z0-9._-]+(\[[a-z,]+\])?==[^ ,;]+( ;.*)?", line)] == []
+LISTS = ("constraints.txt", "tools/vllm-constraints.txt", "tools/helm-requirements.txt", "tools/frameworks/*.txt")
+PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^ ,;]+( ; .*?)?")
+DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def test_every_dependency_is_pinned_to_one_version_and_the_digests_of_its_files(repository_root: Path) -> None:
+    paths = [path for pattern in LISTS for path in repository_root.glob(pattern)]
+    assert len(paths) > len(LISTS)
+    for path in paths:
+        lines = [line for line in path.read_text().splitlines() if line and not line.lstrip().startswith("#")]
+        requirements = "\n".join(lines).replace(" \\\n", " ").splitlines()
+        assert requirements
+        requirements = [line for line in requirements if not line.startswith("-e ./")]
+        for requirement in requirements:
+            pin, *digests = re.split(r" +(?=--hash)", requirement)
+            assert PIN.fullmatch(pin), (path.name, pin)
+            # Which build of torch fits depends on the machine.
+            assert pin.startswith("torch==") or digests, (path.name, pin)
+            assert all(DIGEST.fullmatch(digest) for digest in digests), (path.name, pin)
