@@ -18,9 +18,9 @@ help: ## Shows this list
 setup: ## Makes .venv with everything at pinned versions (under a minute; nothing if up to date)
 	@tools/setup.sh
 
-$(NODE_READY): package.json $(wildcard clients/node/package.json)
+$(NODE_READY): package.json package-lock.json $(wildcard clients/node/package.json)
 	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 18 or newer (Debian: apt-get install nodejs npm)" >&2; exit 1; }
-	npm install --no-package-lock --no-audit --no-fund --loglevel=error
+	npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 vllm-env: ## Makes .venv-vllm with vLLM for the CPU (2.1 GB), for the tests with a real engine
