@@ -9,7 +9,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto \
-	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
+	proto-check lock clean licences sbom bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
 	helm helm-settings up down compose-smoke
 
 help: ## Shows this list
@@ -124,8 +124,17 @@ helm: setup ## Checks the Helm chart with Helm's own SDK: lint, and every test o
 helm-settings: setup ## Writes into the chart's schema which settings the services have
 	$(PYTHON_BIN)/python tools/helm_settings.py
 
-audit: setup ## Looks the pinned dependencies up among known vulnerabilities (STRICT=1: fails where that cannot be done)
+audit: setup ## Checks dependencies for known vulnerabilities and licences (STRICT=1: fails if no advisory can be read)
 	$(PYTHON_BIN)/python tools/audit.py $(if $(STRICT),--strict)
+	$(PYTHON_BIN)/python tools/licences.py --check
+
+licences: setup ## Lists the licences of dependencies in docs/licences.md
+	$(PYTHON_BIN)/python tools/licences.py
+
+sbom: setup ## Writes what the environment consists of into dist/fulmen.cdx.json (CycloneDX)
+	mkdir -p dist
+	$(PYTHON_BIN)/uv tool run --system-certs --from cyclonedx-bom==7.5.0 cyclonedx-py environment --output-reproducible \
+		--output-file dist/fulmen.cdx.json $(PYTHON_BIN)/python
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
 	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
