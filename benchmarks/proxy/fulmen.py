@@ -139,6 +139,7 @@ async def replica(store: Store, signer: TokenSigner) -> AsyncIterator[Replica]:
             "FULMEN_LLM_PROXY_STORE_TARGET": store.target,
             "FULMEN_LLM_PROXY_PORT": "0",
             "FULMEN_LLM_PROXY_HTTP_PORT": "0",
+            "FULMEN_LLM_PROXY_METRICS_PORT": "0",
             "FULMEN_LLM_PROXY_READY_FILE": str(ready),
             "FULMEN_LLM_PROXY_LOG_LEVEL": "warning",
         }

@@ -127,8 +127,7 @@ def test_services_lead_to_ports_that_exist(case: str, release: Manifests) -> Non
         ports_of_metrics = [
             port["name"] for each in serving for port in each["spec"]["ports"] if port["name"].startswith("metrics")
         ]
-        encrypted = component == "llm-proxy" and VALUES[case].get("tls", {}).get("enabled", False)
-        assert ports_of_metrics == ["metrics-tls" if encrypted else "metrics"]
+        assert ports_of_metrics == ["metrics"]
 
 
 def test_everything_that_pods_refer_to_is_there(case: str, release: Manifests) -> None:
@@ -181,7 +180,7 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
 
 
 def tls_secrets(case: str, component: str) -> set[str]:
-    given = VALUES[case]["tls"].get("existingSecrets", {})
+    given = VALUES[case].get("tls", {}).get("existingSecrets", {})
     component = "store" if component == "test" else component
     made = {each["spec"]["secretName"] for each in render(VALUES[case]).of("Certificate")}
     name = "fulmen-trainer" if "nameOverride" in VALUES[case] else "fulmen"
@@ -306,9 +305,9 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
     account = release.one("ServiceAccount", "runner")["metadata"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": NAMESPACE}]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    # It can neither read Secrets that are there nor run anything in pods.
+    # It can neither read, list nor change a Secret, nor run anything in pods.
     verbs = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
-    assert "get" not in verbs["secrets"]
+    assert verbs["secrets"] == ["create"]
     assert verbs.keys() == {"jobs", "secrets", "pods", "pods/log"}
     assert render({}).of("Role") == []
 
@@ -330,10 +329,10 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
         ({"algorithm": {"storage": {"size": "lots"}}}, "/algorithm/storage/size"),
         ({"secrets": {"signingKey": "a secret"}}, "signingKey"),
         ({"database": {"url": "postgresql://"}}, "url"),
-        ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
+        ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
         ({"torchrun": {"enabled": True}}, "torchrun.args"),
-        ({"tls": {"clientCertificates": True}}, "tls.clientCertificates"),
-        ({"tls": {"certManager": {"enabled": True, "issuerRef": {"name": "x"}}}}, "tls.certManager"),
+        ({"tls": {"enabled": False, "clientCertificates": True}}, "tls.clientCertificates"),
+        ({"tls": {"enabled": False, "certManager": {"enabled": True, "issuerRef": {"name": "x"}}}}, "tls.certManager"),
         ({"runner": {"scaling": {"kind": "hpa", "minReplicas": 0}}}, "runner.scaling.minReplicas"),
         ({"runner": {"scaling": {"minReplicas": 30}}}, "runner.scaling.maxReplicas"),
         ({"store": {"autoscaling": {"minReplicas": 9}}}, "store.autoscaling.maxReplicas"),
@@ -369,12 +368,10 @@ def objects_of(schema: Mapping[str, Any], path: str = "") -> list[tuple[str, Map
 
 def test_prometheus_calls_the_jobs_as_alerts_and_dashboards_do() -> None:
     endpoints = render(VALUES["everything"]).one("ServiceMonitor")["spec"]["endpoints"]
-    assert [each["port"] for each in endpoints] == ["metrics", "metrics-tls"]
+    assert [each["port"] for each in endpoints] == ["metrics"]
     alerts = (CHART.parent.parent / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
     for component in ("store", "llm-proxy", "runner", "algorithm"):
         job = component
         for rule in endpoints[0]["relabelings"]:
             job = rule["replacement"] if job == rule.get("regex") else job
         assert re.search(rf"[\"|]{job}[\"|]", alerts)
-    plain = render({"serviceMonitor": {"enabled": True}}).one("ServiceMonitor")["spec"]["endpoints"]
-    assert [(each["port"], "scheme" in each) for each in plain] == [("metrics", False)]

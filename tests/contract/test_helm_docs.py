@@ -32,7 +32,7 @@ def test_an_example_is_what_the_chart_takes(values: dict[str, Any]) -> None:
 
 def test_there_are_examples() -> None:
     assert [list(each) for each in examples()] == [
-        ["image", "runner"],
+        ["image", "runner", "tls"],
         ["networkPolicy"],
         ["algorithm"],
         ["torchrun"],
@@ -84,7 +84,7 @@ def test_the_install_of_the_document_is_whole() -> None:
         }
         wanted |= {
             variable["valueFrom"]["secretKeyRef"]["key"]
-            for variable in container["env"]
+            for variable in container.get("env", [])
             if "secretKeyRef" in variable.get("valueFrom", {})
         }
     assert made == wanted

@@ -155,7 +155,7 @@ def test_who_else_gets_in_is_said_in_the_values() -> None:
             (agents, [7101]), (tools, [7101]), (str(keda), [7101]), (agents, [7103, 7104]), (tools, [7103, 7104]),
             (prometheus, [7102]),
         ],
-        "llm-proxy": [(agents, [7200]), (tools, [7200]), (prometheus, [7200]), (tools, [7201])],
+        "llm-proxy": [(agents, [7200]), (tools, [7200]), (tools, [7201]), (prometheus, [7202])],
         "runner": [(tools, [7401]), (prometheus, [7402])],
         "algorithm": [(tools, [7301]), (prometheus, [7302])],
     }  # fmt: skip

@@ -97,7 +97,7 @@ def test_services_know_every_variable(
     assert (
         (settings.own_tls() is not None)
         is (settings.peer_tls() is not None)
-        is VALUES[case].get("tls", {}).get("enabled", False)
+        is VALUES[case].get("tls", {}).get("enabled", True)
     )
 
 
@@ -144,7 +144,7 @@ def test_targets_are_ports_that_services_serve(case: str) -> None:
                 if certified:
                     assert is_certified(address.hostname or "", certified), address.hostname
                 if "://" in target:
-                    assert address.scheme == ("https" if VALUES[case].get("tls", {}).get("enabled") else "http")
+                    assert address.scheme == ("https" if VALUES[case].get("tls", {}).get("enabled", True) else "http")
                 count += 1
     assert count > 0
 
@@ -188,7 +188,7 @@ def test_keda_knows_the_store_by_its_certificate() -> None:
     assert scaled == {"name": deployment["metadata"]["name"], "envSourceContainerName": "runner"}
     names = {variable["name"] for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert trigger["metadata"]["tokenFromEnv"] in names
-    plain = render(VALUES["keda"])
+    plain = render({**VALUES["keda"], "tls": {"enabled": False}})
     assert plain.of("TriggerAuthentication") == []
     assert "authenticationRef" not in plain.one("ScaledObject")["spec"]["triggers"][0]
 

@@ -47,7 +47,8 @@ def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) ->
     template = read_template(text, host_access=False, max_limits=MOST)
     named = {"task_file": "/fulmen/input/task", "work_dir": "/fulmen/work"}
     placeholders = Placeholders(input=b"", task={"difficulty": "hard"}, named=named)
-    job, secret = job_of(template, placeholders, order()), secret_of(order())
+    job = job_of(template, placeholders, order())
+    secret = secret_of(order(), {"metadata": {"uid": "4b3c"}})
     assert (schema_problems(job), schema_problems(secret)) == ("", "")
     assert KEY not in json.dumps(job)
     [agent] = job["spec"]["template"]["spec"]["containers"]

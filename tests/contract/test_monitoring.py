@@ -315,7 +315,7 @@ def ports_of(stack: LocalStack) -> dict[str, list[int]]:
     found = defaultdict(list)
     for service in record.services:
         for name, port in service.ports.items():
-            if name.endswith("_metrics") or name == "llm_proxy_http":
+            if name.endswith("_metrics"):
                 found[re.sub(r"-\d+$", "", service.name)].append(port)
     return found
 

@@ -44,7 +44,6 @@ VALUES: dict[str, Any] = {
 }
 MUTUAL_TLS: dict[str, Any] = {
     "tls": {
-        "enabled": True,
         "clientCertificates": True,
         "certManager": {"enabled": True, "issuerRef": {"name": "internal"}},
     }
@@ -183,7 +182,7 @@ def answer_of(url: str) -> str:
         return str(error)
 
 
-@pytest.fixture(params=[{}, MUTUAL_TLS], ids=["plain", "mtls"])
+@pytest.fixture(params=[{"tls": {"enabled": False}}, MUTUAL_TLS], ids=["plain", "mtls"])
 async def pods(request: pytest.FixtureRequest, short_tmp_path: Path) -> AsyncIterator[Pods]:
     release = render({**VALUES, **request.param})
     pods = Pods(release, short_tmp_path)

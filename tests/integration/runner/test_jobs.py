@@ -191,7 +191,7 @@ async def test_a_cluster_that_does_not_answer_for_a_moment_costs_no_attempt(
 ) -> None:
     agent = await world.store.publish("agent.tests", Case(template=template("print(1)")).spec())
     await start(world, api)
-    # Of the Secret, the Job and the Secret's owner: how many go through before three fail in a row.
+    # Of the Job, the Secret and the Job's resumption: how many go through before three fail in a row.
     api.failing_writes = (calls, 3)
     [name] = await world.store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
     assert (await world.store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
@@ -204,7 +204,7 @@ async def test_a_job_that_was_made_by_a_call_without_an_answer_is_made_once(worl
     api.unanswered = 2
     [name] = await world.store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
     assert (await world.store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
-    assert [document["kind"] for document in api.created] == ["Secret", "Job"]
+    assert [document["kind"] for document in api.created] == ["Job", "Secret"]
 
 
 async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(world: World, api: KubernetesApi) -> None:

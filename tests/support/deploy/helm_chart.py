@@ -46,6 +46,7 @@ _GPU_NODES: Document = {
 VALUES: dict[str, Document] = {
     "default": {},
     "small": {
+        "tls": {"enabled": False},
         "fullnameOverride": "short",
         "networkPolicy": {"enabled": False},
         "migration": {"enabled": False},
@@ -55,7 +56,7 @@ VALUES: dict[str, Document] = {
         "algorithm": {"enabled": False},
     },
     "tls": {
-        "tls": {"enabled": True, "existingSecrets": {"store": "my-store-tls"}},
+        "tls": {"existingSecrets": {"store": "my-store-tls"}},
         "runner": {"scaling": {"kind": "hpa"}},
     },
     "keda": {"runner": {"scaling": {"kind": "keda", "minReplicas": 0, "keda": {"labels": "gpu=h200"}}}},
@@ -71,7 +72,6 @@ VALUES: dict[str, Document] = {
         "commonLabels": {"team": "research"},
         "image": {"registry": "registry.example.com/ai", "tag": "9.9", "pullSecrets": ["registry"]},
         "tls": {
-            "enabled": True,
             "clientCertificates": True,
             "certManager": {"enabled": True, "issuerRef": {"name": "internal"}},
         },

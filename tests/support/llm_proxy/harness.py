@@ -159,6 +159,7 @@ async def running_proxy(
             "store_target": store_target,
             "port": 0,
             "http_port": 0,
+            "metrics_port": 0,
             "drain_grace_s": 5,
             **settings,
         }

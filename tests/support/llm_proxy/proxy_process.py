@@ -48,6 +48,11 @@ class ProxyProcess:
         async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as answer:
             return answer.status, await answer.json()
 
+    @property
+    def operator_url(self) -> str:
+        """URL of the operator's port."""
+        return f"http://127.0.0.1:{self.ports['metrics_port']}"
+
     async def flush(self, attempts: list[str], *, timeout: float) -> list[capture_service_pb2.CaptureSummary]:
         """Flushes attempts; returns their summaries."""
         async with open_channel(f"127.0.0.1:{self.ports['port']}", token=self.token) as channel:
@@ -57,7 +62,7 @@ class ProxyProcess:
 
     async def metric(self, name: str) -> float:
         """Returns the sum of a metric over its labels."""
-        async with self.http.get(self.url.removesuffix("/v1") + "/metrics") as answer:
+        async with self.http.get(f"{self.operator_url}/metrics") as answer:
             text = await answer.text()
         values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         assert values, f"there is no metric {name}"
@@ -95,6 +100,7 @@ async def proxy_process(
         "store_target": store_target,
         "port": 0,
         "http_port": 0,
+        "metrics_port": 0,
         "ready_file": ready,
         **settings,
     }

@@ -117,13 +117,11 @@ class KubernetesApi:
         app.router.add_post(_JOBS, self._create_job)
         app.router.add_get(_JOBS, self._list_jobs)
         app.router.add_get(_JOBS + "/{name}", self._get_job)
+        app.router.add_patch(_JOBS + "/{name}", self._patch_job)
         app.router.add_delete(_JOBS + "/{name}", self._delete_job)
         app.router.add_get(_CORE + "/pods", self._list_pods)
         app.router.add_get(_CORE + "/pods/{name}/log", self._log)
         app.router.add_post(_CORE + "/secrets", self._create_secret)
-        app.router.add_get(_CORE + "/secrets", self._list_secrets)
-        app.router.add_patch(_CORE + "/secrets/{name}", self._patch_secret)
-        app.router.add_delete(_CORE + "/secrets/{name}", self._delete_secret)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -187,9 +185,26 @@ class KubernetesApi:
         answer = await self._create(job, self.jobs)
         if answer is not None:
             return answer
+        if not job["spec"].get("suspend"):
+            self._begin(job)
+        return web.json_response(job, status=201)
+
+    async def _patch_job(self, request: web.Request) -> web.Response:
+        job = self.jobs.get(request.match_info["name"])
+        if job is None:
+            return _status(404, "no such Job")
+        if request.content_type != "application/merge-patch+json":
+            return _status(415, request.content_type)
+        was_suspended = job["spec"].get("suspend", False)
+        job["spec"] |= (await request.json())["spec"]
+        if was_suspended and not job["spec"]["suspend"]:
+            self._begin(job)
+        await self._touch(job)
+        return web.json_response(job)
+
+    def _begin(self, job: dict[str, Any]) -> None:
         self._run(self._control(job))
         self._run(self._deadline(job))
-        return web.json_response(job, status=201)
 
     async def _create_secret(self, request: web.Request) -> web.Response:
         secret = await request.json()
@@ -215,9 +230,6 @@ class KubernetesApi:
     async def _list_jobs(self, request: web.Request) -> web.Response:
         return self._listed("JobList", self.jobs, request)
 
-    async def _list_secrets(self, request: web.Request) -> web.Response:
-        return self._listed("SecretList", self.secrets, request)
-
     async def _delete_job(self, request: web.Request) -> web.Response:
         if request.query.get("propagationPolicy") != "Background":
             return _status(400, "pods would be left")
@@ -231,23 +243,6 @@ class KubernetesApi:
             if any(owner["uid"] == uid for owner in secret["metadata"].get("ownerReferences", [])):
                 del self.secrets[secret["metadata"]["name"]]
         await self._touch(job)
-        return _status(200, "", "Success")
-
-    async def _patch_secret(self, request: web.Request) -> web.Response:
-        secret = self.secrets.get(request.match_info["name"])
-        if secret is None:
-            return _status(404, "no such Secret")
-        if request.content_type != "application/merge-patch+json":
-            return _status(415, request.content_type)
-        secret["metadata"] |= (await request.json())["metadata"]
-        await self._touch(secret)
-        return web.json_response(secret)
-
-    async def _delete_secret(self, request: web.Request) -> web.Response:
-        found = self.secrets.pop(request.match_info["name"], None)
-        if found is None:
-            return _status(404, "no such Secret")
-        await self._touch(found)
         return _status(200, "", "Success")
 
     async def _list_pods(self, request: web.Request) -> web.StreamResponse:

@@ -185,7 +185,7 @@ def _pages(connection: Connection, folder: StackFolder, more: list[str]) -> dict
     record = folder.read() if folder.is_running() and not connection.names_services else None
     for service in record.services if record is not None else ():
         for name, port in service.ports.items():
-            if name.endswith("_metrics") or name == "llm_proxy_http":
+            if name.endswith("_metrics"):
                 pages[service.name] = f"http://{LOOPBACK}:{port}/metrics"
     return pages
 

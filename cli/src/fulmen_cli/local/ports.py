@@ -24,6 +24,7 @@ DEFAULT_PORTS: Final[Mapping[str, int]] = MappingProxyType(
         "store_http": 7103,
         "llm_proxy_http": 7200,
         "llm_proxy": 7201,
+        "llm_proxy_metrics": 7202,
         "algorithm": 7301,
         "algorithm_metrics": 7302,
         "runner": 7401,

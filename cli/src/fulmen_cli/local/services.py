@@ -81,7 +81,8 @@ def runner_names(count: int) -> list[str]:
 
 def port_names(runners: int) -> list[str]:
     """Returns the names of all ports of a stack."""
-    names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "algorithm", "algorithm_metrics"]
+    names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "llm_proxy_metrics"]
+    names += ["algorithm", "algorithm_metrics"]
     for runner in runner_names(runners):
         names += [runner, f"{runner}_metrics"]
     return names
@@ -185,7 +186,7 @@ def _store(plan: StackPlan) -> ServiceSpec:
 
 
 def _llm_proxy(plan: StackPlan) -> ServiceSpec:
-    ports = {"llm_proxy": plan.ports["llm_proxy"], "llm_proxy_http": plan.ports["llm_proxy_http"]}
+    ports = {name: plan.ports[name] for name in ("llm_proxy", "llm_proxy_http", "llm_proxy_metrics")}
     return ServiceSpec(
         name="llm_proxy",
         kind="llm_proxy",
@@ -196,6 +197,7 @@ def _llm_proxy(plan: StackPlan) -> ServiceSpec:
             **_common(plan, "llm_proxy", "llm_proxy", port=ports["llm_proxy"]),
             **_to_store(plan, "llm_proxy"),
             "FULMEN_LLM_PROXY_ATTEMPT_KEY_SECRET_FILE": str(plan.attempt_secret_file),
+            **_metrics("llm_proxy", ports["llm_proxy_metrics"]),
             "FULMEN_LLM_PROXY_HTTP_PORT": str(ports["llm_proxy_http"]),
             "FULMEN_LLM_PROXY_BACKEND_KEYS": json.dumps(
                 {ENGINE_KEY_NAME: {"key": plan.engine_token, "hosts": ["127.0.0.1"]}}

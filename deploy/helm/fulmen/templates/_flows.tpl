@@ -18,8 +18,9 @@ migration:
   database: true
 llm-proxy:
   in:
-    - {ports: [7200], peers: [runner], outside: [agents, clients, prometheus]}
+    - {ports: [7200], peers: [runner], outside: [agents, clients]}
     - {ports: [7201], peers: [runner, algorithm, test], outside: [clients]}
+    - {ports: [7202], outside: [prometheus]}
   out:
     - {ports: [7101], peers: [store]}
     - {ports: [{{ $engines }}], peers: [algorithm]}

@@ -109,22 +109,19 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 
-{{/* Liveness restarts what does not answer, readiness takes out what cannot serve. HTTP on the port of metrics, but for
-the proxy, which has no such port: "port" and "scheme". The kubelet checks no certificates. */}}
+{{/* Liveness restarts what does not answer, readiness takes out what cannot serve. */}}
 {{- define "fulmen.probes" -}}
-{{- $at := printf "port: %s" (.port | default "metrics") }}
-{{- with .scheme }}{{ $at = printf "%s, scheme: %s" $at (upper .) }}{{ end -}}
 startupProbe:
-  httpGet: {path: /healthz, {{ $at }}}
+  httpGet: {path: /healthz, port: metrics}
   periodSeconds: 2
   failureThreshold: {{ .startFailures | default 60 }}
 livenessProbe:
-  httpGet: {path: /healthz, {{ $at }}}
+  httpGet: {path: /healthz, port: metrics}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, {{ $at }}}
+  httpGet: {path: /readyz, port: metrics}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2

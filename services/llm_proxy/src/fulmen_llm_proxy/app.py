@@ -66,6 +66,7 @@ from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.http_app import HttpApp, RequestLimits
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
+from fulmen_llm_proxy.transport.http.operator_app import OperatorApp
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, sockets_of
@@ -137,7 +138,9 @@ async def build_proxy(
     captures = CaptureMetrics(registry)
     spool = await _spool(settings, state, captures, stack)
     calls = _call_pipeline(settings, state)
-    http = _http_server(settings, state, calls, stack)
+    app = _http_app(settings, state, calls)
+    http = _http_server(settings, state, app, stack)
+    operator = _operator_server(settings, state, app, stack)
     draining = asyncio.Event()
     completions = CompletionServicer(
         calls=calls,
@@ -162,9 +165,10 @@ async def build_proxy(
             **_roles(settings, state, spool, captures),
             "usage-sync": usage_sync,
             "http-server": http,
+            "operator-server": operator,
         },
         drain=drain,
-        ports={"http_port": http.port},
+        ports={"http_port": http.port, "metrics_port": operator.port},
         serve_metrics=False,
     )
 
@@ -227,7 +231,6 @@ async def _workers(
         own_index=settings.worker_index,
         count=settings.workers,
         token=token,
-        is_tls=settings.own_tls() is not None,
         stack=stack,
     )
     return siblings, sockets_of(folder, settings.worker_index)
@@ -303,7 +306,7 @@ def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
     )
 
 
-def _http_server(settings: LlmProxySettings, state: _State, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
+def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) -> HttpApp:
     authenticator = HttpAuthenticator(
         verifier=state.verifier,
         failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
@@ -316,26 +319,39 @@ def _http_server(settings: LlmProxySettings, state: _State, calls: CallPipeline,
         max_answer_bytes=settings.max_answer_bytes,
         deadline_s=settings.answer_deadline_s,
     )
-    app = HttpApp(
+    return HttpApp(
         authenticator=authenticator,
         attempts=AttemptCache(AttemptChecks(state.channel)),
         calls=calls,
         stored=StoredResponses(ids=state.response_ids, client=stored, tables=state.tables, guard=state.guard),
-        metrics=MetricsPage(registry=state.registry, siblings=state.siblings, worker_index=settings.worker_index),
         buffer=state.buffer,
         limits=RequestLimits(max_bytes=settings.max_request_bytes, timeout_s=settings.request_timeout_s),
         tables=state.tables,
     )
+
+
+def _http_server(settings: LlmProxySettings, state: _State, app: HttpApp, stack: AsyncExitStack) -> HttpServer:
     http = HttpServer(
         app=app,
         listener=bind(settings.host, settings.http_port, shared=state.sockets is not None),
-        private=None if state.sockets is None else bind_private(state.sockets.http),
         grace_s=settings.drain_grace_s,
         tls=settings.own_tls(),
         write_timeout_s=settings.write_timeout_s,
     )
     stack.callback(http.close)
     return http
+
+
+def _operator_server(settings: LlmProxySettings, state: _State, app: HttpApp, stack: AsyncExitStack) -> HttpServer:
+    metrics = MetricsPage(registry=state.registry, siblings=state.siblings, worker_index=settings.worker_index)
+    operator = HttpServer(
+        app=OperatorApp(app=app, metrics=metrics),
+        listener=bind(settings.host, settings.metrics_port, shared=state.sockets is not None),
+        private=None if state.sockets is None else bind_private(state.sockets.http),
+        grace_s=settings.drain_grace_s,
+    )
+    stack.callback(operator.close)
+    return operator
 
 
 def _rpc_server(

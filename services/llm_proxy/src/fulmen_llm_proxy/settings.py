@@ -49,8 +49,11 @@ class LlmProxySettings(ServiceSettings):
 
     port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 picks a free one.")
     http_port: int = Field(default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 picks a free one.")
+    metrics_port: int = Field(
+        default=7202, ge=0, le=65535, description="HTTP port of /metrics, for the operator; 0 picks a free one."
+    )
     workers: int = Field(
-        default=1, ge=1, le=64, description="Number of processes behind the two ports; one per core to use."
+        default=1, ge=1, le=64, description="Number of processes behind the ports; one per core to use."
     )
     workers_dir: str = Field(default="", description="Folder of the workers' sockets. Set by the supervisor.")
     worker_index: int = Field(default=0, ge=0, le=63, description="Index of this worker. Set by the supervisor.")

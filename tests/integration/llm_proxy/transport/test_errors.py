@@ -61,17 +61,24 @@ async def test_what_the_backend_refuses_is_passed_on_and_named(proxy: RunningPro
     assert summary.throttled_count == 1
 
 
-async def test_health_and_metrics_answer_without_a_key(proxy: RunningProxy) -> None:
-    root = proxy.url.removesuffix("/v1")
+async def test_health_and_metrics_answer_without_a_key_and_metrics_at_the_operators_port_alone(
+    proxy: RunningProxy,
+) -> None:
+    root, operator = proxy.url.removesuffix("/v1"), f"http://127.0.0.1:{proxy.parts.ports['metrics_port']}"
     _, key = proxy.attempt()
     await proxy.chat(key)
-    async with proxy.http.get(f"{root}/healthz") as answer:
-        assert (answer.status, await answer.text()) == (200, "ok")
-    async with proxy.http.get(f"{root}/metrics") as answer:
+    for url in (root, operator):
+        async with proxy.http.get(f"{url}/healthz") as answer:
+            assert (answer.status, await answer.text()) == (200, "ok")
+    async with proxy.http.get(f"{operator}/metrics") as answer:
         assert (
             'fulmen_llm_proxy_calls_total{api="chat_completions",backend="one",model="tiny",status="200"} 1.0'
             in await answer.text()
         )
+    async with proxy.http.get(f"{root}/metrics") as answer:
+        assert answer.status == 404
+    async with proxy.http.post(f"{operator}/v1/chat/completions", json={}) as answer:
+        assert answer.status == 404
 
 
 async def test_a_refusal_that_comes_in_pieces_is_passed_on_whole_whatever_type_it_has() -> None:

@@ -60,7 +60,7 @@ async def one_call(proxy: ProxyProcess, key: str) -> int:
 
 
 async def calls_by_worker(proxy: ProxyProcess) -> dict[str, float]:
-    async with proxy.http.get(proxy.url.removesuffix("/v1") + "/metrics") as answer:
+    async with proxy.http.get(f"{proxy.operator_url}/metrics") as answer:
         page = await answer.text()
     calls: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
@@ -180,6 +180,7 @@ async def test_workers_that_cannot_start_end_the_start_with_one_clear_error(tmp_
         "FULMEN_LLM_PROXY_ATTEMPT_KEY_SECRET": attempt_secrets(SIGNING_KEY),
         "FULMEN_LLM_PROXY_PORT": "0",
         "FULMEN_LLM_PROXY_HTTP_PORT": "0",
+        "FULMEN_LLM_PROXY_METRICS_PORT": "0",
         "FULMEN_LLM_PROXY_WORKERS": str(WORKERS),
         "FULMEN_LLM_PROXY_SPOOL_DIR": str(tmp_path / "file" / "spool"),
     }

@@ -47,9 +47,7 @@ class Siblings:
         self._sessions: list[tuple[int, aiohttp.ClientSession]] = []
 
     @classmethod
-    async def open(
-        cls, folder: Path, *, own_index: int, count: int, token: Token, is_tls: bool, stack: AsyncExitStack
-    ) -> Siblings:
+    async def open(cls, folder: Path, *, own_index: int, count: int, token: Token, stack: AsyncExitStack) -> Siblings:
         """Opens the clients, which connect on first use.
 
         Args:
@@ -57,11 +55,9 @@ class Siblings:
             own_index: index of this worker.
             count: number of workers.
             token: service token.
-            is_tls: whether the HTTP sockets use TLS; certificates are not verified, the folder is trusted.
             stack: closes the clients.
         """
         siblings = cls()
-        scheme = "https" if is_tls else "http"
         for index in range(count):
             if index == own_index:
                 continue
@@ -71,7 +67,7 @@ class Siblings:
             siblings._captures.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
             siblings._backends.append(backend_service_pb2_grpc.BackendServiceStub(channel))
             session = aiohttp.ClientSession(
-                base_url=f"{scheme}://sibling",
+                base_url="http://sibling",
                 connector=aiohttp.UnixConnector(path=str(sockets.http)),
                 timeout=aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S),
             )
@@ -115,7 +111,7 @@ class Siblings:
 
 async def _page(session: aiohttp.ClientSession) -> str | None:
     try:
-        async with session.get("/metrics?own=1", ssl=False) as answer:
+        async with session.get("/metrics?own=1") as answer:
             return await answer.text() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None  # restarting; the next scrape includes it

@@ -72,8 +72,12 @@ class WorkerSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         settings = self._settings
-        with reserve(settings.host, settings.port) as rpc, reserve(settings.host, settings.http_port) as http:
-            ports = {"port": _port_of(rpc), "http_port": _port_of(http)}
+        with (
+            reserve(settings.host, settings.port) as rpc,
+            reserve(settings.host, settings.http_port) as http,
+            reserve(settings.host, settings.metrics_port) as metrics,
+        ):
+            ports = {"port": _port_of(rpc), "http_port": _port_of(http), "metrics_port": _port_of(metrics)}
             environment = self._environment(ports)
             indexes = range(settings.workers)
             try:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from fulmen.errors import Draining, FulmenError, InternalError
 from fulmen_llm_proxy.apis.api import Api, Dialect, encode
@@ -27,7 +26,6 @@ from fulmen_llm_proxy.capture.span_place import trace_of
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.http import stored_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
-from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path, with_model
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_service_kit.http.wire import (
@@ -46,9 +44,10 @@ from fulmen_service_kit.observability.logs import places_of
 _GET = ("GET",)
 _MODELS = "/v1/models"
 _MODEL = "/v1/models/"
+HEALTH_PATHS = ("/healthz", "/readyz")
 _METHODS = {
     **dict.fromkeys(BY_PATH, ("POST",)),
-    **dict.fromkeys((_MODELS, "/healthz", "/readyz", "/metrics"), _GET),
+    **dict.fromkeys((_MODELS, *HEALTH_PATHS), _GET),
 }
 SERVED = ", ".join(f"{method} {path}" for path, methods in _METHODS.items() for method in methods)
 _AGENT_HEADER = b"x-fulmen-agent"
@@ -88,7 +87,6 @@ class HttpApp:
         attempts: AttemptCache,
         calls: CallPipeline,
         stored: StoredResponses,
-        metrics: MetricsPage,
         buffer: RequestBuffer,
         limits: RequestLimits,
         tables: TableHolder,
@@ -97,7 +95,6 @@ class HttpApp:
         self._attempts = attempts
         self._calls = calls
         self._stored = stored
-        self._metrics = metrics
         self._buffer = buffer
         self._limits = limits
         self._tables = tables
@@ -143,12 +140,9 @@ class HttpApp:
             await self._stored.answer(scope, name, await self._caller(path, scope), send)
         elif name == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
-        elif name == "/readyz":
+        else:
             missing = b"draining" if self.draining else b"" if self._tables.is_loaded else b"routes not loaded"
             await respond(send, 503 if missing else 200, missing or b"ok", _TEXT)
-        else:
-            page = await self._metrics.render(own_only=scope["query_string"] == b"own=1")
-            await respond(send, 200, page, CONTENT_TYPE_LATEST.encode())
 
     async def _call(self, api: Api, path: RequestPath, scope: Scope, receive: Receive, send: Send) -> None:
         if self.draining:

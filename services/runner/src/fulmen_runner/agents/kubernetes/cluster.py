@@ -86,12 +86,11 @@ class KubernetesCluster:
             made = await self._retried(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
         return made
 
-    async def patch_secret(self, name: str, patch: Mapping[str, Any]) -> None:
-        """Patches a Secret. Raises HostUnavailable."""
+    async def resume_job(self, name: str) -> None:
+        """Lets a suspended Job create its pod. Raises HostUnavailable."""
+        patch = {"spec": {"suspend": False}}
         await self._retried(
-            lambda: self._core.patch_namespaced_secret(
-                name, self.namespace, dict(patch), _content_type=_MERGE_PATCH, **_RAW
-            )
+            lambda: self._batch.patch_namespaced_job(name, self.namespace, patch, _content_type=_MERGE_PATCH, **_RAW)
         )
 
     async def job(self, name: str) -> dict[str, Any] | None:
@@ -145,26 +144,15 @@ class KubernetesCluster:
         return True
 
     async def delete_job(self, name: str) -> None:
-        """Deletes a Job with its pods, if it exists. Raises HostUnavailable."""
+        """Deletes a Job with its pods and its Secret, if it exists. Raises HostUnavailable."""
         await self._unless_gone(
             lambda: self._batch.delete_namespaced_job(name, self.namespace, propagation_policy="Background", **_RAW)
         )
-
-    async def delete_secret(self, name: str) -> None:
-        """Deletes a Secret, if it exists. Raises HostUnavailable."""
-        await self._unless_gone(lambda: self._core.delete_namespaced_secret(name, self.namespace, **_RAW))
 
     async def jobs(self, selector: str) -> list[dict[str, Any]]:
         """Returns the Jobs that match a label selector. Raises HostUnavailable."""
         found = await self._json(
             lambda: self._batch.list_namespaced_job(self.namespace, label_selector=selector, **_RAW)
-        )
-        return list(found["items"])
-
-    async def secrets(self, selector: str) -> list[dict[str, Any]]:
-        """Returns the Secrets that match a label selector. Raises HostUnavailable."""
-        found = await self._json(
-            lambda: self._core.list_namespaced_secret(self.namespace, label_selector=selector, **_RAW)
         )
         return list(found["items"])
 

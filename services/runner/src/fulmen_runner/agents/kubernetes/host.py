@@ -1,6 +1,6 @@
 """Agents that are Jobs of a Kubernetes cluster.
 
-Invariant: when an attempt ends, its Job and Secret are deleted. If the runner dies, the Job ends at its own deadline, and
+Invariant: a Secret belongs to its Job. When an attempt ends, its Job is deleted, and the Secret with it. If the runner dies, the Job ends at its own deadline, and
 the cluster or another runner deletes it.
 """
 
@@ -28,7 +28,6 @@ from fulmen_runner.agents.kubernetes.manifest import (
     WORK_DIR,
     JobOrder,
     job_of,
-    owner_patch,
     secret_of,
 )
 from fulmen_runner.agents.kubernetes.template import JobTemplate, read_template
@@ -125,14 +124,13 @@ class JobHost:
         )
 
     async def remove(self, name: str) -> None:
-        """Deletes a Job and its Secret; on timeout, leaves them to the cluster and to `remove_leftovers`."""
+        """Deletes a Job and with it its Secret; on timeout, leaves them to the cluster and to `remove_leftovers`."""
         problem = "timeout"
         try:
             async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 while True:
                     try:
                         await self.cluster.delete_job(name)
-                        await self.cluster.delete_secret(name)
                     except HostUnavailable as error:
                         problem = str(error)
                         await asyncio.sleep(RETRY_PAUSE_S)
@@ -142,10 +140,9 @@ class JobHost:
             _log.warning("job_not_removed", job=name, error=problem)
 
     async def remove_leftovers(self, now_unix_s: float) -> int:
-        """Deletes Jobs and Secrets of dead runners; returns their number. Raises HostUnavailable."""
-        selector = f"{MANAGED_BY}={MANAGER}"
-        found = [*await self.cluster.jobs(selector), *await self.cluster.secrets(selector)]
-        names = {each["metadata"]["name"] for each in found if self._is_leftover(each, now_unix_s)}
+        """Deletes Jobs of dead runners; returns their number. Raises HostUnavailable."""
+        found = await self.cluster.jobs(f"{MANAGED_BY}={MANAGER}")
+        names = [each["metadata"]["name"] for each in found if self._is_leftover(each, now_unix_s)]
         for name in names:
             await self.remove(name)
         return len(names)
@@ -185,9 +182,10 @@ class JobAgent:
         order = self._order(invocation, expanded_variables(self.environment, placeholders))
         job = job_of(self.template, placeholders, order)
         try:
-            await self.host.cluster.create_secret(secret_of(order))
+            # The Secret belongs to the Job from the start, and goes with it: a runner needs no right but to create one.
             made = await self.host.cluster.create_job(job)
-            await self.host.cluster.patch_secret(order.name, owner_patch(made))
+            await self.host.cluster.create_secret(secret_of(order, made))
+            await self.host.cluster.resume_job(order.name)
             output = await self._output(await self._end(order.name))
         finally:
             removal = asyncio.create_task(self.host.remove(order.name), name=f"remove {order.name}")

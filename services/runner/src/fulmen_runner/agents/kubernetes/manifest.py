@@ -75,13 +75,14 @@ class JobOrder:
     created_unix_s: float
 
 
-def secret_of(order: JobOrder) -> dict[str, Any]:
-    """Returns the Secret with the attempt's environment and input."""
+def secret_of(order: JobOrder, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the Secret with the attempt's environment and input, owned by the created Job."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": order.name, "uid": job["metadata"]["uid"]}
     data = {**{name: value.encode() for name, value in order.variables.items()}, TASK_KEY: order.input}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(order),
+        "metadata": {**_metadata(order), "ownerReferences": [owner]},
         "immutable": True,
         "type": "Opaque",
         "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
@@ -89,7 +90,7 @@ def secret_of(order: JobOrder) -> dict[str, Any]:
 
 
 def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -> dict[str, Any]:
-    """Returns the Job.
+    """Returns the Job, suspended until its Secret exists.
 
     Raises:
         AgentFailed: If the template does not match the input.
@@ -100,6 +101,7 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
     spec = job["spec"]
     longest_s = math.ceil(order.timeout_s) + OVERTIME_S
     spec |= {
+        "suspend": True,
         "backoffLimit": 0,
         "activeDeadlineSeconds": min(spec.get("activeDeadlineSeconds", longest_s), longest_s),
         "ttlSecondsAfterFinished": order.ttl_s,
@@ -134,13 +136,6 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
         container["securityContext"] = _confined(container, _CONTAINER_SECURITY, template)
         _limit(container, order.limits, order.requested_limits if container is agent else Limits())
     return job
-
-
-def owner_patch(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the patch that makes the Job the owner of its Secret, so that they are deleted together."""
-    metadata = job["metadata"]
-    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
-    return {"metadata": {"ownerReferences": [reference]}}
 
 
 def _complete_agent(agent: dict[str, Any], order: JobOrder) -> None:
