@@ -1,6 +1,7 @@
-"""Makes deploy/.env: the secrets of a deployment with Docker Compose. Needs nothing but Python.
+"""Makes the secrets of a deployment with Docker Compose: a folder deploy/secrets, and deploy/.env. Needs nothing but Python.
 
-Run it once: `python3 deploy/make_env.py`. It never overwrites a file, since the old keys would be lost with it.
+Run it once: `python3 deploy/make_env.py`. It never overwrites a file, since the old keys would be lost with it. Each service
+gets the files that it needs; deploy/.env has the administrator's token, for people's tools.
 The tokens are the service kit's own format (JWT, RFC 7519, Ed25519); a test checks that the services accept them.
 """
 
@@ -22,7 +23,9 @@ DEFAULT_DAYS = 365
 SECONDS_PER_DAY = 86_400
 # The services and the administrator serve every project.
 ALL_PROJECTS = "projects/*"
-TOKEN_ROLES = {"FULMEN_SERVICE_TOKEN": "service", "FULMEN_RUNNER_TOKEN": "runner", "FULMEN_TOKEN": "admin"}
+SERVICE_ROLES = ("service", "runner")
+# Where the engines of the algorithm service are; no other host gets their key.
+ENGINE_HOSTS = ["algorithm"]
 
 
 def sign_token(signing_key: str, role: str, *, days: int) -> str:
@@ -44,35 +47,53 @@ def sign_token(signing_key: str, role: str, *, days: int) -> str:
     return f"{signed}.{_base64(ed25519(seed, public, signed.encode()))}"
 
 
-def environment(*, days: int) -> dict[str, str]:
-    """Makes every secret that the Compose file asks for."""
-    signing_key = secrets.token_urlsafe(SECRET_BYTES)
+def secret_files(signing_key: str, *, days: int) -> dict[str, str]:
+    """Makes every secret of the Compose file."""
+    password, engine_token = secrets.token_urlsafe(SECRET_BYTES), secrets.token_urlsafe(SECRET_BYTES)
     return {
-        "FULMEN_SIGNING_KEY": signing_key,
-        "FULMEN_ATTEMPT_KEY_SECRET": _base64(derived(signing_key, "fulmen attempt keys")),
-        "FULMEN_DATABASE_PASSWORD": secrets.token_urlsafe(SECRET_BYTES),
-        "FULMEN_ENGINE_TOKEN": secrets.token_urlsafe(SECRET_BYTES),
-        **{name: sign_token(signing_key, role, days=days) for name, role in TOKEN_ROLES.items()},
+        "signing_key": signing_key,
+        "attempt_key_secret": _base64(derived(signing_key, "fulmen attempt keys")),
+        "database_password": password,
+        "database_url": f"postgresql://fulmen:{password}@postgres:5432/fulmen",
+        "engine_token": engine_token,
+        "backend_keys": json.dumps({"engine": {"key": engine_token, "hosts": ENGINE_HOSTS}}),
+        **{f"{role}_token": sign_token(signing_key, role, days=days) for role in SERVICE_ROLES},
     }
 
 
 def main() -> int:
-    """Writes the file; returns the exit status."""
+    """Writes the files; returns the exit status."""
+    here = Path(__file__).parent.absolute()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / ".env")
-    parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help="how long the tokens are good")
+    parser.add_argument("--output", type=Path, default=here / ".env", help="file of variables")
+    parser.add_argument("--secrets-dir", type=Path, default=here / "secrets", help="folder of secrets")
+    parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help="validity of the tokens, days")
     arguments = parser.parse_args()
-    lines = ["# Secrets of this deployment. FULMEN_TOKEN is what people's tools use."]
-    lines += [f"{name}={value}" for name, value in environment(days=arguments.days).items()]
-    try:
-        descriptor = os.open(arguments.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        sys.stderr.write(f"error: {arguments.output} exists; remove it to make new keys\n")
-        return 1
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-    sys.stdout.write(f"wrote {arguments.output}\n")
+    folder: Path = arguments.secrets_dir.absolute()
+    for path in (arguments.output, folder):
+        if path.exists():
+            sys.stderr.write(f"error: {path} exists; remove it to make new keys\n")
+            return 1
+    signing_key = secrets.token_urlsafe(SECRET_BYTES)
+    folder.mkdir(mode=0o700, parents=True)
+    for name, value in secret_files(signing_key, days=arguments.days).items():
+        # Compose mounts each file as it is, for a user of the container: others must be able to read it, but not to reach it.
+        _write(folder / name, value, 0o444)
+    lines = (
+        "# FULMEN_TOKEN is the administrator's, for people's tools. The services' secrets are in FULMEN_SECRETS_DIR.",
+        f"FULMEN_TOKEN={sign_token(signing_key, 'admin', days=arguments.days)}",
+        f"FULMEN_SECRETS_DIR={folder}",
+    )
+    _write(arguments.output, "\n".join(lines) + "\n", 0o600)
+    sys.stdout.write(f"wrote {arguments.output} and {folder}\n")
     return 0
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
 
 
 def derived(signing_key: str, label: str) -> bytes:

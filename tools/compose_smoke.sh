@@ -37,8 +37,8 @@ for links in $(find_links .venv); do
   for wheel in "$links"/torch-*.whl; do [ ! -e "$wheel" ] || cp -u "$wheel" deploy/wheels/; done
 done
 
-.venv/bin/python deploy/make_env.py --output "$folder/env"
-.venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM}{,_METRICS},STORE{,_2}_HTTP,LLM_PROXY{,_2}{,_HTTP},PROMETHEUS}_PORT \
+.venv/bin/python deploy/make_env.py --output "$folder/env" --secrets-dir "$folder/secrets"
+.venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM,LLM_PROXY,LLM_PROXY_2}{,_METRICS},{STORE,LLM_PROXY}{,_2}_HTTP,PROMETHEUS}_PORT \
   >> "$folder/env"
 trap finish EXIT
 # Profiles that cannot be started here are at least parsed.

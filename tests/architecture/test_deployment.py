@@ -21,7 +21,7 @@ from fulmen_service_kit.settings import ServiceSettings
 from tests.support.distributions import ROOT, SERVICES, Distribution
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))
-SECRET = re.compile(r"FULMEN_\w*(?:KEY|SECRET|TOKEN|PASSWORD)")
+SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|_PASS|DATABASE_URL")
 REFERENCE = re.compile(r"\$\{(\w+)(:?[-?][^}]*)?\}")
 COMPOSE_FILES = (ROOT / "deploy/docker-compose.yml", ROOT / "deploy/docker-compose.gpu.yml")
 EXAMPLE = re.compile(r"^(# )?(FULMEN_\w+)=(\S*)", re.M)
@@ -97,7 +97,8 @@ def test_images_and_compose_set_only_settings_that_exist(service: Distribution) 
     ]
 
     assert containers
-    assert set(image_environment(service)).union(*given) <= variables(service)
+    known = variables(service)
+    assert set(image_environment(service)).union(*given) <= known | {f"{name}_FILE" for name in known}
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
@@ -139,9 +140,10 @@ def test_images_say_what_they_are_and_are_built_on_what_is_named(service: Distri
 def test_replicas_differ_in_their_ports_alone_and_share_a_name(service: str) -> None:
     first, second = ({**COMPOSE["services"][f"{service}_{number}"]} for number in (1, 2))
 
-    assert len({*first.pop("ports"), *second.pop("ports")}) in (4, 6)
+    assert len({*first.pop("ports"), *second.pop("ports")}) == 6
     assert first == second
-    assert first["networks"]["default"]["aliases"] == [service]
+    for network in ("control", "agents"):
+        assert first["networks"][network]["aliases"] == [service]
 
 
 def test_runners_are_told_of_every_proxy() -> None:
@@ -181,45 +183,77 @@ def test_compose_publishes_on_loopback_only() -> None:
     assert all(str(port).startswith("127.0.0.1:") for port in published)
 
 
-def test_compose_gives_no_secret_a_default() -> None:
-    text = (ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8")
-    references = [(name, rest) for name, rest in REFERENCE.findall(text) if SECRET.fullmatch(name)]
-    required = {name for name, rest in references if rest.startswith(":?")}
+def test_compose_passes_secrets_as_files_alone() -> None:
+    for name, container in COMPOSE["services"].items():
+        environment = container.get("environment", {})
+        mounted = {f"/run/secrets/{secret}" for secret in container.get("secrets", [])}
+        files = {key: value for key, value in environment.items() if str(value).startswith("/run/secrets/")}
 
-    assert {name for name, _ in references} == required
-    assert not [name for name, rest in references if "-" in rest[:2]]
+        assert set(files.values()) == mounted, name
+        assert all(key.endswith("_FILE") for key in files), name
+        assert not [key for key in environment.keys() - files.keys() if SECRET.search(key)], name
 
 
-def test_every_secret_that_compose_asks_for_is_made(make_env: ModuleType) -> None:
-    text = (ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8")
-    asked = {name for name, _ in REFERENCE.findall(text) if SECRET.fullmatch(name)}
+def test_every_secret_that_compose_mounts_is_made(make_env: ModuleType) -> None:
+    assert COMPOSE["secrets"].keys() == make_env.secret_files("k" * 32, days=1).keys()
+    files = {name: secret["file"].rpartition("}")[2] for name, secret in COMPOSE["secrets"].items()}
+    assert files == {name: f"/{name}" for name in COMPOSE["secrets"]}
 
-    assert asked | {"FULMEN_TOKEN"} == make_env.environment(days=1).keys()
+
+@pytest.mark.parametrize("name", [name for name, each in COMPOSE["services"].items() if "profiles" not in each])
+def test_containers_are_read_only_unprivileged_and_bounded(name: str) -> None:
+    container = COMPOSE["services"][name]
+
+    assert container["read_only"]
+    assert container["cap_drop"] == ["ALL"]
+    assert container["security_opt"] == ["no-new-privileges:true"]
+    assert container["pids_limit"]
+    assert container["mem_limit"]
+
+
+def test_agents_reach_stores_and_proxies_and_nothing_else() -> None:
+    members = {
+        network: {name.rstrip("_12") for name, each in COMPOSE["services"].items() if network in each["networks"]}
+        for network in COMPOSE["networks"]
+    }
+
+    assert members["agents"] == {"runner", "store", "llm_proxy"}
+    assert members["data"] == {"postgres", "migrate", "store", "postgres_exporter"}
+    assert COMPOSE["networks"]["data"]["internal"]
 
 
 def test_the_tokens_of_a_deployment_are_accepted_by_its_services(make_env: ModuleType) -> None:
-    made = make_env.environment(days=1)
-    verifier = TokenVerifier(made["FULMEN_SIGNING_KEY"])
-    assert made["FULMEN_ATTEMPT_KEY_SECRET"] == attempt_secrets(made["FULMEN_SIGNING_KEY"])
+    key = "k" * 32
+    made = make_env.secret_files(key, days=1)
+    verifier = TokenVerifier(key)
+    assert made["attempt_key_secret"] == attempt_secrets(key)
 
-    callers = {name: verifier.verify(token) for name, token in made.items() if name in make_env.TOKEN_ROLES}
+    tokens = {role: made[f"{role}_token"] for role in ("service", "runner")}
+    tokens["admin"] = make_env.sign_token(key, "admin", days=1)
+    callers = {role: verifier.verify(token) for role, token in tokens.items()}
 
-    assert {name: (caller.role, caller.project) for name, caller in callers.items()} == {
-        "FULMEN_SERVICE_TOKEN": (Role.SERVICE, ALL_PROJECTS),
-        "FULMEN_RUNNER_TOKEN": (Role.RUNNER, ALL_PROJECTS),
-        "FULMEN_TOKEN": (Role.ADMIN, ALL_PROJECTS),
+    assert {role: (caller.role, caller.project) for role, caller in callers.items()} == {
+        "service": (Role.SERVICE, ALL_PROJECTS),
+        "runner": (Role.RUNNER, ALL_PROJECTS),
+        "admin": (Role.ADMIN, ALL_PROJECTS),
     }
 
 
 def test_keys_that_exist_are_never_overwritten(tmp_path: Path) -> None:
     target = tmp_path / ".env"
-    command = [sys.executable, ROOT / "deploy/make_env.py", "--output", target]
+    folder = tmp_path / "secrets"
+    command = [sys.executable, ROOT / "deploy/make_env.py", "--output", target, "--secrets-dir", folder]
     subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True)
     made = target.read_text(encoding="utf-8")
+    key = (folder / "signing_key").read_text(encoding="utf-8")
 
     again = subprocess.run(command, check=False, timeout=LIMIT_S, capture_output=True, text=True)
 
     assert again.returncode == 1
     assert again.stderr == f"error: {target} exists; remove it to make new keys\n"
     assert target.read_text(encoding="utf-8") == made
+    assert (folder / "signing_key").read_text(encoding="utf-8") == key
     assert target.stat().st_mode & 0o077 == 0
+    # Containers' users read the files; on the host only the folder's owner reaches them.
+    assert folder.stat().st_mode & 0o077 == 0
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o444}

@@ -20,7 +20,7 @@ PATH = re.compile(
 # A test module by its name alone.
 TEST = re.compile(r"`(test_\w+\.py)`")
 # Folders that appear when something is built.
-BUILT = ("benchmarks/.peers", "deploy/.env")
+BUILT = ("deploy/images.env", "deploy/secrets", "benchmarks/.peers", "deploy/.env")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -77,7 +77,7 @@ def test_every_service_has_its_own_ports_and_ready_file() -> None:
     ports = [port for service in services for port in service.ports.values()]
     files = [service.environment[f"FULMEN_{service.kind.upper()}_READY_FILE"] for service in services]
 
-    assert len(set(ports)) == len(ports) == 11
+    assert len(set(ports)) == len(ports) == 12
     assert len(set(files)) == len(files)
 
 
