@@ -27,6 +27,9 @@ from tests.support.service_kit.key_store import KeyService, serving_keys
 KEY = "k" * 32
 TOKEN = TokenSigner(KEY).issue(Role.SERVICE, subject="algorithm", ttl_s=3600)
 START_LIMIT_S = 90
+LISTED = service_pb.ListAlgorithmsRequest()
+# The schema of one algorithm takes up to 90 kB.
+MAX_DESCRIPTIONS_BYTES = 150_000
 MODULE = [sys.executable, "-m", "fulmen_algorithm"]
 
 
@@ -78,6 +81,10 @@ async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
         assert {"grpo", "sft"} <= {each.name for each in offered}
         undescribed = [f"{a.name}.{s.name}" for a in offered for s in a.settings if not s.summary]
         assert not undescribed
+        assert not any(each.settings_schema_json for each in offered)
+        [whole] = (await runs.ListAlgorithms(service_pb.ListAlgorithmsRequest(algorithm="grpo"))).algorithms
+        assert "group_size" in json.loads(whole.settings_schema_json)["properties"]
+        assert not (await runs.ListAlgorithms(service_pb.ListAlgorithmsRequest(algorithm="none"))).algorithms
         draft = pb.TrainingRun(
             algorithm="sft", settings_json='{"stesp": 1, "steps": -1}', policy=pb.PolicySpec(name="p")
         )
@@ -103,6 +110,29 @@ async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
     assert "Another process works on" in second.stderr
     process.terminate()
     assert process.wait(timeout=START_LIMIT_S) == 0
+
+
+async def test_descriptions_of_algorithms_are_small_and_hold_nobody_up(tmp_path):
+    async with serving_keys(KeyService(KEY)) as store:
+        settings = environment(tmp_path, STORE_TARGET=store, LOOP_PROBE_INTERVAL_S="0.005")
+        process = subprocess.Popen(
+            [*MODULE, "serve"], env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            line = await asyncio.to_thread(lambda: next(text for text in process.stdout if '"serving"' in text))
+            token = TokenSigner(KEY).issue(Role.READER, subject="test", ttl_s=600)
+            async with open_channel(f"127.0.0.1:{json.loads(line)['port']}", token=token) as channel:
+                names = ["", *(each.name for each in (await stub(channel).ListAlgorithms(LISTED)).algorithms)]
+                requests = [service_pb.ListAlgorithmsRequest(algorithm=name) for name in names for _ in range(10)]
+                answers = await asyncio.gather(*map(stub(channel).ListAlgorithms, requests))
+        finally:
+            process.terminate()
+            output, _ = await asyncio.to_thread(process.communicate, timeout=START_LIMIT_S)
+
+    assert max(answer.ByteSize() for answer in answers) < MAX_DESCRIPTIONS_BYTES
+    events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    blocks = [event for event in events if event["event"] == "loop_blocked"]
+    assert not [block for block in blocks if block["place"].startswith("fulmen_algorithm.")], blocks
 
 
 def test_an_unknown_setting_is_an_error_and_secrets_are_masked(tmp_path):

@@ -29,6 +29,7 @@ from tests.support.service_kit.otlp_collector import Collector, running_collecto
 
 KEY = "k" * 32
 LIMIT_S = 60
+BLOCKING = "fulmen.store.v1.RolloutService/ListRollouts"
 QUICKLY = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "100"}
 PROGRAM = Path(__file__).parents[2] / "support" / "service_kit" / "sample_service.py"
 
@@ -46,7 +47,13 @@ class Sample:
 
     process: subprocess.Popen[bytes]
     ports: dict[str, int]
+    log: Path
     stub: rpc.RolloutServiceStub
+
+    def logged(self, event: str) -> list[dict[str, object]]:
+        """Returns the log lines of an event."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == event]
 
     async def ended(self) -> int:
         """Waits for its end; returns its exit status."""
@@ -66,7 +73,9 @@ async def sample(
         "FULMEN_SAMPLE_READY_FILE": str(ready),
         **{f"FULMEN_SAMPLE_{name.upper()}": value for name, value in settings.items()},
     }
-    process = subprocess.Popen([sys.executable, PROGRAM, "serve"], env=whole)
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, PROGRAM, "serve"], env=whole, stderr=output)
     try:
         async with asyncio.timeout(LIMIT_S):
             while not ready.exists():
@@ -75,7 +84,7 @@ async def sample(
         ports = json.loads(ready.read_text())
         token = TokenSigner(KEY).issue(Role.ADMIN, subject="tests", ttl_s=600)
         async with open_channel(f"127.0.0.1:{ports['port']}", token=token, tls=tls) as channel:
-            yield Sample(process=process, ports=ports, stub=rpc.RolloutServiceStub(channel))
+            yield Sample(process=process, ports=ports, log=log, stub=rpc.RolloutServiceStub(channel))
     finally:
         if process.poll() is None:
             process.kill()
@@ -150,6 +159,22 @@ async def test_a_service_shows_its_metrics_and_health_over_http_until_it_is_gone
         serving = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     gone = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     assert (serving.returncode, gone.returncode) == (0, 1)
+
+
+async def test_an_rpc_that_blocks_the_event_loop_is_counted_and_named(tmp_path: Path) -> None:
+    async with sample(tmp_path, loop_probe_interval_s="0.01") as service, aiohttp.ClientSession() as http:
+        async with asyncio.timeout(LIMIT_S):
+            while not (
+                named := [line for line in service.logged("loop_blocked") if str(line["work"]).endswith(BLOCKING)]
+            ):
+                await service.stub.ListRollouts(pb.ListRolloutsRequest())
+        async with http.get(f"http://127.0.0.1:{service.ports['metrics_port']}/metrics") as answer:
+            metrics = await answer.text()
+
+    assert named[0]["place"] == "__main__:SampleServicer.ListRollouts"
+    blocked = next(line for line in metrics.splitlines() if line.startswith("loop_blocked_total"))
+    assert float(blocked.split()[-1]) >= 1
+    assert 'loop_lag_seconds_bucket{le="0.02"' in metrics.replace('otel_scope_name="fulmen.loop",', "")
 
 
 async def test_a_background_role_that_dies_stops_the_service_with_status_1(tmp_path: Path) -> None:

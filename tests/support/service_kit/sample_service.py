@@ -1,6 +1,7 @@
 """A service of the smallest size, run as a process by the tests of the lifecycle."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
@@ -11,6 +12,7 @@ from fulmen_service_kit.rpc.server import build_server
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, ServiceSettings, settings_config
 
+BLOCK_S = 0.3
 SERVICE = "fulmen.store.v1.RolloutService"
 
 
@@ -22,7 +24,7 @@ class SampleSettings(KeyHolderSettings):
 
 
 class SampleServicer(rpc.RolloutServiceServicer):
-    """Answers one rpc; another makes the background role fail."""
+    """Answers one rpc; another makes the background role fail, a third blocks the event loop."""
 
     def __init__(self) -> None:
         self.fail = asyncio.Event()
@@ -35,6 +37,11 @@ class SampleServicer(rpc.RolloutServiceServicer):
         """Makes the role fail."""
         self.fail.set()
         return pb.CancelRolloutsResponse()
+
+    async def ListRollouts(self, request: pb.ListRolloutsRequest, context: object) -> pb.ListRolloutsResponse:
+        """Blocks the event loop."""
+        time.sleep(BLOCK_S)
+        return pb.ListRolloutsResponse()
 
 
 class Failing:

@@ -73,6 +73,7 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
         StartupError: If it cannot start.
     """
     # Deferred: not needed by commands such as `migrate`.
+    from fulmen_service_kit.observability.loop_watchdog import LoopWatchdog
     from fulmen_service_kit.observability.telemetry import Telemetry
 
     telemetry = Telemetry(settings)
@@ -84,6 +85,10 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
         async with AsyncExitStack() as stack:
             parts = await build(settings, stack)
             _quieten_collector()
+            if settings.loop_probe_interval_s:
+                watchdog = LoopWatchdog(loop, interval_s=settings.loop_probe_interval_s)
+                watchdog.start()
+                stack.callback(watchdog.stop)
             return await _serve(settings, parts, stop)
     finally:
         await asyncio.to_thread(telemetry.close)
@@ -92,7 +97,7 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
 async def run_inside(settings: ServiceSettings, build: Build, stop: asyncio.Event) -> int:
     """Runs a service beside others in one process until `stop` is set; returns its exit status. For debugging.
 
-    Does not touch process-wide state: signals, /metrics, exporters, the garbage collector.
+    Does not touch process-wide state: signals, /metrics, exporters, the garbage collector, the watchdog of the loop.
 
     Raises:
         StartupError: If it cannot start.

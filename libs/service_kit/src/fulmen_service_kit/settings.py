@@ -38,6 +38,13 @@ class ServiceSettings(BaseSettings):
     drain_grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Grace period for pending work on a stop, seconds."
     )
+    loop_probe_interval_s: float = Field(
+        default=0.2,
+        ge=0,
+        le=60,
+        description="Time between checks that the event loop answers, seconds; one that waits longer than 20 ms is "
+        "counted, and what blocks the loop is logged as `loop_blocked`. 0: none.",
+    )
     max_message_bytes: int = Field(
         default=20 * 1024 * 1024, ge=4096, description="Maximum size of a gRPC message, bytes."
     )

@@ -159,6 +159,9 @@ class _Call:
         Raises:
             FulmenError: If the call is rejected.
         """
+        task = asyncio.current_task()
+        if task is not None:
+            task.set_name(self._rpc)  # read by the watchdog of the loop
         if self._span.get_span_context().is_valid:
             # Never detached: the context ends with the rpc.
             otel_context.attach(trace.set_span_in_context(self._span))

@@ -16,6 +16,7 @@ from fulmen.errors import (
     TrainingRunNotFound,
     Violation,
 )
+from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation import CreationRules, checked_run
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
@@ -50,6 +51,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._connections = connections
         self._clock = clock
         self._rules = rules
+        self._descriptions = _Descriptions(rules.registry)
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
@@ -144,9 +146,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ListAlgorithmsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListAlgorithmsResponse:
         """Lists the algorithms."""
-        return pb.ListAlgorithmsResponse(
-            algorithms=[encode.algorithm(entry) for _, entry in sorted(self._rules.registry.items())]
-        )
+        descriptions = self._descriptions
+        return await (descriptions.whole(request.algorithm) if request.algorithm else descriptions.listed())
 
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext
@@ -190,6 +191,36 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         if not current_caller().may_access(entry.run.project):
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         return entry
+
+
+class _Descriptions:
+    """Descriptions of the algorithms, made when first asked for, in a thread; they take a second in all."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._listed: pb.ListAlgorithmsResponse | None = None
+        self._schemas: dict[str, str] = {}
+        self._making = asyncio.Lock()
+
+    async def listed(self) -> pb.ListAlgorithmsResponse:
+        """Returns all descriptions, without schemas."""
+        async with self._making:
+            if self._listed is None:
+                self._listed = await asyncio.to_thread(self._describe)
+            return self._listed
+
+    async def whole(self, name: str) -> pb.ListAlgorithmsResponse:
+        """Returns the description of one algorithm with its schema; none if there is no such algorithm."""
+        found = pb.ListAlgorithmsResponse(algorithms=[a for a in (await self.listed()).algorithms if a.name == name])
+        for algorithm in found.algorithms:
+            async with self._making:
+                if name not in self._schemas:
+                    self._schemas[name] = await asyncio.to_thread(encode.settings_schema, self._registry[name])
+            algorithm.settings_schema_json = self._schemas[name]
+        return found
+
+    def _describe(self) -> pb.ListAlgorithmsResponse:
+        return pb.ListAlgorithmsResponse(algorithms=[encode.algorithm(e) for _, e in sorted(self._registry.items())])
 
 
 def _report(entry: Entry) -> Report:

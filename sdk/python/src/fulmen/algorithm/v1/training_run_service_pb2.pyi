@@ -8,8 +8,10 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ListAlgorithmsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("algorithm",)
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    algorithm: str
+    def __init__(self, algorithm: _Optional[str] = ...) -> None: ...
 
 class ListAlgorithmsResponse(_message.Message):
     __slots__ = ("algorithms",)
