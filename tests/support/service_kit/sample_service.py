@@ -40,7 +40,7 @@ class SampleServicer(rpc.RolloutServiceServicer):
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: object) -> pb.ListRolloutsResponse:
         """Blocks the event loop."""
-        time.sleep(BLOCK_S)
+        time.sleep(BLOCK_S)  # noqa: ASYNC251  (a block is wanted)
         return pb.ListRolloutsResponse()
 
 

@@ -8,9 +8,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-__all__ = ["ChildProcess", "ServiceProcess"]
+if TYPE_CHECKING:
+    from fulmen_service_kit.forks import ForkedProcess, ForkServer
+
+__all__ = ["ChildProcess", "ForkableServices", "ServiceProcess"]
 
 KILL_LIMIT_S: Final = 10.0
 
@@ -45,11 +48,19 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, module: str, arguments: tuple[str, ...], *, environment: Mapping[str, str], log_file: Path, folder: Path
+        cls,
+        module: str,
+        arguments: tuple[str, ...],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        folder: Path,
+        inherited: tuple[int, ...] = (),
     ) -> ChildProcess:
         """Starts `python -m module` (never from the working folder) with exactly this environment; its output goes to the end of the log file.
 
-        Must be called on the main thread: the kernel ties the child to the thread that starts it.
+        Must be called on the main thread: the kernel ties the child to the thread that starts it. The process keeps the
+        inherited descriptors open.
         """
         from fulmen_service_kit import launch
 
@@ -68,6 +79,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=inherited,
             )
         return cls(process)
 
@@ -105,3 +117,87 @@ class ChildProcess:
             self._process.kill()
         async with asyncio.timeout(KILL_LIMIT_S):
             return await self._process.wait()
+
+
+class ForkableServices:
+    """Starts the services of one module again and again: fresh at first, then by forking a process that has it loaded.
+
+    The fork server starts when the service needs it, or one of its own children; see `fulmen_service_kit.forks`.
+    """
+
+    def __init__(self, preloaded: str, *, log_file: Path) -> None:
+        """Starts nothing.
+
+        Args:
+            preloaded: Module that imports all that the service needs.
+            log_file: File for the output of the fork server.
+        """
+        self._preloaded = preloaded
+        self._log_file = log_file
+        self._server: ForkServer | None = None
+
+    async def start(
+        self, module: str, arguments: tuple[str, ...], *, environment: Mapping[str, str], log_file: Path, folder: Path
+    ) -> ServiceProcess:
+        """Starts `python -m module`; see `ChildProcess.start`."""
+        from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
+        from fulmen_service_kit.forks import ForkServer, ForkServerLost
+
+        if self._server is None:
+            self._server = ForkServer([self._preloaded], log_file=self._log_file)
+        if self._server.ready:
+            with log_file.open("ab") as log, contextlib.suppress(ForkServerLost):
+                forked = await self._server.fork(
+                    module,
+                    arguments,
+                    environment=environment,
+                    output=log.fileno(),
+                    errors=log.fileno(),
+                    folder=folder,
+                    may_fork=True,
+                )
+                return _ForkedService(forked)
+        with self._server.connection() as connection:
+            return await ChildProcess.start(
+                module,
+                arguments,
+                environment={**environment, CONNECTION_VARIABLE: str(connection.fileno())},
+                log_file=log_file,
+                folder=folder,
+                inherited=(connection.fileno(),),
+            )
+
+    def close(self) -> None:
+        """Ends the fork server."""
+        if self._server is not None:
+            self._server.close()
+
+
+class _ForkedService:
+    """A service that the fork server has started."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status; negative for a signal; None while it runs."""
+        return self._process.exit_status
+
+    async def wait(self) -> int:
+        """Waits for the end of the process and returns its exit status."""
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> int:
+        """Asks the process to end, waits as long as the grace, then kills it; returns its exit status."""
+        return await self._process.end(grace_s=grace_s)
+
+    async def kill(self) -> int:
+        """Kills the process at once; returns its exit status."""
+        async with asyncio.timeout(KILL_LIMIT_S):
+            return await self._process.end(grace_s=0)

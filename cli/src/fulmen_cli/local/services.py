@@ -16,6 +16,9 @@ from fulmen_cli.local.ports import LOOPBACK
 __all__ = ["ServiceSpec", "StackPlan", "plan_services", "port_names", "require_installed", "targets_of"]
 
 PREFIX: Final = "FULMEN_"
+WARM_START_VARIABLE: Final = "FULMEN_ALGORITHM_WARM_START"
+# What the algorithm service and its engines import.
+PRELOADED: Final = "fulmen_algorithm.preloaded"
 ENGINE_KEY_NAME: Final = "engine"
 # Settings of what runs inside a service, beside those that bear its name.
 INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
@@ -52,6 +55,12 @@ class ServiceSpec:
     grpc_port_name: str
     ports: dict[str, int]
     environment: dict[str, str] = field(repr=False)
+
+    @property
+    def is_forkable(self) -> bool:
+        """Whether it takes long to import, so that it is worth keeping a process to fork."""
+        off = ("false", "0", "no", "off", "f", "n")
+        return self.kind == "algorithm" and self.environment.get(WARM_START_VARIABLE, "").lower() not in off
 
     @property
     def target(self) -> str:
@@ -135,7 +144,8 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
         raise StackError(
             f"The local stack sets {', '.join(clashing)}: remove it from the environment (for ports use --port NAME=NUMBER)."
         )
-    system = {k: v for k, v in inherited.items() if not k.startswith(PREFIX)}
+    # Without bytecode every start would compile torch and all else anew; images of containers like to set this.
+    system = {k: v for k, v in inherited.items() if not k.startswith(PREFIX) and k != "PYTHONDONTWRITEBYTECODE"}
     return ServiceSpec(
         name=service.name,
         kind=service.kind,

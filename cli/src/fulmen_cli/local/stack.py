@@ -21,9 +21,10 @@ from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
 from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_cli.local.process import ChildProcess, ServiceProcess
+from fulmen_cli.local.process import ChildProcess, ForkableServices, ServiceProcess
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.services import (
+    PRELOADED,
     ServiceSpec,
     StackPlan,
     plan_services,
@@ -39,6 +40,7 @@ READY_LIMIT_S: Final = 90.0
 # Longer than the longest drain grace of a service (the runner: 30 s).
 STOP_GRACE_S: Final = 45.0
 DATABASE: Final = "database"
+FORK_SERVER: Final = "fork-server"
 RUNNERS_PROJECTS: Final = "FULMEN_RUNNER_PROJECTS"
 LOG_TAIL_LINES: Final = 15
 # Small: the whole stack shares one machine, and the demo's database is a few MB.
@@ -71,6 +73,7 @@ class LocalStack:
         self._records: dict[str, ServiceRecord] = {}
         self._postgres: EmbeddedPostgres | None = None
         self._credentials = Credentials(self.folder.path)
+        self._forkable = ForkableServices(PRELOADED, log_file=self.folder.log_file(FORK_SERVER))
         self._state = StackState.STARTING
         self._message = ""
         self._fleet = ""
@@ -221,6 +224,7 @@ class LocalStack:
         await asyncio.gather(*(self.stop_service(name) for name in runners))
         for name in reversed(list(self._processes)):
             await self.stop_service(name)
+        self._forkable.close()
         if self._postgres is not None:
             await self._on_database(self._postgres.stop)
             self._set(DATABASE, state=ServiceState.STOPPED)
@@ -290,7 +294,8 @@ class LocalStack:
 
     async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
         """Starts a service without waiting for it. Overridden by stacks that do not use child processes."""
-        return await ChildProcess.start(
+        start = self._forkable.start if spec.is_forkable else ChildProcess.start
+        return await start(
             spec.module,
             ("serve",),
             environment=spec.environment,

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.connections import ServiceConnections, by_address
 from fulmen_algorithm.engines.engine import EngineOptions
@@ -68,9 +69,11 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token, tls=tls))
 
     # Runs.
+    modules = ModuleStarter(warm=settings.warm_start)
+    stack.callback(modules.close)
     engines = EnginePool(
         _engine_options(settings),
-        starter=EngineStarter(in_process=settings.engine_in_process),
+        starter=EngineStarter(modules, in_process=settings.engine_in_process),
         proxy=proxy,
         backend_prefix=settings.engine_backend,
         file=ServedPolicies(settings.state_dir / "served.json"),

@@ -7,17 +7,15 @@ settings, which hold the signing key.
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any, Protocol
 
 import aiohttp
 import structlog
 
-from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineOptions, SwapGate
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
@@ -25,6 +23,7 @@ from fulmen_algorithm.training.settings import WeightsKind
 
 _log = structlog.get_logger()
 
+MODULE = "fulmen_algorithm.engines.embedded"
 TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105  (a name, not a secret)
 HIDDEN_PREFIX = "FULMEN_"
 START_DEADLINE_S = 120.0
@@ -66,16 +65,17 @@ class EngineProcess:
         self._options = options
 
     @classmethod
-    async def start(cls, options: EngineOptions, policy: PublishedPolicy) -> "EngineProcess":
+    async def start(cls, options: EngineOptions, policy: PublishedPolicy, modules: ModuleStarter) -> "EngineProcess":
         """Starts an engine and waits until it listens.
 
         Raises:
             EngineFailed: if it exits before that, or times out.
         """
-        command = [sys.executable, "-m", "fulmen_algorithm.engines.embedded", *await engine_flags(options, policy)]
+        flags = await engine_flags(options, policy)
         try:
-            child = Child.start(command, environment=_environment(options), output=PIPE)
-        except OSError as error:
+            async with asyncio.timeout(START_DEADLINE_S):
+                child = await modules.start(MODULE, flags, environment=_environment(options))
+        except OSError as error:  # a TimeoutError is one
             raise EngineFailed("The engine's program cannot be started.") from error
         try:
             async with asyncio.timeout(START_DEADLINE_S):

@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.engines.engine import Engine, EngineOptions, SwapGate
 from fulmen_algorithm.engines.external import ExternalVllm
 from fulmen_algorithm.engines.process import EngineProcess
@@ -13,8 +14,14 @@ from fulmen_algorithm.runs.ports import Notify, PublishedPolicy
 class EngineStarter:
     """Starts the engine that a run asks for."""
 
-    def __init__(self, *, in_process: bool = False) -> None:
-        """`in_process` runs the embedded engine in this process instead of a child."""
+    def __init__(self, modules: ModuleStarter, *, in_process: bool = False) -> None:
+        """Initializes the starter.
+
+        Args:
+            modules: Starts the embedded engine's process.
+            in_process: Whether the embedded engine runs in this process instead.
+        """
+        self._modules = modules
         self._in_process = in_process
 
     async def start(
@@ -45,7 +52,7 @@ class EngineStarter:
                     from fulmen_algorithm.engines.in_process import start_engine_inside  # it loads torch
 
                     return await start_engine_inside(options, policy)
-                return await EngineProcess.start(options, policy)
+                return await EngineProcess.start(options, policy, self._modules)
             case VllmEngine():
                 return await VllmProcess.start(options, policy, engine, notify)
             case ExternalEngine():
