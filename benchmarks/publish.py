@@ -30,6 +30,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.outcome import Claim, claim, show
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.process import EngineProcess
 from fulmen_algorithm.persistence.run_files import RunFiles
@@ -148,7 +149,7 @@ async def measure(kind: Kind, model: Path, folder: Path, arguments: argparse.Nam
     options = EngineOptions(
         host="127.0.0.1", advertise_host="127.0.0.1", port=0, token="", torch_threads=1, device="cpu", max_batch_size=8
     )
-    engine = await EngineProcess.start(options, first)
+    engine = await EngineProcess.start(options, first, ModuleStarter(warm=False))
     try:
         async with traffic(kind.traffic, engine.address.base_url):
             for number in range(2, arguments.steps + 2):

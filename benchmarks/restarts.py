@@ -31,6 +31,8 @@ from fulmen.errors import FulmenError
 from fulmen_cli.local.record import ServiceState, StackFolder
 
 STAGE = "grpo"
+# Imitation is not what is measured, and the other stage must not end before the last kill.
+SETTINGS = ("sft.steps=100", "sft.warmup_steps=10", "grpo.steps=400")
 FIRST_STEP = 3
 POLL_S = 0.1
 LIMIT_S = 300.0
@@ -144,7 +146,8 @@ async def measure(folder: Path, victims: list[str], trials: int) -> None:
 
 async def train_and_measure(folder: Path, victims: list[str], trials: int) -> None:
     """Trains in a process of its own and measures meanwhile."""
-    command = (sys.executable, "-m", "fulmen_cli", "train", str(CONFIG), "--state-dir", str(folder))
+    shorter = [word for assignment in SETTINGS for word in ("--set", assignment)]
+    command = (sys.executable, "-m", "fulmen_cli", "train", str(CONFIG), "--state-dir", str(folder), *shorter)
     quiet = asyncio.subprocess.DEVNULL
     training = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=quiet, stderr=quiet)
     try:

@@ -14,6 +14,7 @@ from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
 from tests.support import soak
+from tests.support.algorithm.engine_processes import engine_processes
 from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.small_training import STEPS, Watcher, start_run
 from tests.support.algorithm.training import check_books, finished_groups, read_consumed
@@ -40,15 +41,13 @@ class Engine:
     version: int
 
 
-def engines(stack: LocalStack) -> dict[str, Engine]:
-    """Finds the engines, which are the service's children, by policy."""
-    parent = stack.process("algorithm").pid
+def engines() -> dict[str, Engine]:
+    """Finds the engines by policy."""
     found = {}
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        if "fulmen_algorithm.engines.embedded" in words:
-            version = int(words[words.index("--version") + 1])
-            found[words[words.index("--served-model-name") + 1]] = Engine(pid=int(child), version=version)
+    for process in engine_processes():
+        words = process.cmdline()
+        version = int(words[words.index("--version") + 1])
+        found[words[words.index("--served-model-name") + 1]] = Engine(pid=process.pid, version=version)
     return found
 
 
@@ -81,7 +80,7 @@ async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group
     ):
         watchers = [await start_run(stack, client, repository_root, name, policy=name) for name in POLICIES]
         await watchers[0].until_step(1)
-        os.kill(engines(stack)[POLICIES[0]].pid, signal.SIGKILL)
+        os.kill(engines()[POLICIES[0]].pid, signal.SIGKILL)
         # Once in the middle of a run for certain; a run may have ended by the time of the others.
         await restart(stack)
         for _ in range(KILLS - 1):
@@ -103,7 +102,7 @@ async def _comes_back_without_a_run(stack: LocalStack, runs: list[pb.TrainingRun
     last = {run.policy.name: int(run.policy_version.rpartition("/")[2]) for run in runs}
 
     async def served() -> bool | None:
-        return {policy: engine.version for policy, engine in engines(stack).items()} == last or None
+        return {policy: engine.version for policy, engine in engines().items()} == last or None
 
     await eventually(served, what="the policies are served again")
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.process import EngineProcess
 from fulmen_algorithm.persistence.run_files import RunFiles
@@ -83,7 +84,7 @@ class Publishing:
         return saved, published
 
     async def start(self, published: PublishedPolicy) -> EngineProcess:
-        self.engines.append(await EngineProcess.start(OPTIONS, published))
+        self.engines.append(await EngineProcess.start(OPTIONS, published, ModuleStarter(warm=False)))
         return self.engines[-1]
 
     async def swap(self, engine: EngineProcess, published: PublishedPolicy) -> SwapStats:

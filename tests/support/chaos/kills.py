@@ -13,6 +13,7 @@ import psutil
 from fulmen.client import Client
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.engine_processes import engine_processes
 from tests.support.algorithm.runs import eventually
 
 __all__ = ["Victim", "kill_in_mid_work", "restart_in_mid_work", "work_is_under_way"]
@@ -66,7 +67,7 @@ async def kill_in_mid_work(stack: LocalStack, client: Client, run: str, victim: 
             await stack.kill_database()
             await stack.check_database()
         case Victim.ENGINE:
-            engine = await eventually(lambda: _engine(stack), what="an engine runs")
+            engine = await eventually(_engine, what="an engine runs")
             engine.kill()
         case Victim.RUNNER | Victim.PROXY:
             await stack.start_service(victim.value)
@@ -106,7 +107,5 @@ def _held(pid: int) -> Iterator[set[int]]:
             os.kill(each, signal.SIGCONT)
 
 
-async def _engine(stack: LocalStack) -> psutil.Process | None:
-    """Finds the engine: the child of the algorithm service that serves a model."""
-    children = psutil.Process(stack.process(Victim.ALGORITHM.value).pid).children()
-    return next((child for child in children if "fulmen_algorithm.engines.embedded" in child.cmdline()), None)
+async def _engine() -> psutil.Process | None:
+    return next(iter(engine_processes()), None)

@@ -200,7 +200,8 @@ def main() -> None:
     if threads > 1:
         raise SystemExit(f"The fork server has {threads} threads after its imports, and must have one.")
     control = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
     gc.collect()
     gc.freeze()  # the collector would write to the pages that forked processes share
     control.send(b"R")
