@@ -220,7 +220,7 @@ class ForkServer:
             log = 2 if self._log_file is None else stack.enter_context(self._log_file.open("ab")).fileno()
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=theirs, stdout=log, stderr=log, env=_environment(), start_new_session=True
+                    command, stdin=theirs.fileno(), stdout=log, stderr=log, env=_environment(), start_new_session=True
                 )
             except OSError as error:
                 raise ForkServerLost("The fork server cannot be started.") from error

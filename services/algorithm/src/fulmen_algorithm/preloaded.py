@@ -7,13 +7,13 @@ import peft
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2
 import transformers.models.qwen3.modeling_qwen3
-import uvloop
 
 import fulmen_algorithm.app
 import fulmen_algorithm.engines.embedded.__main__
 import fulmen_algorithm.trainers.in_process
 import fulmen_algorithm.trainers.rank
+import fulmen_service_kit.cli
 import fulmen_service_kit.observability.loop_watchdog
 import fulmen_service_kit.observability.telemetry
 
-__all__ = ["fulmen_algorithm", "fulmen_service_kit", "peft", "transformers", "uvloop"]
+__all__ = ["fulmen_algorithm", "fulmen_service_kit", "peft", "transformers"]

@@ -74,7 +74,8 @@ class LoopWatchdog:
             "loop.lag", unit="s", description="Delay of probes.", explicit_bucket_boundaries_advisory=_BOUNDS_S
         )
         self._blocked = meter.create_counter("loop.blocked", description="Probes that waited longer than 20 ms.")
-        self._blocked.add(0)
+        for computing in (False, True):
+            self._blocked.add(0, _cause(computing))
 
     def start(self) -> None:
         """Starts the thread."""
@@ -105,8 +106,8 @@ class LoopWatchdog:
                 return
         seconds = time.perf_counter() - started
         self._lag.record(seconds)
-        self._blocked.add(1)
         computing = self._cpu_s() - cpu_s > seconds / 2
+        self._blocked.add(1, _cause(computing))
         place = next((name for name, is_library in stack if not is_library), "unknown")
         names = tuple(name for name, _ in stack[:MAX_STACK])
         self._report(Block(place=place, work=work, stack=names, seconds=seconds, computing=computing))
@@ -123,6 +124,10 @@ class LoopWatchdog:
         """Returns the places of the loop's thread from the innermost, and whether each is of a library."""
         frame = sys._current_frames().get(self._loop_thread)
         return [(_place(each), each.f_code.co_filename.startswith(_LIBRARIES)) for each in _outwards(frame)]
+
+
+def _cause(computing: bool) -> dict[str, str]:
+    return {"cause": "computing" if computing else "waiting"}
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

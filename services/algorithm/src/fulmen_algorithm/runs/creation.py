@@ -197,18 +197,20 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
     tasks: dict[str, list[bytes]] = {"train_tasks": [], "validation_tasks": [], "test_tasks": []}
     for use in tasks:
         if use in inputs:
-            tasks[use], bad = read_tasks((await resources.get(inputs[use])).data, field=f"inputs.{use}")
+            content = (await resources.get(inputs[use])).data
+            # Data sets are megabytes; read in a thread to keep the event loop free.
+            tasks[use], bad = await asyncio.to_thread(read_tasks, content, field=f"inputs.{use}")
             violations += bad
     demonstrations: dict[str, list[Demonstration]] = {"demonstrations": [], "validation_demonstrations": []}
     for use in demonstrations:
         if use in inputs:
             content = (await resources.get(inputs[use])).data
-            demonstrations[use], bad = read_demonstrations(content, field=f"inputs.{use}")
+            demonstrations[use], bad = await asyncio.to_thread(read_demonstrations, content, field=f"inputs.{use}")
             violations += bad
     scored: ScoredGroups | None = None
     if "scores" in inputs:
         content = (await resources.get(inputs["scores"])).data
-        # Up to half a gigabyte unpacked; read in a thread to keep the event loop free.
+        # Up to half a gigabyte unpacked.
         scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
         violations += bad
     prompt: Content | None = None
