@@ -33,6 +33,22 @@ else:
 loaded = sorted({name.partition(".")[0] for name in sys.modules})
 print(json.dumps({"loaded": loaded, "resident_mb": resident / 2**20}))
 """
+# Imports the first of argv, then the others; prints the modules that only these loaded.
+LATER = """
+import importlib, json, sys
+first, *others = sys.argv[1:]
+importlib.import_module(first)
+before = set(sys.modules)
+for name in others:
+    importlib.import_module(name)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+MODEL_ENTRIES = (
+    "fulmen_algorithm.__main__",
+    "fulmen_algorithm.engines.embedded.__main__",
+    "fulmen_algorithm.trainers.local",
+    "fulmen_algorithm.trainers.rank",
+)
 
 
 def probe(*modules: str) -> tuple[set[str], float]:
@@ -90,3 +106,35 @@ def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]
     loaded, _ = probe(app)
 
     assert not loaded & unwanted
+
+
+# What a fresh process of a trainer or an engine would pay for at every start, and needs at most later.
+NOT_AT_START = frozenset({"pandas", "pyarrow", "sklearn", "scipy", "datasets", "vllm", "tensorboard", "matplotlib"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "unwanted"),
+    [
+        # A rank greets the service before it loads torch.
+        ("fulmen_algorithm.trainers.rank", HEAVY | {"grpc", "opentelemetry"}),
+        ("fulmen_algorithm.engines.embedded.__main__", NOT_AT_START | {"peft", "accelerate", "grpc", "opentelemetry"}),
+        ("fulmen_algorithm.trainers.in_process", NOT_AT_START | {"aiohttp"}),
+        ("fulmen_algorithm.preloaded", NOT_AT_START),
+    ],
+)
+def test_what_runs_a_model_loads_only_what_it_needs_to_start(entry: str, unwanted: frozenset[str]) -> None:
+    loaded, _ = probe(entry)
+
+    assert not loaded & unwanted
+
+
+def test_all_that_runs_a_model_is_preloaded_for_forks() -> None:
+    begun = subprocess.run(
+        [sys.executable, "-c", LATER, "fulmen_algorithm.preloaded", *MODEL_ENTRIES],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+
+    assert json.loads(begun.stdout) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
@@ -34,6 +35,8 @@ QUICK = "fsdp2, 2 ranks"
     params=[QUICK, *(pytest.param(each, marks=pytest.mark.long(short=True)) for each in GROUPS if each != QUICK)],
 )
 async def group(request: pytest.FixtureRequest, model_dir: Path) -> AsyncIterator[RankGroupTrainer]:
-    trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS[request.param]), GroupOptions())
+    modules = ModuleStarter(warm=True)
+    trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS[request.param]), GroupOptions(modules=modules))
     yield trainer
     await trainer.close()
+    modules.close()

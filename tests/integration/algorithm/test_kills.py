@@ -14,7 +14,7 @@ from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
 from tests.support import soak
-from tests.support.algorithm.engine_processes import engine_processes
+from tests.support.algorithm.module_processes import ENGINE, processes_of
 from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.small_training import STEPS, Watcher, start_run
 from tests.support.algorithm.training import check_books, finished_groups, read_consumed
@@ -44,7 +44,7 @@ class Engine:
 def engines() -> dict[str, Engine]:
     """Finds the engines by policy."""
     found = {}
-    for process in engine_processes():
+    for process in processes_of(ENGINE):
         words = process.cmdline()
         version = int(words[words.index("--version") + 1])
         found[words[words.index("--served-model-name") + 1]] = Engine(pid=process.pid, version=version)

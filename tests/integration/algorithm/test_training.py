@@ -8,7 +8,7 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.client import connect
-from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.module_processes import RANK, processes_of
 from tests.support.algorithm.small_training import SETTINGS, STEPS, WAIT_S, start_run
 from tests.support.algorithm.training import (
     check_books,
@@ -27,15 +27,9 @@ pytestmark = [
 RANKS = 2
 
 
-def group_of(stack: LocalStack) -> list[psutil.Process]:
-    """Finds the processes of trainers: launchers and their ranks."""
-    children = psutil.Process(stack.process("algorithm").pid).children(recursive=True)
-    return [child for child in children if "fulmen_algorithm.trainers.rank" in child.cmdline()]
-
-
 def check_ended(group: list[psutil.Process]) -> None:
     """Checks that every process of a group of ranks ends."""
-    assert len(group) == 1 + RANKS
+    assert len(group) == RANKS
     _, left = psutil.wait_procs(group, timeout=WAIT_S)
     assert left == []
 
@@ -55,12 +49,12 @@ async def test_a_run_in_ranks_survives_outages_of_store_proxy_and_its_own_servic
         await stack.kill_service("llm_proxy")
         await stack.start_service("llm_proxy")
         await watcher.until_step(3)
-        first = group_of(stack)
+        first = processes_of(RANK)
         await stack.kill_service("algorithm")
         await asyncio.to_thread(check_ended, first)
         await stack.start_service("algorithm")
         await watcher.until_notice("Resuming from the checkpoint of step")
-        second = group_of(stack)
+        second = processes_of(RANK)
         run = await watcher.end()
         assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
         await asyncio.to_thread(check_ended, second)

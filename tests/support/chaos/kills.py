@@ -13,7 +13,7 @@ import psutil
 from fulmen.client import Client
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen_cli.local.stack import LocalStack
-from tests.support.algorithm.engine_processes import engine_processes
+from tests.support.algorithm.module_processes import ENGINE, processes_of
 from tests.support.algorithm.runs import eventually
 
 __all__ = ["Victim", "kill_in_mid_work", "restart_in_mid_work", "work_is_under_way"]
@@ -108,4 +108,4 @@ def _held(pid: int) -> Iterator[set[int]]:
 
 
 async def _engine() -> psutil.Process | None:
-    return next(iter(engine_processes()), None)
+    return next(iter(processes_of(ENGINE)), None)

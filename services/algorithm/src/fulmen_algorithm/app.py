@@ -81,7 +81,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         outage_limit_s=settings.outage_limit_s,
     )
     rank_tokens = RankTokens(store, folder=settings.state_dir / "rank-tokens", outage_limit_s=settings.outage_limit_s)
-    connections = ServiceConnections(settings, store=store, proxy=proxy, engines=engines, rank_tokens=rank_tokens)
+    connections = ServiceConnections(
+        settings, store=store, proxy=proxy, engines=engines, rank_tokens=rank_tokens, modules=modules
+    )
     stack.callback(connections.close)
     executor = RunExecutor(
         registry=algorithms,

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.tls import TlsFiles
 from fulmen_algorithm.clients.chat import ChatClient
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.model_builder import ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
 from fulmen_algorithm.clients.rank_tokens import RankTokens
@@ -41,8 +42,10 @@ class ServiceConnections:
         proxy: FulmenChannel,
         engines: EnginePool,
         rank_tokens: RankTokens,
+        modules: ModuleStarter,
     ) -> None:
         self._settings = settings
+        self._modules = modules
         self._store = store
         self._proxy = proxy
         self._engines = engines
@@ -92,6 +95,7 @@ class ServiceConnections:
                 device=settings.device,
                 torch_threads=settings.torch_threads,
                 call_deadline_s=settings.trainer_deadline_s,
+                modules=self._modules,
             )
             return await RankGroupTrainer.open(setup, options)
         # torch is loaded when the first trainer is opened; that takes seconds.

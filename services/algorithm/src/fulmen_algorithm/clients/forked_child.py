@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 
 import structlog
 
@@ -47,8 +47,11 @@ class ForkedChild:
         self._output.close()
 
 
+ModuleProcess = Child | ForkedChild
+
+
 class ModuleStarter:
-    """Starts `python -m MODULE` with its standard output as a pipe."""
+    """Starts `python -m MODULE`."""
 
     def __init__(self, *, warm: bool) -> None:
         """Starts nothing yet; `warm` forks, where the system has fork servers."""
@@ -57,19 +60,27 @@ class ModuleStarter:
         self._servers = [*([given] if given is not None else []), *own]
 
     async def start(
-        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str]
-    ) -> Child | ForkedChild:
-        """Starts a module.
+        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], quiet: bool = False
+    ) -> ModuleProcess:
+        """Starts a module with an open standard input and this process's standard error.
+
+        Args:
+            module: Module to run.
+            arguments: Its arguments.
+            environment: Complete environment.
+            quiet: Whether its output is discarded, rather than read with `first_line`.
 
         Raises:
             OSError: if it cannot be started.
         """
         for server in self._servers:
             try:
-                return await self._fork(server, module, arguments, environment)
+                return await self._fork(server, module, arguments, environment, quiet)
             except ForkServerLost:
                 _log.info("not_forked", module=module)
-        return Child.start([sys.executable, "-m", module, *arguments], environment=environment, output=PIPE)
+        return Child.start(
+            [sys.executable, "-m", module, *arguments], environment=environment, output=DEVNULL if quiet else PIPE
+        )
 
     def close(self) -> None:
         """Ends the fork server."""
@@ -77,9 +88,12 @@ class ModuleStarter:
             server.close()
 
     async def _fork(
-        self, server: ForkServer, module: str, arguments: Sequence[str], environment: Mapping[str, str]
+        self, server: ForkServer, module: str, arguments: Sequence[str], environment: Mapping[str, str], quiet: bool
     ) -> ForkedChild:
         output, writing = os.pipe()
+        if quiet:
+            os.close(writing)
+            writing = os.open(os.devnull, os.O_WRONLY)
         try:
             process = await server.fork(
                 module, arguments, environment=environment, output=writing, errors=STANDARD_ERROR, folder=Path.cwd()

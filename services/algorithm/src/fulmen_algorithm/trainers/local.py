@@ -162,7 +162,9 @@ def _load(folder: Path, device: str, lora: LoraSettings | None = None) -> Policy
         raise RunFailed(text) from error
 
 
-def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: float) -> LocalTrainer:
+def open_on_rank(
+    setup: TrainerSetup, *, rendezvous: Path, device: str, threads: int, deadline_s: float
+) -> LocalTrainer:
     """Opens a trainer on this rank.
 
     Raises:
@@ -175,10 +177,10 @@ def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: 
         if wanted > there:
             raise RunFailed(f"The run asks for {wanted} ranks, and this machine has {there} GPUs.")
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return LocalTrainer.open(setup, _joined(place, deadline_s))
+    return LocalTrainer.open(setup, _joined(place, rendezvous, deadline_s))
 
 
 @cache
-def _joined(place: torch.device, deadline_s: float) -> Ranks:
+def _joined(place: torch.device, rendezvous: Path, deadline_s: float) -> Ranks:
     # A rank joins the group once, however often a trainer is opened on it.
-    return join_group(place, deadline_s=deadline_s)
+    return join_group(place, rendezvous=rendezvous, deadline_s=deadline_s)

@@ -1,7 +1,6 @@
-"""One rank of a trainer: `torchrun` starts several, and each executes the same calls of the service.
+"""One rank of a trainer: the service starts several, and each executes the same calls.
 
-Invariant: a rank never outlives the service, even if the launcher between them dies: its socket closes with the
-service, and the process then exits immediately.
+Invariant: a rank never outlives the service: its socket closes with the service, and the process then exits immediately.
 """
 
 import argparse
@@ -11,6 +10,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", required=True, help="Unix socket of the service")
+    parser.add_argument("--rendezvous", required=True, help="file by which the ranks find each other")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where ranks compute")
     parser.add_argument("--threads", type=int, default=1, help="threads of one torch operation")
     parser.add_argument("--deadline-s", type=float, default=3600.0, help="limit of one exchange among the ranks")
@@ -93,6 +94,7 @@ class Worker:
 
         return open_on_rank(
             setup,  # type: ignore[arg-type]  # decoded by the type of the call
+            rendezvous=Path(self._options.rendezvous),
             device=self._options.device,
             threads=self._options.threads,
             deadline_s=self._options.deadline_s,

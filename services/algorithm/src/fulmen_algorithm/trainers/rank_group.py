@@ -1,4 +1,4 @@
-"""A trainer in a group of processes, started with `torchrun` on this machine.
+"""A trainer in a group of processes on this machine.
 
 Every call is executed by all ranks together; the result is rank 0's. If a rank ends,
 fails unexpectedly or misses the deadline, the whole group is ended and the call raises `TrainerLost`.
@@ -13,14 +13,13 @@ import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.clients.forked_child import ModuleProcess, ModuleStarter
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import (
@@ -41,6 +40,7 @@ from fulmen_exchange.kernels.selection import VARIABLE as KERNELS_VARIABLE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MODULE = "fulmen_algorithm.trainers.rank"
 HIDDEN_PREFIX = "FULMEN_"
 START_DEADLINE_S = 300.0
 STOP_GRACE_S = 10.0
@@ -56,11 +56,13 @@ class GroupOptions:
         device: `cpu` or `cuda`, without an index, since each rank has its own GPU.
         torch_threads: Threads of one torch operation in one rank.
         call_deadline_s: Timeout of one call, in seconds.
+        modules: Starts the ranks' processes; by default fresh ones.
     """
 
     device: str = "cpu"
     torch_threads: int = 1
     call_deadline_s: float = 3600.0
+    modules: ModuleStarter = field(default_factory=lambda: ModuleStarter(warm=False), repr=False)
 
 
 class _RankEnded(Exception):
@@ -107,9 +109,9 @@ class _Link:
 class RankGroupTrainer:
     """See `policy.trainer.Trainer`."""
 
-    def __init__(self, child: Child, links: Sequence[_Link], options: GroupOptions) -> None:
+    def __init__(self, group: "_Group", links: Sequence[_Link], options: GroupOptions) -> None:
         """Use `open`."""
-        self._child = child
+        self._group = group
         self._links = sorted(links, key=lambda link: link.hello.rank)
         self._options = options
         self._lost = ""
@@ -123,8 +125,8 @@ class RankGroupTrainer:
             RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
             TrainerLost: if the ranks do not start.
         """
-        child, links = await _start(setup.compute.parallel.ranks, options)
-        trainer = cls(child, links, options)
+        group, links = await _start(setup.compute.parallel.ranks, options)
+        trainer = cls(group, links, options)
         try:
             await trainer._call(OPEN, setup=setup)
             trainer._tokenizer = await asyncio.to_thread(_load_tokenizer, setup.model_dir)
@@ -184,7 +186,7 @@ class RankGroupTrainer:
     async def close(self) -> None:
         """Ends the ranks; idempotent."""
         self._lost = self._lost or "The trainer is closed."
-        await _end(self._child, self._links)
+        await self._group.end(self._links)
 
     async def _call(self, method: str, rows: Sequence[Row] = (), **arguments: object) -> Any:
         if self._lost:
@@ -231,7 +233,7 @@ class RankGroupTrainer:
 
     async def _lose(self, text: str) -> TrainerLost:
         self._lost = text
-        await _end(self._child, self._links)
+        await self._group.end(self._links)
         return TrainerLost(text)
 
 
@@ -240,11 +242,30 @@ def _ended(tasks: Sequence["asyncio.Task[Answer]"]) -> list[BaseException]:
     return [error for error in errors if error is not None and not isinstance(error, _RankRefused)]
 
 
-async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]:
-    """Starts `torchrun` and waits for the hello of every rank.
+class _Group:
+    """The processes of a group, and the folder in which they find the service and each other."""
+
+    def __init__(self) -> None:
+        # Only this user can open the folder and thus the socket.
+        self.folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
+        self.processes: list[ModuleProcess] = []
+
+    async def end(self, links: Sequence[_Link]) -> None:
+        """Closes the sockets, waits for the ranks to end, and kills the rest."""
+        for link in links:
+            link.writer.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await asyncio.gather(*(process.wait() for process in self.processes))
+        await asyncio.gather(*(process.end(grace_s=STOP_GRACE_S) for process in self.processes))
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+
+async def _start(ranks: int, options: GroupOptions) -> tuple[_Group, list[_Link]]:
+    """Starts the ranks and waits for the hello of each.
 
     Raises:
-        TrainerLost: if the ranks end before that, or time out.
+        TrainerLost: if one ends before that, or they time out.
     """
     links: list[_Link] = []
     complete = asyncio.Event()
@@ -255,72 +276,62 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
         if len(links) == ranks:
             complete.set()
 
+    group = _Group()
     server: asyncio.Server | None = None
-    child: Child | None = None
-    # Only this user can open the folder and thus the socket; it is removed once all are connected.
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
     try:
-        server = await asyncio.start_unix_server(welcome, folder / "service")
-        child = Child.start(
-            _command(ranks, options, folder / "service"), environment=_environment(options), output=DEVNULL
-        )
+        server = await asyncio.start_unix_server(welcome, group.folder / "service")
+        flags = _flags(options, group.folder)
         async with asyncio.timeout(START_DEADLINE_S):
-            await _until_complete(complete, child)
+            for rank in range(ranks):
+                environment = _environment(options, rank, ranks)
+                started = await options.modules.start(MODULE, flags, environment=environment, quiet=True)
+                group.processes.append(started)
+            await _until_complete(complete, group.processes)
     except BaseException as error:
-        if child is not None:
-            await _end(child, links)
+        await group.end(links)
         if isinstance(error, OSError | TimeoutError | _RankEnded):
             raise TrainerLost("The ranks of the trainer did not start; see the log of the service.") from error
         raise
     finally:
         if server is not None:
             server.close()
-        shutil.rmtree(folder, ignore_errors=True)
-    return child, links
+    return group, links
 
 
-async def _until_complete(complete: asyncio.Event, child: Child) -> None:
+async def _until_complete(complete: asyncio.Event, processes: Sequence[ModuleProcess]) -> None:
     arriving = asyncio.create_task(complete.wait(), name="ranks-arrive")
-    ended = asyncio.create_task(child.wait(), name="ranks-end")
+    ending = [asyncio.create_task(process.wait(), name="rank-ends") for process in processes]
     try:
-        await asyncio.wait({arriving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({arriving, *ending}, return_when=asyncio.FIRST_COMPLETED)
         if not complete.is_set():
-            raise _RankEnded("The launcher has ended.")
+            raise _RankEnded("A rank has ended.")
     finally:
-        arriving.cancel()
-        ended.cancel()
-
-
-async def _end(child: Child, links: Sequence[_Link]) -> None:
-    """Closes the sockets, waits for the ranks and the launcher to end, and kills the rest."""
-    for link in links:
-        link.writer.close()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STOP_GRACE_S):
-            await child.wait()
-    await child.end(grace_s=STOP_GRACE_S)
+        for task in (arriving, *ending):
+            task.cancel()
 
 
 async def _read(reader: StreamReader) -> bytes:
     return await reader.readexactly(frame_length(await reader.readexactly(LENGTH_BYTES)))
 
 
-def _command(ranks: int, options: GroupOptions, path: Path) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+def _flags(options: GroupOptions, folder: Path) -> list[str]:
     flags: dict[str, object] = {
-        "--socket": path,
+        "--socket": folder / "service",
+        "--rendezvous": folder / "rendezvous",
         "--device": options.device.partition(":")[0],
         "--threads": options.torch_threads,
         "--deadline-s": options.call_deadline_s,
     }
-    module = ["--nproc-per-node", str(ranks), "-m", "fulmen_algorithm.trainers.rank"]
-    return [*launcher, *module, *(str(part) for flag in flags.items() for part in flag)]
+    return [str(part) for flag in flags.items() for part in flag]
 
 
-def _environment(options: GroupOptions) -> dict[str, str]:
+def _environment(options: GroupOptions, rank: int, ranks: int) -> dict[str, str]:
+    """Returns the environment of a rank; the variables of its place are those of `torchrun`."""
     inherited = {
         key: value for key, value in os.environ.items() if key == KERNELS_VARIABLE or not key.startswith(HIDDEN_PREFIX)
     }
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    inherited |= {name: str(value) for name, value in place.items()}
     # Modules in the service's working directory must not shadow others.
     inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
     if sys.platform == "linux":

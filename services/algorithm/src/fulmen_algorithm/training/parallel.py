@@ -6,9 +6,11 @@ rank alone would get, but for rounding. Whatever is decided (to skip a step, say
 every rank alike.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -28,12 +30,24 @@ BUCKET_BYTES = 64 * 2**20
 """Gradients are summed in pieces of this size, to avoid a second copy of all of them."""
 
 
-def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
-    """Joins the group of ranks started by `torchrun`; `deadline_s` is the timeout of one collective."""
+def join_group(device: torch.device, *, rendezvous: Path, deadline_s: float) -> Ranks:
+    """Joins the group of ranks of this machine.
+
+    Args:
+        device: Device of this rank.
+        rendezvous: File by which the ranks find each other; kept while the group exists.
+        deadline_s: Timeout of one collective, in seconds.
+    """
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    dist.init_process_group(
+        backend,
+        init_method=rendezvous.absolute().as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=deadline_s),
+    )
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, group=dist.group.WORLD)
 
 
