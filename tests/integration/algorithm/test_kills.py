@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
@@ -51,6 +52,12 @@ def engines() -> dict[str, Engine]:
     return found
 
 
+def is_forked(pid: int) -> bool:
+    """Returns whether a process comes from the fork server."""
+    parent = psutil.Process(pid).parent()
+    return parent is not None and "fulmen_service_kit.fork_server" in parent.cmdline()
+
+
 async def command(folder: Path, *words: str) -> str:
     """Runs `fulmen run ...`; returns what it printed."""
     done = await fulmen("run", *words, "--state-dir", folder)
@@ -80,9 +87,11 @@ async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group
     ):
         watchers = [await start_run(stack, client, repository_root, name, policy=name) for name in POLICIES]
         await watchers[0].until_step(1)
+        assert not is_forked(stack.process("algorithm").pid)
         os.kill(engines()[POLICIES[0]].pid, signal.SIGKILL)
         # Once in the middle of a run for certain; a run may have ended by the time of the others.
         await restart(stack)
+        assert is_forked(stack.process("algorithm").pid)
         for _ in range(KILLS - 1):
             await chance.choice(watchers).some(chance.randrange(1, 4))
             await restart(stack)
@@ -105,6 +114,7 @@ async def _comes_back_without_a_run(stack: LocalStack, runs: list[pb.TrainingRun
         return {policy: engine.version for policy, engine in engines().items()} == last or None
 
     await eventually(served, what="the policies are served again")
+    assert all(is_forked(engine.pid) for engine in engines().values())
 
 
 async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb.TrainingRun) -> None:

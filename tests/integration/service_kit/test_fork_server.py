@@ -15,8 +15,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from fulmen_service_kit import forks
 from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
 from fulmen_service_kit.forks import KILLED, ForkedProcess, ForkServer, ForkServerLost
+from tests.support.algorithm.runs import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has fork servers")
 
@@ -56,16 +58,18 @@ async def forked(
     """Starts the program in a fork; returns the process and what it says of itself."""
     output, writing = os.pipe()
     async with asyncio.timeout(LIMIT_S):
-        process = await server.fork(
-            PROGRAM,
-            arguments,
-            environment=environment,
-            output=writing,
-            errors=2,
-            folder=folder,
-            may_fork=may_fork,
-        )
-        os.close(writing)
+        try:
+            process = await server.fork(
+                PROGRAM,
+                arguments,
+                environment=environment,
+                output=writing,
+                errors=2,
+                folder=folder,
+                may_fork=may_fork,
+            )
+        finally:
+            os.close(writing)
         with os.fdopen(output, "rb") as reading:
             return process, json.loads(await asyncio.to_thread(reading.readline))
 
@@ -141,6 +145,27 @@ async def test_a_killed_server_ends_its_processes_and_is_missed(server: ForkServ
     assert not psutil.pid_exists(process.pid)
     with pytest.raises(ForkServerLost):
         await forked(server, tmp_path)
+
+
+async def test_a_server_that_hangs_holds_nobody_up_and_its_processes_can_be_killed(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _ = await forked(server, tmp_path)
+    assert server.ready
+    assert server.pid is not None
+    monkeypatch.setattr(forks, "READY_LIMIT_S", 0.1)
+    monkeypatch.setattr(forks, "KILL_LIMIT_S", 0.1)
+    os.kill(server.pid, signal.SIGSTOP)
+
+    with pytest.raises(ForkServerLost):
+        await forked(server, tmp_path)
+    assert await process.end(grace_s=0) == KILLED
+
+    async def dead() -> bool:
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+
+    await eventually(dead, what="the process is dead")
+    os.kill(server.pid, signal.SIGCONT)
 
 
 async def test_a_process_ends_with_its_requester(repository_root: Path) -> None:

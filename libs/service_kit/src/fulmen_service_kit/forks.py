@@ -15,6 +15,10 @@ from pathlib import Path
 from fulmen_service_kit import fork_server
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+KILL_LIMIT_S = 10.0
+READY_LIMIT_S = 10.0
+START_LIMIT_S = 90.0
+"""Time for a server to answer: one that has imported its modules, and one that imports them first, in seconds."""
 RESTART_PAUSE_S = 60.0
 """Least time between two starts of a server, in seconds."""
 KILLED = -int(signal.SIGKILL)
@@ -37,11 +41,14 @@ class ForkedProcess:
     @property
     def exit_status(self) -> int | None:
         """Exit status; negative for a signal; None while it runs."""
+        if self._ended.cancelled():
+            return KILLED
         return self._ended.result() if self._ended.done() else None
 
     async def wait(self) -> int:
         """Waits for its end; returns its exit status."""
-        return await asyncio.shield(self._ended)
+        await asyncio.wait({self._ended})
+        return KILLED if self._ended.cancelled() else self._ended.result()
 
     def signal(self, number: int) -> None:
         """Sends a signal to its group, unless it has ended."""
@@ -54,7 +61,14 @@ class ForkedProcess:
             self.signal(signal.SIGTERM)
             await asyncio.wait({self._ended}, timeout=grace_s)
         self.signal(signal.SIGKILL)
-        return await self.wait()
+        await asyncio.wait({self._ended}, timeout=KILL_LIMIT_S)
+        if not self._ended.done():
+            # The server hangs. It has not reaped the process, whose id is therefore still its own.
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._ended.cancel()
+            return KILLED
+        return self._ended.result()
 
     async def _watch(self) -> int:
         try:
@@ -178,10 +192,15 @@ class ForkServer:
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            await asyncio.to_thread(_write, orders_in, orders)
-            line = await reader.readline()
+            async with asyncio.timeout(READY_LIMIT_S if self.ready else START_LIMIT_S):
+                await asyncio.to_thread(_write, orders_in, orders)
+                line = await reader.readline()
             if not line:
                 raise ForkServerLost("The fork server has ended.")
+        except TimeoutError as error:
+            writer.close()
+            os.close(stdin_in)
+            raise ForkServerLost("The fork server does not answer.") from error
         except BaseException:
             # The server kills the process when its line is closed.
             writer.close()
