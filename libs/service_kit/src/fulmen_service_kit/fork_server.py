@@ -195,7 +195,7 @@ def _send(line: socket.socket, message: dict[str, int]) -> None:
 def main() -> None:
     """Imports the modules that the command line names, and serves."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for name in sys.argv[1:]:
+    for name in " ".join(sys.argv[1:]).split():
         importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:

@@ -19,6 +19,7 @@ KILL_LIMIT_S = 10.0
 READY_LIMIT_S = 10.0
 START_LIMIT_S = 90.0
 """Time for a server to answer: one that has imported its modules, and one that imports them first, in seconds."""
+TITLE_CHARS = 800
 RESTART_PAUSE_S = 60.0
 """Least time between two starts of a server, in seconds."""
 KILLED = -int(signal.SIGKILL)
@@ -234,7 +235,8 @@ class ForkServer:
             raise ForkServerLost("There is no fork server.")
         self._started_s, self._ready = now_s, False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = (sys.executable, "-P", "-m", "fulmen_service_kit.fork_server", *self._modules)
+        # The last argument leaves room for the command lines of forked processes, which replace the server's.
+        command = (sys.executable, "-P", "-m", "fulmen_service_kit.fork_server", *self._modules, " " * TITLE_CHARS)
         with theirs, ExitStack() as stack:
             log = 2 if self._log_file is None else stack.enter_context(self._log_file.open("ab")).fileno()
             try:

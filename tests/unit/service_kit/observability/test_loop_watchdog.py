@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,6 +18,14 @@ from fulmen_service_kit.observability.loop_watchdog import LIMIT_S, Block, LoopW
 LOOPS = [pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
 LIMIT_OF_TEST_S = 30.0
 PROBES_S = 0.002
+# The configuration of logs is the process's own.
+LOGGING = """
+import sys
+from fulmen_service_kit.observability.logs import configure_logs
+from fulmen_service_kit.observability.loop_watchdog import Block, BlockLog
+configure_logs(service="tests", log_format=sys.argv[1], level="info")
+BlockLog()(Block(place="a:b", work="/x/Y", stack=("c:d", "a:b"), seconds=0.5, computing=True))
+"""
 HEAVY = json.dumps([list(range(40)) for _ in range(1000)])
 
 
@@ -118,6 +128,16 @@ def test_a_stopped_watchdog_leaves_no_thread() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(LIMIT_OF_TEST_S)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_block_can_be_logged_in_every_format(log_format: str) -> None:
+    logged = subprocess.run(
+        [sys.executable, "-c", LOGGING, log_format], capture_output=True, text=True, timeout=LIMIT_OF_TEST_S, check=True
+    ).stderr
+
+    assert "loop_blocked" in logged
+    assert "c:d" in logged
 
 
 def test_a_place_that_blocks_again_and_again_is_logged_once_a_minute() -> None:

@@ -16,14 +16,22 @@ from dataclasses import dataclass
 from types import FrameType
 
 import structlog
-from opentelemetry import metrics
+from prometheus_client import Counter, Histogram
 
 LIMIT_S = 0.02
 LOG_PAUSE_S = 60.0
 MAX_PLACES = 64
 MAX_STACK = 12
 UNNAMED_TASK = "Task-"
-_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# Not of OpenTelemetry, whose histograms cost as much as all the rest of a probe.
+LAG = Histogram(
+    "loop_lag_seconds",
+    "Delay of probes of the event loop.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+BLOCKED = Counter("loop_blocked", "Probes of the event loop that waited longer than 20 ms.", ("cause",))
+for _cause in ("computing", "waiting"):
+    BLOCKED.labels(_cause)
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})
 _RUNNER = asyncio.Runner.run.__code__
 _log = structlog.get_logger()
@@ -67,15 +75,8 @@ class LoopWatchdog:
         self._loop_thread = threading.get_ident()
         self._cpu_clock = time.pthread_getcpuclockid(self._loop_thread) if sys.platform == "linux" else None
         self._stopping = threading.Event()
-        self._report = _BlockLog() if report is None else report
+        self._report = BlockLog() if report is None else report
         self._thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
-        meter = metrics.get_meter("fulmen.loop")
-        self._lag = meter.create_histogram(
-            "loop.lag", unit="s", description="Delay of probes.", explicit_bucket_boundaries_advisory=_BOUNDS_S
-        )
-        self._blocked = meter.create_counter("loop.blocked", description="Probes that waited longer than 20 ms.")
-        for computing in (False, True):
-            self._blocked.add(0, _cause(computing))
 
     def start(self) -> None:
         """Starts the thread."""
@@ -98,16 +99,16 @@ class LoopWatchdog:
         started, cpu_s = time.perf_counter(), self._cpu_s()
         self._loop.call_soon_threadsafe(answered.release)
         if answered.acquire(timeout=LIMIT_S):
-            self._lag.record(time.perf_counter() - started)
+            LAG.observe(time.perf_counter() - started)
             return
         stack, work = self._stack(), self._work()
         while not answered.acquire(timeout=1.0):
             if self._stopping.is_set():
                 return
         seconds = time.perf_counter() - started
-        self._lag.record(seconds)
+        LAG.observe(seconds)
         computing = self._cpu_s() - cpu_s > seconds / 2
-        self._blocked.add(1, _cause(computing))
+        BLOCKED.labels("computing" if computing else "waiting").inc()
         place = next((name for name, is_library in stack if not is_library), "unknown")
         names = tuple(name for name, _ in stack[:MAX_STACK])
         self._report(Block(place=place, work=work, stack=names, seconds=seconds, computing=computing))
@@ -126,10 +127,6 @@ class LoopWatchdog:
         return [(_place(each), each.f_code.co_filename.startswith(_LIBRARIES)) for each in _outwards(frame)]
 
 
-def _cause(computing: bool) -> dict[str, str]:
-    return {"cause": "computing" if computing else "waiting"}
-
-
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     """Yields the frames of a callback; beyond them is what runs the loop."""
     while frame is not None and frame.f_code is not _RUNNER:
@@ -141,7 +138,7 @@ def _place(frame: FrameType) -> str:
     return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
 
 
-class _BlockLog:
+class BlockLog:
     """Logs blocks: the first of a place at once, then at most one a minute with the number since."""
 
     def __init__(self) -> None:
@@ -162,5 +159,5 @@ class _BlockLog:
             blocked_s=round(block.seconds, 3),
             computing=block.computing,
             more=more,
-            stack=block.stack,
+            callers=block.stack,
         )
