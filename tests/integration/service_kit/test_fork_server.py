@@ -15,7 +15,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from fulmen_service_kit import forks
+from fulmen_service_kit import GRPC_FORKS, forks
 from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
 from fulmen_service_kit.forks import KILLED, ForkedProcess, ForkServer, ForkServerLost
 from tests.support.algorithm.runs import eventually
@@ -98,7 +98,7 @@ async def test_a_forked_process_has_its_own_arguments_environment_and_folder_and
     process, said = await forked(server, tmp_path, "a", "b c", NAME="value")
 
     assert said["arguments"] == ["a", "b c"]
-    assert said["environment"] == {"NAME": "value"}
+    assert said["environment"] == {"NAME": "value", GRPC_FORKS: "0"}
     assert said["folder"] == str(tmp_path)
     assert said["loaded"]
     assert said["leads"]

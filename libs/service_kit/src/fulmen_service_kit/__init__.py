@@ -9,7 +9,8 @@ tracebacks that `logs` does not use.
 import os
 import sys
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+GRPC_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
+os.environ.setdefault(GRPC_FORKS, "0")
 
 if "rich" not in sys.modules:
     sys.modules["rich"] = None  # type: ignore[assignment]  # makes the import fail

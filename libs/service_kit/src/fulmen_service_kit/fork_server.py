@@ -20,6 +20,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulmen_service_kit import GRPC_FORKS
+
 FORK, CONNECT = b"F", b"C"
 DESCRIPTORS = 5
 """Descriptors of a request to fork: orders, standard input, output and error, and the line. A sixth is a connection to the
@@ -158,7 +160,7 @@ def _run(orders: int, *connection: int) -> None:
     with open(orders, encoding="utf-8") as pipe:
         given = json.load(pipe)
     os.environ.clear()
-    os.environ.update(given["environment"])
+    os.environ.update({GRPC_FORKS: "0", **given["environment"]})
     if connection:
         os.environ[CONNECTION_VARIABLE] = str(connection[0])
     os.chdir(given["folder"])

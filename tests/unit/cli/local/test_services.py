@@ -11,7 +11,7 @@ import pytest
 from fulmen_cli.local.errors import StackError
 from fulmen_cli.local.in_process import DEBUGGING
 from fulmen_cli.local.ports import choose_ports
-from fulmen_cli.local.services import ServiceSpec, StackPlan, plan_services, port_names
+from fulmen_cli.local.services import WARM_START_VARIABLE, ServiceSpec, StackPlan, plan_services, port_names
 from fulmen_runner.settings import RunnerSettings
 
 PLAN = StackPlan(
@@ -65,6 +65,17 @@ def test_settings_for_debugging_are_those_of_services_and_no_breakpoint_ends_the
     monkeypatch.delenv("FULMEN_RUNNER_TOKEN_FILE")
     monkeypatch.setenv("FULMEN_RUNNER_DEV_MODE", "true")
     assert RunnerSettings.from_environment().loop_blocked_limit_s == 0
+
+
+def test_services_may_keep_bytecode_whatever_the_image_says() -> None:
+    services = planned({"PYTHONDONTWRITEBYTECODE": "1"}).values()
+
+    assert not [service.name for service in services if "PYTHONDONTWRITEBYTECODE" in service.environment]
+
+
+def test_only_the_algorithm_service_is_forked_unless_its_setting_says_no() -> None:
+    assert [name for name, each in planned({}).items() if each.is_forkable] == ["algorithm"]
+    assert not [name for name, each in planned({WARM_START_VARIABLE: "False"}).items() if each.is_forkable]
 
 
 def test_setting_what_the_stack_decides_is_an_error() -> None:
