@@ -82,6 +82,25 @@ class ServiceSettings(BaseSettings):
         le=1_000_000,
         description="Forged tokens accepted per address and minute; more get RESOURCE_EXHAUSTED or 429. 0: no limit.",
     )
+    project_calls_per_s: float = Field(
+        default=1000.0,
+        ge=0,
+        le=1e9,
+        description="Calls per second of each project in this process. Messages of streams count, and 64 KiB count as one; "
+        "more get RESOURCE_EXHAUSTED or 429, and streams are slowed down. Tokens for all projects have no limit. 0: none.",
+    )
+    project_burst: float = Field(
+        default=2000.0, ge=1, le=1e9, description="Calls of a project beyond `project_calls_per_s` at once."
+    )
+    project_max_calls: int = Field(
+        default=512,
+        ge=0,
+        le=1_000_000,
+        description="Calls of a project at the same time in this process, without streams. 0: no limit.",
+    )
+    project_max_streams: int = Field(
+        default=4096, ge=0, le=1_000_000, description="Open streams of a project in this process. 0: no limit."
+    )
     audit_file: str = Field(
         default="",
         description="File for the audit log of administrative calls. Empty: standard error.",

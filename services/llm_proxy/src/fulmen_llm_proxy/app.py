@@ -78,6 +78,7 @@ from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
 from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
+from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
@@ -126,6 +127,7 @@ class _State:
     session: aiohttp.ClientSession
     keys: BackendKeys
     buffer: RequestBuffer
+    limits: ProjectLimits
     siblings: Siblings | None
     sockets: WorkerSockets | None
 
@@ -211,6 +213,7 @@ async def _state(
         session=session,
         keys=BackendKeys(settings.backend_keys),
         buffer=RequestBuffer(max(settings.request_buffer_bytes, settings.max_request_bytes)),
+        limits=ProjectLimits.configured(settings),
         siblings=siblings,
         sockets=sockets,
     )
@@ -312,6 +315,7 @@ def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) ->
         failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
         metrics=state.key_metrics,
         dev_mode=settings.dev_mode,
+        limits=state.limits,
     )
     stored = StoredResponsesClient(
         session=state.session,
@@ -391,6 +395,7 @@ def _rpc_server(
         register=register,
         log_error_texts=False,
         private=None if state.sockets is None else state.sockets.rpc,
+        limits=state.limits,
     )
     server.readiness.add("keys", lambda: "" if state.published.is_known else "not loaded from the store yet")
     server.readiness.add("routes", lambda: "" if state.tables.is_loaded else "not loaded from the store yet")

@@ -71,6 +71,22 @@ class LlmProxySettings(ServiceSettings):
         ' hosts only: `{"openai": {"key": "sk-...", "hosts": ["api.openai.com"]}}`; a host may have a port and wildcards,'
         " such as `*.example.com:8000`. Secret.",
     )
+    project_calls_per_s: float = Field(
+        default=5000.0,
+        ge=0,
+        le=1e9,
+        description="Calls per second of each project in this process; 64 KiB count as one call. More get 429 or "
+        "RESOURCE_EXHAUSTED. Tokens for all projects have no limit. 0: none.",
+    )
+    project_burst: float = Field(
+        default=10_000.0, ge=1, le=1e9, description="Calls of a project beyond `project_calls_per_s` at once."
+    )
+    project_max_calls: int = Field(
+        default=3072,
+        ge=0,
+        le=1_000_000,
+        description="Calls of a project at the same time in this process, less than `max_in_flight`. 0: no limit.",
+    )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."
     )

@@ -388,6 +388,7 @@ class _Services:
         app = OtlpHttpApp(
             ingest=self.ingest,
             authenticator=server.authenticator,
+            limits=server.limits,
             max_body_bytes=settings.max_message_bytes,
             database=self._database,
         )
@@ -396,8 +397,10 @@ class _Services:
         stack.callback(http.close)
         return http
 
-    def _identify(self, rpc: str, authorization: str, address: str) -> Caller:
-        return self.server.authenticator.identify(rpc, authorization, address)
+    async def _identify(self, rpc: str, authorization: str, address: str) -> Caller:
+        caller = self.server.authenticator.identify(rpc, authorization, address)
+        (await self.server.limits.admit(caller)).end()
+        return caller
 
 
 async def _drain(queue: _Queue, membership: MembershipRenewer) -> None:

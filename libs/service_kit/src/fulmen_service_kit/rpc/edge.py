@@ -25,6 +25,7 @@ from fulmen_service_kit.observability.logs import places_of
 from fulmen_service_kit.security.audit import AuditLog, fields_of
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
 from fulmen_service_kit.security.permissions import rule
+from fulmen_service_kit.security.project_limits import ProjectLimits, ProjectShare
 from fulmen_service_kit.security.tokens import Caller, Role
 
 AUTHORIZATION = "authorization"
@@ -45,6 +46,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         log_error_texts: bool = True,
         audit: AuditLog | None = None,
         mutual_tls: bool = False,
+        limits: ProjectLimits | None = None,
     ) -> None:
         """Initializes the edge.
 
@@ -53,7 +55,9 @@ class RpcEdge(grpc.aio.ServerInterceptor):
             log_error_texts: Whether texts of unexpected errors are logged; False where they may contain prompts.
             audit: Log of administrative calls; None for standard error.
             mutual_tls: Whether all callers but agents must present a certificate.
+            limits: Limits of each project; None for none.
         """
+        self._limits = ProjectLimits() if limits is None else limits
         self._mutual_tls = mutual_tls
         self._authenticator = authenticator
         self._audit = AuditLog() if audit is None else audit
@@ -88,7 +92,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else (grpc.unary_stream_rpc_method_handler)
             )
-            wrapped: Any = self._streaming(inner, rpc, metadata)
+            handle: Any = self._streaming
         else:
             inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
             make = (
@@ -96,12 +100,15 @@ class RpcEdge(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else (grpc.unary_unary_rpc_method_handler)
             )
-            wrapped = self._unary(inner, rpc, metadata)
-        return make(wrapped, _tolerant(handler.request_deserializer), handler.response_serializer)
+            handle = self._unary
+        traffic = _Traffic(handler, is_stream=handler.request_streaming or handler.response_streaming)
+        return make(handle(inner, rpc, metadata, traffic), traffic.read, traffic.write)
 
-    def _unary(self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str]) -> Any:
+    def _unary(
+        self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str], traffic: "_Traffic"
+    ) -> Any:
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            call = _Call(self, rpc, metadata)
+            call = _Call(self, rpc, metadata, traffic)
             try:
                 await call.begin(context)
                 response = await inner(call.checked(request), context)
@@ -113,21 +120,21 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 
         return handle
 
-    def _streaming(self, inner: Callable[..., Any], rpc: str, metadata: dict[str, str]) -> Any:
+    def _streaming(self, inner: Callable[..., Any], rpc: str, metadata: dict[str, str], traffic: "_Traffic") -> Any:
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            call = _Call(self, rpc, metadata)
+            call = _Call(self, rpc, metadata, traffic)
             try:
                 await call.begin(context)
                 messages = call.checked(request)
                 if inspect.isasyncgenfunction(inner):
                     async for response in inner(messages, context):
-                        call.check()
+                        await call.check()
                         yield response
                 else:
                     answer = inner(messages, context)
                     if hasattr(answer, "__aiter__"):
                         async for response in answer:
-                            call.check()
+                            await call.check()
                             yield response
                     else:
                         await answer
@@ -139,17 +146,59 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         return handle
 
 
+class _Traffic:
+    """What one rpc sends and receives, charged to its project."""
+
+    __slots__ = ("_deserialize", "_pending_bytes", "_serialize", "is_stream", "share")
+
+    def __init__(self, handler: Any, *, is_stream: bool) -> None:
+        self._deserialize, self._serialize = handler.request_deserializer, handler.response_serializer
+        self._pending_bytes = 0
+        self.is_stream = is_stream
+        self.share: ProjectShare | None = None
+
+    def read(self, payload: bytes) -> Any:
+        """Decodes a request; returns a placeholder for one that cannot be decoded."""
+        if self.share is None:
+            self._pending_bytes += len(payload)
+        else:
+            self.share.charge(len(payload), messages=1)
+        try:
+            return payload if self._deserialize is None else self._deserialize(payload)
+        except DecodeError:
+            return _Unreadable()
+
+    def write(self, message: Any) -> bytes:
+        """Encodes a response."""
+        payload: bytes = message if self._serialize is None else self._serialize(message)
+        if self.share is not None:
+            self.share.charge(len(payload), messages=self.is_stream)
+        return payload
+
+    def begin(self, share: ProjectShare) -> None:
+        """Starts charging a project."""
+        self.share = share
+        share.charge(self._pending_bytes)
+
+    def end(self) -> None:
+        """Ends the project's open call; its answer may still be encoded, and is charged."""
+        if self.share is not None:
+            self.share.end(is_stream=self.is_stream)
+
+
 class _Call:
     """One rpc, from its start to its log line."""
 
-    def __init__(self, edge: RpcEdge, rpc: str, metadata: dict[str, str]) -> None:
+    def __init__(self, edge: RpcEdge, rpc: str, metadata: dict[str, str], traffic: _Traffic) -> None:
+        self._traffic = traffic
         self._edge = edge
         self._rpc = rpc
         self._metadata = metadata
         self._started = time.perf_counter()
         self._subject = ""
         self._caller: Caller | None = None
-        self._audited = rule(rpc).audited
+        self._rule = rule(rpc)
+        self._audited = self._rule.audited
         self._asked: Any = None
         self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
 
@@ -175,16 +224,21 @@ class _Call:
             self._edge._authenticator.authorize(self._rpc, caller)
             if self._edge._mutual_tls:
                 require_certificate(caller, context.auth_context())
+            is_stream, is_counted = self._traffic.is_stream, not self._rule.is_bulk
+            self._traffic.begin(await self._edge._limits.admit(caller, is_stream=is_stream, is_counted=is_counted))
             set_caller(caller)
 
-    def check(self) -> None:
-        """Checks before each message of a stream that the token was not revoked.
+    async def check(self) -> None:
+        """Checks before each message of a stream that the token was not revoked, and waits if its project is in debt.
 
         Raises:
-            TokenInvalid: If it was.
+            TokenInvalid: If it was revoked.
         """
         if self._caller is not None:
             self._edge._authenticator.check(self._caller)
+        share = self._traffic.share
+        if share is not None and share.left < 0:
+            await share.pace()
 
     def checked(self, request: Any) -> Any:
         """Returns a request unchanged, or a stream of requests with a check before each message.
@@ -222,6 +276,7 @@ class _Call:
 
     def end(self, code: str, *, reason: str = "") -> None:
         """Measures and logs the rpc."""
+        self._traffic.end()
         seconds = time.perf_counter() - self._started
         self._edge._duration.record(seconds, {"rpc.method": self._rpc, "rpc.code": code})
         if code not in ("OK", "CANCELLED"):
@@ -261,7 +316,7 @@ class _Checked:
 
     async def __anext__(self) -> Any:
         message = await self._messages.__anext__()
-        self._call.check()
+        await self._call.check()
         return _readable(message)
 
 
@@ -287,19 +342,6 @@ def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
 def address_of(peer: str) -> str:
     """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all peers of a Unix socket count as one."""
     return peer.partition(":")[2].rpartition(":")[0] if peer.startswith("ip") else peer
-
-
-def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    if deserialize is None:
-        return None
-
-    def read(payload: bytes) -> Any:
-        try:
-            return deserialize(payload)
-        except DecodeError:
-            return _Unreadable()
-
-    return read
 
 
 def _readable(message: Any) -> Any:

@@ -17,6 +17,7 @@ from fulmen_service_kit.rpc.edge import RpcEdge
 from fulmen_service_kit.security.audit import AuditLog
 from fulmen_service_kit.security.auth import Authenticator, Verifier
 from fulmen_service_kit.security.failed_keys import FailedKeys
+from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.tls import rpc_credentials
 from fulmen_service_kit.settings import ServiceSettings
 
@@ -35,6 +36,7 @@ class RpcServer:
 
     server: grpc.aio.Server
     authenticator: Authenticator
+    limits: ProjectLimits
     health: health.aio.HealthServicer
     port: int
     package: str
@@ -73,6 +75,7 @@ def build_server(
     register: Callable[[grpc.aio.Server], None],
     log_error_texts: bool = True,
     private: Path | None = None,
+    limits: ProjectLimits | None = None,
 ) -> RpcServer:
     """Creates and binds a server; `lifecycle.run_service` starts it.
 
@@ -84,17 +87,20 @@ def build_server(
         register: Adds the servicers.
         log_error_texts: See `RpcEdge`.
         private: Unix socket for the service's other processes, with which the port is then shared.
+        limits: Limits of each project, which another port shares; by default those of the settings.
 
     Raises:
         StartupError: If the port cannot be bound or a configured file is unusable.
     """
     failures = FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic)
     authenticator = Authenticator(verifier=verifier, dev_mode=settings.dev_mode, project=project, failures=failures)
+    limits = ProjectLimits.configured(settings) if limits is None else limits
     edge = RpcEdge(
         authenticator,
         log_error_texts=log_error_texts,
         audit=_audit_log(settings),
         mutual_tls=bool(settings.tls_client_ca_file),
+        limits=limits,
     )
     server = grpc.aio.server(
         interceptors=[edge],
@@ -124,6 +130,7 @@ def build_server(
     bound = RpcServer(
         server=server,
         authenticator=authenticator,
+        limits=limits,
         health=health_servicer,
         port=port,
         package=f"fulmen.{settings.service_name}.v1",

@@ -46,11 +46,13 @@ class Rule:
         roles: Roles that may, besides ADMIN.
         scope: What it touches.
         audited: Fields of the request for the audit log, paths such as `project.name`; None if calls are not audited.
+        is_bulk: Whether it moves so much that the limits of its project do not apply: gradients.
     """
 
     roles: frozenset[Role] = frozenset()
     scope: Scope = Scope.PROJECT
     audited: tuple[str, ...] | None = None
+    is_bulk: bool = False
 
 
 _KIND_PREFIX: Final = "publish "
@@ -177,7 +179,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "fulmen.algorithm.v1.GradientExchangeService": {
         "Join": _to(_SERVICE),
         "Leave": _to(_SERVICE),
-        "Exchange": _to(_SERVICE),
+        "Exchange": Rule(roles=frozenset({_SERVICE}), is_bulk=True),
         "GetRound": _to(*_VIEWERS),
         "GetExchange": _to(*_VIEWERS),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fulmen.errors import BackendUnavailable, Code, FulmenError, ModelLimitExceeded
+from fulmen.errors import BackendUnavailable, Code, FulmenError, ModelLimitExceeded, QuotaExceeded
 from fulmen_llm_proxy.apis.errors import CallError
 from fulmen_llm_proxy.calls.answer_writer import Header
 
@@ -52,7 +52,7 @@ def status_of(error: FulmenError | Refused) -> int:
     """Returns the HTTP status of an error."""
     if isinstance(error, Refused):
         return error.status
-    if isinstance(error, ModelLimitExceeded):
+    if isinstance(error, ModelLimitExceeded | QuotaExceeded):
         return _TOO_MANY
     return _BACKEND_FAILED if isinstance(error, BackendUnavailable) else _STATUS[error.code]
 

@@ -30,6 +30,7 @@ from fulmen_service_kit.http.wire import (
     respond,
 )
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
+from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_store.database.database import Database
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 
@@ -79,6 +80,7 @@ class OtlpHttpApp:
         *,
         ingest: OtlpIngest,
         authenticator: Authenticator,
+        limits: ProjectLimits,
         max_body_bytes: int,
         database: Database,
     ) -> None:
@@ -87,11 +89,13 @@ class OtlpHttpApp:
         Args:
             ingest: Storage of exports.
             authenticator: Authenticator of the gRPC server.
+            limits: Limits of each project, of the gRPC server.
             max_body_bytes: Maximum size of a body, compressed and uncompressed, bytes.
             database: Database whose state /healthz reports.
         """
         self._ingest = ingest
         self._authenticator = authenticator
+        self._limits = limits
         self._max_body_bytes = max_body_bytes
         self._database = database
         self.draining = False
@@ -147,11 +151,13 @@ class OtlpHttpApp:
         if header_count(scope, b"authorization") > 1:
             authorization = SEVERAL
         caller = await self._authenticator.admit(RPC, authorization, address)
-        if caller is not None:
-            self._authenticator.authorize(RPC, caller)
-            set_caller(caller)
-        body = await self._body(scope, receive)
-        answer = await self._ingest.export(body, as_json=as_json)
+        assert caller is not None  # the rpc is not open
+        self._authenticator.authorize(RPC, caller)
+        set_caller(caller)
+        with await self._limits.admit(caller) as share:
+            body = await self._body(scope, receive)
+            share.charge(len(body))
+            answer = await self._ingest.export(body, as_json=as_json)
         await respond(send, 200, _encoded(answer, as_json=as_json), JSON if as_json else PROTOBUF)
         return 200
 

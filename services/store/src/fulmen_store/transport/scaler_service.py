@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 import grpc.aio
@@ -45,7 +45,7 @@ KEDA_KEYS: Final = frozenset(
 FROM_ENVIRONMENT: Final = "FromEnv"
 MAX_SHOWN_KEY: Final = 64
 
-Identify = Callable[[str, str, str], Caller]
+Identify = Callable[[str, str, str], Awaitable[Caller]]
 
 
 class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
@@ -59,7 +59,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> pb.IsActiveResponse:
         """Returns whether any runner is wanted."""
-        query = self._query("IsActive", request, context)
+        query = await self._query("IsActive", request, context)
         demand, _ = await self._demand.demand(query)
         return pb.IsActiveResponse(result=demand.slots > 0)
 
@@ -71,7 +71,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         sent_at = -math.inf
         while not self._stopping.is_set():
             # Checked on every poll, because a token may be revoked or expire.
-            query = self._query("StreamIsActive", request, context)
+            query = await self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)
             is_active, now = demand.slots > 0, time.monotonic()
             if is_active is not sent or now >= sent_at + REPEAT_S:
@@ -84,7 +84,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricSpecResponse:
         """Returns the metric: wanted slots, with the slots per runner as the target."""
-        slots = self._query("GetMetricSpec", request, context).slots_per_runner
+        slots = (await self._query("GetMetricSpec", request, context)).slots_per_runner
         spec = pb.MetricSpec(metricName=METRIC, targetSize=slots, targetSizeFloat=slots)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
@@ -92,24 +92,25 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: pb.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricsResponse:
         """Returns the number of wanted slots."""
-        query = self._query("GetMetrics", request.scaledObjectRef, context)
+        query = await self._query("GetMetrics", request.scaledObjectRef, context)
         if request.metricName and not request.metricName.endswith(METRIC):
             raise malformed("metricName", f"there is only {METRIC}")
         demand, _ = await self._demand.demand(query)
         value = pb.MetricValue(metricName=METRIC, metricValue=demand.slots, metricValueFloat=demand.slots)
         return pb.GetMetricsResponse(metricValues=[value])
 
-    def _query(self, rpc: str, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> DemandQuery:
+    async def _query(self, rpc: str, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> DemandQuery:
         """Authenticates the caller, then decodes the query.
 
         Raises:
             TokenInvalid: If the token is missing or invalid.
             TooManyInvalidTokens: If the address has presented too many forged tokens.
             PermissionDenied: If the caller's role or project does not allow the query.
+            QuotaExceeded: If the caller's project has made too many calls.
             ArgumentInvalid: If a key is unknown or its value malformed.
         """
         given = _named(request.scalerMetadata)
-        caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""), address_of(context.peer()))
+        caller = await self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""), address_of(context.peer()))
         unknown = sorted(given.keys() - OWN_KEYS - KEDA_KEYS)
         if unknown:
             raise malformed("scalerMetadata", f"has no key {unknown[0][:MAX_SHOWN_KEY]!r}; there are {_known()}")
@@ -121,11 +122,11 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             default_duration_s=_number(given, "defaultDurationSeconds"),
         )
 
-    def _caller(self, rpc: str, token: str, address: str) -> Caller:
+    async def _caller(self, rpc: str, token: str, address: str) -> Caller:
         try:
             return current_caller()
         except LookupError:
-            return self._identify(rpc, f"Bearer {token}" if token else "", address)
+            return await self._identify(rpc, f"Bearer {token}" if token else "", address)
 
 
 def _named(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from fulmen_llm_proxy.metrics.keys import KeyMetrics
 from fulmen_service_kit.http.wire import Scope, header, header_count
 from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.permissions import MODEL_CALL, MODEL_CALL_FOR_ATTEMPT, require
+from fulmen_service_kit.security.project_limits import ProjectLimits, ProjectShare
 from fulmen_service_kit.security.tokens import FORGED, MALFORMED, Role, TokenVerifier
 from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
@@ -23,12 +24,19 @@ class HttpAuthenticator:
     """Verifies `Authorization: Bearer <token>` (OpenAI), `x-api-key` (Anthropic) or `api-key` (Azure)."""
 
     def __init__(
-        self, *, verifier: TokenVerifier, failed_keys: FailedKeys, metrics: KeyMetrics, dev_mode: bool
+        self,
+        *,
+        verifier: TokenVerifier,
+        failed_keys: FailedKeys,
+        metrics: KeyMetrics,
+        dev_mode: bool,
+        limits: ProjectLimits,
     ) -> None:
         self._verifier = verifier
         self._failed_keys = failed_keys
         self._metrics = metrics
         self._dev_mode = dev_mode
+        self._limits = limits
 
     async def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
         """Returns the caller that the token names.
@@ -54,6 +62,14 @@ class HttpAuthenticator:
             raise
         require(caller, MODEL_CALL_FOR_ATTEMPT if for_attempt else MODEL_CALL)
         return caller
+
+    async def admit(self, caller: TokenCaller) -> ProjectShare:
+        """Counts a call of the caller's project, until the share's context ends.
+
+        Raises:
+            QuotaExceeded: if a limit of the project is exhausted.
+        """
+        return await self._limits.admit(caller)
 
     def _refused(self, error: TokenInvalid, scope: Scope) -> None:
         problem = error.metadata.get("problem", "")

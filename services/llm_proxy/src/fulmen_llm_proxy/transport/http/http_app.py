@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from fulmen.errors import Draining, FulmenError, InternalError
+from fulmen.ids import AttemptName
 from fulmen_llm_proxy.apis.api import Api, Dialect, encode
 from fulmen_llm_proxy.apis.errors import error_document
 from fulmen_llm_proxy.apis.registry import BY_PATH
@@ -40,11 +41,13 @@ from fulmen_service_kit.http.wire import (
     respond,
 )
 from fulmen_service_kit.observability.logs import places_of
+from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
 _GET = ("GET",)
 _MODELS = "/v1/models"
 _MODEL = "/v1/models/"
 HEALTH_PATHS = ("/healthz", "/readyz")
+_OF_CALLERS = (_MODELS, stored_responses.ROOT)
 _METHODS = {
     **dict.fromkeys(BY_PATH, ("POST",)),
     **dict.fromkeys((_MODELS, *HEALTH_PATHS), _GET),
@@ -130,24 +133,34 @@ class HttpApp:
             raise Refused(404, "path_not_found", f"Path {name[:200]} not found. Served: {SERVED}.")
         if scope["method"] not in methods:
             raise Refused(405, "method_not_allowed", f"{name[:200]} allows {' and '.join(methods)} only.")
-        api = BY_PATH.get(name)
-        if api is not None:
-            await self._call(api, path, scope, receive, send)
-        elif name.startswith(_MODELS):
-            await self._caller(path, scope)
-            await respond(send, 200, self._models(name, dialect_of(scope, name)))
-        elif name.startswith(stored_responses.ROOT):
-            await self._stored.answer(scope, name, await self._caller(path, scope), send)
+        if name in BY_PATH or name.startswith(_OF_CALLERS):
+            await self._serve(path, scope, receive, send)
         elif name == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
         else:
             missing = b"draining" if self.draining else b"" if self._tables.is_loaded else b"routes not loaded"
             await respond(send, 503 if missing else 200, missing or b"ok", _TEXT)
 
-    async def _call(self, api: Api, path: RequestPath, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.draining:
+    async def _serve(self, path: RequestPath, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that needs a key, within the limits of the key's project."""
+        name, attempt = path.api, path.attempt()
+        api = BY_PATH.get(name)
+        if api is not None and self.draining:
             raise Draining("The proxy is shutting down; try again.")
-        caller = await self._caller(path, scope)
+        token = await self._authenticator.authenticate(scope, for_attempt=attempt is not None)
+        with await self._authenticator.admit(token) as share:
+            caller = await self._caller(token, attempt)
+            if api is not None:
+                share.charge(await self._call(api, path, caller, scope, receive, send))
+            elif name.startswith(_MODELS):
+                await respond(send, 200, self._models(name, dialect_of(scope, name)))
+            else:
+                await self._stored.answer(scope, name, caller, send)
+
+    async def _call(
+        self, api: Api, path: RequestPath, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> int:
+        """Serves a model call; returns the size of its body in bytes."""
         with self._buffer.share() as share:
             try:
                 declared_bytes = _declared_bytes(scope)
@@ -165,11 +178,10 @@ class HttpApp:
             if path.deployment:
                 body = with_model(body, path.deployment)
             await self._calls.run(api, caller, _head(scope), body, _AnswerWriter(scope, send))
+            return len(body)
 
-    async def _caller(self, path: RequestPath, scope: Scope) -> Caller:
+    async def _caller(self, token: TokenCaller, attempt: AttemptName | None) -> Caller:
         """Returns the caller, by its key and by the attempt that the path may name."""
-        attempt = path.attempt()
-        token = await self._authenticator.authenticate(scope, for_attempt=attempt is not None)
         if attempt is None or token.attempt == attempt:
             return caller_of(token)
         attribution = await self._attempts.attribution(attempt, token)

@@ -1,0 +1,199 @@
+"""Limits of a project's calls: rate, concurrency and bytes, so that no tenant slows down another.
+
+A project has a token bucket and two counts of open calls, of whole answers and of streams. A call or message costs one
+unit, and one more per 64 KiB sent or received. A call beyond a limit is refused, a stream beyond the rate is slowed down
+by flow control. Invariant: only a project's own calls count against it. Not thread-safe: use it on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry import metrics
+
+from fulmen.errors import QuotaExceeded
+from fulmen.ids import ALL_PROJECTS
+from fulmen_service_kit.security.tokens import Caller
+
+if TYPE_CHECKING:
+    from fulmen_service_kit.settings import ServiceSettings
+
+MAX_PROJECTS: Final = 10_000
+BYTES_PER_UNIT: Final = 64 * 1024
+REFUSAL_HOLD_S: Final = 0.1
+"""Time for which a refusal is held back. A client that calls again at once would otherwise cost as much as one that is served."""
+MAX_HELD: Final = 1000
+PACE_LIMIT_S: Final = 2.0
+"""Maximum delay of one message of a stream: less than what keeps sessions and connections alive."""
+_OPEN_RETRY_S: Final = 0.5
+_EVICTION_TRIES: Final = 16
+
+
+class ProjectShare:
+    """One project's open calls, and what is left of its rate. As a context manager: one open call."""
+
+    __slots__ = ("_limits", "_since_s", "calls", "left", "streams")
+
+    def __init__(self, limits: ProjectLimits) -> None:
+        self._limits = limits
+        self._since_s = limits.clock()
+        self.left = limits.burst
+        self.calls = self.streams = 0
+
+    def refill(self) -> None:
+        """Adds what has accrued since the last time."""
+        now_s = self._limits.clock()
+        self.left = min(self._limits.burst, self.left + (now_s - self._since_s) * self._limits.rate_per_s)
+        self._since_s = now_s
+
+    def charge(self, size_bytes: int, *, messages: int = 0) -> None:
+        """Takes units for messages and bytes, which may leave a debt."""
+        self.left -= messages + size_bytes / BYTES_PER_UNIT
+
+    async def pace(self) -> None:
+        """Waits until the debt is paid, at most `PACE_LIMIT_S`."""
+        if self.left < 0:
+            self.refill()
+            if self.left < 0:
+                await asyncio.sleep(min(-self.left / self._limits.rate_per_s, PACE_LIMIT_S))
+
+    def end(self, *, is_stream: bool = False) -> None:
+        """Ends an open call."""
+        if is_stream:
+            self.streams -= 1
+        else:
+            self.calls -= 1
+
+    def __enter__(self) -> ProjectShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class _Unlimited(ProjectShare):
+    """The share of callers that are not limited."""
+
+    __slots__ = ()
+
+    def charge(self, size_bytes: int, *, messages: int = 0) -> None:
+        pass
+
+    async def pace(self) -> None:
+        pass
+
+    def end(self, *, is_stream: bool = False) -> None:
+        pass
+
+
+class ProjectLimits:
+    """The shares of all projects that have called recently."""
+
+    def __init__(
+        self,
+        *,
+        calls_per_s: float = 0.0,
+        burst: float = 1.0,
+        max_calls: int = 0,
+        max_streams: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        max_projects: int = MAX_PROJECTS,
+    ) -> None:
+        """Initializes an empty table. A limit of 0 is none.
+
+        Args:
+            calls_per_s: Units per second of each project.
+            burst: Units that it may use at once.
+            max_calls: Its open calls, without streams.
+            max_streams: Its open streams.
+            clock: Monotonic clock, in seconds.
+            max_projects: Size of the table; the project that called least recently and has no open call is dropped first.
+        """
+        self.clock = clock
+        self.rate_per_s = calls_per_s
+        # Without a rate, the balance stays infinite whatever is taken from it.
+        self.burst = burst if calls_per_s else math.inf
+        self._max_calls = max_calls or math.inf
+        self._max_streams = max_streams or math.inf
+        self._max_projects = max_projects
+        self._shares: OrderedDict[str, ProjectShare] = OrderedDict()
+        self._unlimited = _Unlimited(self)
+        self._held = 0
+        self._refused = metrics.get_meter("fulmen.limits").create_counter(
+            "project.calls.refused", description="Calls refused by a limit of their project: rate, calls or streams."
+        )
+
+    @classmethod
+    def configured(cls, settings: ServiceSettings) -> ProjectLimits:
+        """Returns the limits that the settings of a service say."""
+        return cls(
+            calls_per_s=settings.project_calls_per_s,
+            burst=settings.project_burst,
+            max_calls=settings.project_max_calls,
+            max_streams=settings.project_max_streams,
+        )
+
+    async def admit(self, caller: Caller, *, is_stream: bool = False, is_counted: bool = True) -> ProjectShare:
+        """Counts a call that begins; the caller calls `end` of the share that is returned.
+
+        Args:
+            caller: The caller. Tokens for all projects, which services have, are not limited.
+            is_stream: Whether it is a stream.
+            is_counted: Whether the rpc is limited at all.
+
+        Raises:
+            QuotaExceeded: If a limit of the caller's project is exhausted.
+        """
+        if not is_counted or caller.project == ALL_PROJECTS:
+            return self._unlimited
+        share = self._share(caller.project)
+        share.refill()
+        if (share.streams >= self._max_streams) if is_stream else (share.calls >= self._max_calls):
+            await self._refuse(caller.project, "streams" if is_stream else "calls", _OPEN_RETRY_S)
+        if share.left < 1:
+            await self._refuse(caller.project, "rate", (1 - share.left) / self.rate_per_s)
+        share.left -= 1
+        if is_stream:
+            share.streams += 1
+        else:
+            share.calls += 1
+        return share
+
+    def _share(self, project: str) -> ProjectShare:
+        share = self._shares.get(project)
+        if share is not None:
+            self._shares.move_to_end(project)
+            return share
+        share = self._shares[project] = ProjectShare(self)
+        if len(self._shares) > self._max_projects:
+            for name, idle in islice(self._shares.items(), _EVICTION_TRIES):
+                if idle is not share and not idle.calls and not idle.streams:
+                    del self._shares[name]
+                    break
+        return share
+
+    async def _refuse(self, project: str, limit: str, wait_s: float) -> None:
+        self._refused.add(1, {"limit": limit})
+        if self._held < MAX_HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(REFUSAL_HOLD_S)
+            finally:
+                self._held -= 1
+        text = {
+            "rate": f"{self.rate_per_s:g} calls per second, in units of a message and 64 KiB (project_calls_per_s)",
+            "calls": f"{self._max_calls} calls at the same time (project_max_calls)",
+            "streams": f"{self._max_streams} open streams (project_max_streams)",
+        }[limit]
+        raise QuotaExceeded(
+            f"{project} has reached its limit of {text}. Retry after the delay; an operator can raise the limit.",
+            retry_after_s=max(wait_s, _OPEN_RETRY_S / 5),
+            project=project,
+            quota=f"project_{limit}",
+        )
