@@ -15,6 +15,9 @@ _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76) & ~(0b11 << 62)
 # Project of a token that is bound to all projects.
 ALL_PROJECTS = "projects/*"
 
+NOT_DOTS = r"(?=\.*[A-Za-z0-9_-])"
+"""Begins the pattern of an id that may have dots: `.` and `..` are folders in paths and URLs."""
+
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ROLLOUT_PATTERN = f"(projects/[a-z0-9-]{{1,63}})/rollouts/({_UUID})"
 _ROLLOUT = re.compile(_ROLLOUT_PATTERN)

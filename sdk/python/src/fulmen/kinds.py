@@ -12,6 +12,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError, Message
 
 from fulmen.errors import Violation
+from fulmen.ids import NOT_DOTS
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.runner.v1 import agent_spec_pb2
 
@@ -27,8 +28,8 @@ __all__ = [
 ]
 
 MODES: Final = ("train", "validation", "test")
-MODEL: Final = re.compile(r"[a-z0-9._-]{1,100}")
-BACKEND_ID: Final = re.compile(r"[a-z0-9._-]{1,63}")
+MODEL: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,100}}")
+BACKEND_ID: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
 
 _BASE_URL: Final = re.compile(r"https?://[^\s/?#\\]+(/[^\s?#\\]*)?")
 _HEALTH_PATH: Final = re.compile(r"/[^\s#]{0,199}")
@@ -65,7 +66,7 @@ class Problems:
         found = name.removeprefix(prefix)
         if name.startswith(prefix) and pattern.fullmatch(found):
             return found
-        self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern}}}")
+        self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern.removeprefix(NOT_DOTS)}}}, not of dots alone")
         return ""
 
     def range(self, value: float, field: str, maximum: float) -> None:

@@ -205,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Checks the head.
 
         Raises:
-            ValueError: If it exceeds a limit or is a CONNECT; the parser stops and calls `send_400_response`.
+            ValueError: If it exceeds a limit, has no host or several, or is a CONNECT; the parser stops and calls `send_400_response`.
         """
         if len(self.url) > MAX_URL_BYTES:
             self._refusal = _URL_TOO_LONG
@@ -213,6 +213,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refusal = _HEAD_TOO_LARGE
         if self._refusal:
             raise ValueError("head of the request is too large")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        # RFC 9112, 3.2: proxies in front and services must not differ about the host of a request.
+        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            raise ValueError("request needs one host")
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("CONNECT is not supported")

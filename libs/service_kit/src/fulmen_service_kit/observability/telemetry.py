@@ -88,5 +88,15 @@ def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int,
 
 
 class _Silent(WSGIRequestHandler):
+    def parse_request(self) -> bool:
+        """Parses a request; refuses one that the services' other HTTP ports refuse, too: RFC 9112, 3.2."""
+        if not super().parse_request():
+            return False
+        hosts = len(self.headers.get_all("host", ()))
+        if hosts > 1 or (not hosts and self.request_version == "HTTP/1.1"):
+            self.send_error(400, "request needs one host")
+            return False
+        return True
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # named as in the base class
         """Logs nothing."""

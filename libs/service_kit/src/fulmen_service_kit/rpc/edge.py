@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
@@ -22,6 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, PermissionDenied, Unimplemented, Violation
 from fulmen.rpc.status import CLOCK_METADATA_KEY, STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.observability.logs import places_of
+from fulmen_service_kit.rpc.moments import moment_problems
 from fulmen_service_kit.security.audit import AuditLog, fields_of
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
 from fulmen_service_kit.security.permissions import rule
@@ -348,4 +349,6 @@ def _readable(message: Any) -> Any:
     if isinstance(message, _Unreadable):
         problem = Violation(field="", description="not a message of this rpc")
         raise ArgumentInvalid("request cannot be decoded", violations=[problem])
+    if isinstance(message, Message) and (problems := moment_problems(message)):
+        raise ArgumentInvalid("The request is malformed.", violations=problems)
     return message

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
-from fulmen.ids import uuid7
+from fulmen.ids import NOT_DOTS, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
@@ -24,8 +24,8 @@ from fulmen_algorithm.runs.ports import Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 
 _RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
-_POLICY_NAME = re.compile(r"[a-z0-9._-]{1,63}")
-_PINNED = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]*")
+_POLICY_NAME = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
+_PINNED = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
 MAX_DISPLAY_NAME = 128
 ROLLOUTS = "rollouts"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.errors import ArgumentInvalid, ResourceNotFound, Violation
+from fulmen.ids import NOT_DOTS
 from fulmen_store.malformed import malformed
 
 __all__ = [
@@ -52,10 +53,10 @@ MAX_TTL_S: Final = 10 * 365.25 * 86_400.0
 LATEST: Final = "latest"
 
 
-_ID: Final = r"[a-z0-9._-]{1,128}"
+_ID: Final = rf"{NOT_DOTS}[a-z0-9._-]{{1,128}}"
 
 
-_REF: Final = re.compile(rf"resources/({_ID})(?:/versions/([1-9][0-9]{{0,17}})|/aliases/([a-z0-9._-]{{1,64}}))?")
+_REF: Final = re.compile(rf"resources/({_ID})(?:/versions/([1-9][0-9]{{0,17}})|/aliases/({NOT_DOTS}[a-z0-9._-]{{1,64}}))?")
 
 
 _KIND: Final = re.compile(r"[a-z0-9_-]{1,32}")
@@ -186,7 +187,7 @@ def violations_of(publication: Publication) -> list[Violation]:
 def _problems(version: NewVersion) -> list[tuple[str, str]]:
     problems = []
     if not re.fullmatch(_ID, version.resource):
-        problems.append(("name", "is not of the form resources/{id}, an id of [a-z0-9._-]"))
+        problems.append(("name", "is not of the form resources/{id}, an id of [a-z0-9._-], not of dots alone"))
     if not _KIND.fullmatch(version.kind):
         problems.append(("kind", "is not 1 to 32 characters of [a-z0-9_-]"))
     if len(version.content) > MAX_CONTENT_BYTES:

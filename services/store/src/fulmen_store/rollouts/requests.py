@@ -17,7 +17,7 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, uuid7_unix_ms
+from fulmen.ids import DEFAULT_PROJECT, NOT_DOTS, parse_rollout_name, uuid7_unix_ms
 from fulmen_store.malformed import malformed
 from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
@@ -49,8 +49,8 @@ NONE: Final[Mapping[str, str]] = MappingProxyType({})
 UNRESOLVED: Final = UUID(int=0)
 
 _PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
-_TRAINING_RUN: Final = re.compile(r"trainingRuns/[A-Za-z0-9._-]{1,128}")
-_RESOURCE_VERSION: Final = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]{0,17}")
+_TRAINING_RUN: Final = re.compile(rf"trainingRuns/{NOT_DOTS}[A-Za-z0-9._-]{{1,128}}")
+_RESOURCE_VERSION: Final = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]{{0,17}}")
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 

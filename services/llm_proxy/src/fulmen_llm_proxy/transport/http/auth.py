@@ -88,8 +88,9 @@ class HttpAuthenticator:
 def _token(scope: Scope) -> str:
     name = next((name for name in _HEADERS if header(scope, name)), b"")
     given = header(scope, name)
-    if header_count(scope, name) > 1:
-        raise TokenInvalid(f"The request has several {name.decode()} headers: send one.", problem=MALFORMED)
+    several = next((name for name in _HEADERS if header_count(scope, name) > 1), b"")
+    if several:
+        raise TokenInvalid(f"The request has several {several.decode()} headers: send one.", problem=MALFORMED)
     if name != b"authorization":
         return given.decode("latin-1").strip()
     scheme, _, token = given.partition(b" ")
