@@ -6,24 +6,16 @@ The tables are written by hand, apart from the one that the services read: a cel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 
-import fulmen_algorithm.app
-import fulmen_llm_proxy.app
-import fulmen_runner.app
 from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, uuid7
-from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_llm_proxy.settings import LlmProxySettings
-from fulmen_runner.settings import RunnerSettings
-from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.services import SERVICES, serving, target_of
 from tests.support.store.rpc_table import MAY_CALL as STORE
 from tests.support.store.rpcs import exchange, listed_rpcs
 from tests.support.store.running import SIGNING_KEY, StoreHandle
@@ -141,16 +133,6 @@ async def allowed(target: str) -> set[tuple[str, Role, str]]:
     return {cell for cell, is_open in zip(cells, outcomes, strict=True) if is_open}
 
 
-@asynccontextmanager
-async def serving(app: Any, settings: Any) -> AsyncIterator[str]:
-    """Serves the rpcs of a service until the block ends; yields its address."""
-    async with AsyncExitStack() as stack:
-        parts = await app.build(settings, stack)
-        await parts.server.server.start()
-        stack.push_async_callback(parts.server.server.stop, None)
-        yield f"127.0.0.1:{parts.server.port}"
-
-
 def same(found: set[tuple[str, Role, str]], table: Mapping[str, set[Role]]) -> None:
     """Checks that just the expected cells are allowed."""
     wanted = {cell for rpc in table for cell in expected(rpc, table) if cell[1:] != (Role.ATTEMPT, ALL_PROJECTS)}
@@ -158,34 +140,10 @@ def same(found: set[tuple[str, Role, str]], table: Mapping[str, set[Role]]) -> N
     assert sorted(map(str, wanted - found)) == [], "refused, but should be allowed"
 
 
-async def test_the_store_lets_in_just_whom_the_table_says(store: StoreHandle) -> None:
-    same(await allowed(store.target), STORE)
+TABLES = {"store": STORE, "llm_proxy": LLM_PROXY, "algorithm": ALGORITHM, "runner": RUNNER}
 
 
-async def test_the_algorithm_service_lets_in_just_whom_the_table_says(store: StoreHandle, tmp_path: Path) -> None:
-    settings = AlgorithmServiceSettings(
-        token=token(S, ALL_PROJECTS), port=0, metrics_port=0, state_dir=tmp_path / "state", store_target=store.target
-    )
-    async with serving(fulmen_algorithm.app, settings) as target:
-        same(await allowed(target), ALGORITHM)
-
-
-async def test_the_proxy_lets_in_just_whom_the_table_says(store: StoreHandle) -> None:
-    settings = LlmProxySettings(
-        attempt_key_secret=attempt_secrets(SIGNING_KEY),
-        port=0,
-        http_port=0,
-        store_target=store.target,
-        token=token(S, ALL_PROJECTS),
-    )
-    async with serving(fulmen_llm_proxy.app, settings) as target:
-        same(await allowed(target), LLM_PROXY)
-
-
-async def test_the_runner_lets_in_just_whom_the_table_says(
-    store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = RunnerSettings(port=0, metrics_port=0, store_target=store.target, token=token(R, ALL_PROJECTS))
-    async with serving(fulmen_runner.app, settings) as target:
-        same(await allowed(target), RUNNER)
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_service_lets_in_just_whom_the_table_says(store: StoreHandle, tmp_path: Path, service: str) -> None:
+    async with serving(service, store, tmp_path) as parts:
+        same(await allowed(target_of(parts)), TABLES[service])
