@@ -156,3 +156,20 @@ async def test_models_and_health_are_served(engine):
         assert [m["id"] for m in (await response.json())["data"]] == ["policy"]
     async with engine.client.get("/health") as response:
         assert await response.json() == {"status": "ok", "version": 0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([b"host: x"], 200),
+        ([], 400),
+        ([b"host: x", b"host: y"], 400),
+    ],
+)
+async def test_a_request_names_one_host(engine, lines, status):
+    url = engine.client._base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"\r\n".join((b"GET /health HTTP/1.1", *lines, b"connection: close", b"", b"")))
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert int(answer.split()[1]) == status

@@ -11,7 +11,7 @@ from time import perf_counter, time
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from fulmen_algorithm.engines.embedded.adapters import prepare_adapters
 from fulmen_algorithm.engines.embedded.chat import ChatRenderer, Completion
@@ -73,6 +73,9 @@ class EngineServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Checks the token and renders refusals."""
         try:
+            hosts = len(request.headers.getall("Host", ()))
+            if hosts > 1 or (not hosts and request.version >= HttpVersion11):
+                raise InvalidRequest("request needs one host")
             if request.path != "/health":
                 self._authorize(request)
             return await handler(request)
@@ -84,7 +87,8 @@ class EngineServer:
         if self.token is None:
             return
         expected = f"Bearer {self.token}".encode()
-        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected):
+        given = request.headers.getall("Authorization", ())
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(errors="replace"), expected):
             raise Unauthorized("The bearer token is missing or wrong.")
 
     async def _health(self, _: web.Request) -> web.Response:
