@@ -56,7 +56,9 @@ LATEST: Final = "latest"
 _ID: Final = rf"{NOT_DOTS}[a-z0-9._-]{{1,128}}"
 
 
-_REF: Final = re.compile(rf"resources/({_ID})(?:/versions/([1-9][0-9]{{0,17}})|/aliases/({NOT_DOTS}[a-z0-9._-]{{1,64}}))?")
+_REF: Final = re.compile(
+    rf"resources/({_ID})(?:/versions/([1-9][0-9]{{0,17}})|/aliases/({NOT_DOTS}[a-z0-9._-]{{1,64}}))?"
+)
 
 
 _KIND: Final = re.compile(r"[a-z0-9_-]{1,32}")

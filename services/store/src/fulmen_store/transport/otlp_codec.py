@@ -14,7 +14,8 @@ import binascii
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -30,7 +31,7 @@ from fulmen.ids import AttemptName, attempt_of, parse_attempt_name
 from fulmen.store.v1 import span_pb2
 from fulmen_store.spans.chunks import BYTES_PER_CHUNK, SPANS_PER_CHUNK, LooseSpans
 
-__all__ = ["export_from_json", "loose_spans"]
+__all__ = ["SplitExport", "export_from_json", "loose_spans", "names_another"]
 
 ROLLOUT_KEY: Final = "fulmen.rollout"
 ATTEMPT_KEY: Final = "fulmen.attempt"
@@ -63,6 +64,7 @@ def _outline() -> dict[str, Any]:
 
 
 _MESSAGES: Final = _outline()
+_NOBODYS: Final = AttemptName(project="", rollout_id=UUID(int=0), number=0)
 _Export: Final = _MESSAGES["Export"]
 _SpanTimes: Final = _MESSAGES["SpanTimes"]
 
@@ -94,15 +96,28 @@ class _Parts:
         part.size_bytes += size_bytes
 
 
-def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpans], int, int]:
+class SplitExport(NamedTuple):
+    """The spans of an export by attempt, and how many were refused.
+
+    Attributes:
+        loose: The spans by attempt.
+        homeless: Number of spans that name no attempt.
+        foreign: Number of spans that name another attempt than that of the key.
+        oversized: Number of spans that are too large to store.
+    """
+
+    loose: list[LooseSpans]
+    homeless: int
+    foreign: int
+    oversized: int
+
+
+def loose_spans(body: bytes, *, own: AttemptName | None) -> SplitExport:
     """Splits an OTLP export into spans by attempt.
 
     Args:
         body: A serialised `ExportTraceServiceRequest`.
-        own: Attempt of every span; None to read it from the attributes of spans or resources.
-
-    Returns:
-        The spans by attempt, the number that name no attempt, and the number that are too large to store.
+        own: Attempt of the key, which every span belongs to; None to read it from the attributes of spans or resources.
 
     Raises:
         ArgumentInvalid: If it is not a well-formed export.
@@ -112,10 +127,13 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpan
     except DecodeError:
         raise ArgumentInvalid("The body is not an ExportTraceServiceRequest.") from None
     found: dict[AttemptName, _Parts] = {}
-    homeless = oversized = 0
+    homeless = foreign = oversized = 0
     for attempt, record in _records(_Export.FromString(body), own):
         if attempt is None:
             homeless += 1
+            continue
+        if own is not None and attempt != own:
+            foreign += 1
             continue
         size_bytes = len(record.otlp_span) + len(record.otlp_resource) + len(record.scope) + 4 * WRAPPING_BYTES
         if size_bytes > BYTES_PER_CHUNK:
@@ -139,7 +157,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> tuple[list[LooseSpan
         for attempt, parts in found.items()
         for part in parts.done
     ]
-    return loose, homeless, oversized
+    return SplitExport(loose, homeless, foreign, oversized)
 
 
 def export_from_json(body: bytes) -> bytes:
@@ -171,27 +189,49 @@ def _records(export: Any, own: AttemptName | None) -> Iterator[tuple[AttemptName
     for resource_spans in export.resource_spans:
         resource = resource_spans.resource
         fallback = own
-        if own is None and rollout_key in resource:
-            fallback = _attempt_of(resource_pb2.Resource.FromString(resource).attributes)
+        if rollout_key in resource:
+            fallback = _attempt_of(resource_pb2.Resource.FromString(resource).attributes, own) or own
         for scope_spans in resource_spans.scope_spans:
             scope = common_pb2.InstrumentationScope.FromString(scope_spans.scope).name
             for span in scope_spans.spans:
                 attempt = fallback
-                if own is None and rollout_key in span:
-                    attempt = _attempt_of(trace_pb2.Span.FromString(span).attributes) or fallback
+                if rollout_key in span:
+                    attempt = _attempt_of(trace_pb2.Span.FromString(span).attributes, own) or fallback
                 yield attempt, span_pb2.SpanRecord(otlp_span=span, scope=scope, otlp_resource=resource)
 
 
-def _attempt_of(attributes: Iterable[common_pb2.KeyValue]) -> AttemptName | None:
-    rollout, number = "", ""
+def names_another(record: span_pb2.SpanRecord, own: AttemptName) -> bool:
+    """Returns True if a span or its resource names another attempt."""
+    key, place = ROLLOUT_KEY.encode(), None
+    try:
+        if key in record.otlp_resource:
+            place = _attempt_of(resource_pb2.Resource.FromString(record.otlp_resource).attributes, own)
+        if key in record.otlp_span:
+            place = _attempt_of(trace_pb2.Span.FromString(record.otlp_span).attributes, own) or place
+    except DecodeError:
+        return False
+    return place not in (None, own)
+
+
+def _attempt_of(attributes: Iterable[common_pb2.KeyValue], own: AttemptName | None) -> AttemptName | None:
+    """Returns the attempt that attributes name; None if they name none.
+
+    With the key of an attempt, a rollout without a number means that attempt, and any other name is that of nobody's.
+    """
+    rollouts, numbers = [], []
     for attribute in attributes:
         if attribute.key == ROLLOUT_KEY:
-            rollout = attribute.value.string_value
+            rollouts.append(attribute.value.string_value)
         elif attribute.key == ATTEMPT_KEY:
             # OTEL_RESOURCE_ATTRIBUTES turns every value into a string.
-            number = attribute.value.string_value or str(attribute.value.int_value)
+            numbers.append(attribute.value.string_value or str(attribute.value.int_value))
+    if not rollouts:
+        return None
+    if own is not None:
+        # Of several, a reader may take any.
+        return own if {*rollouts} == {own.rollout} and {*numbers} <= {str(own.number)} else _NOBODYS
     try:
-        return parse_attempt_name(attempt_of(rollout, number)) if rollout else None
+        return parse_attempt_name(attempt_of(rollouts[-1], numbers[-1] if numbers else ""))
     except ArgumentInvalid:
         return None
 

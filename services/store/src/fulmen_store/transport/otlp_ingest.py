@@ -13,7 +13,7 @@ from fulmen_service_kit.security.tokens import Role
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import ATTEMPT_OVER
-from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
+from fulmen_store.transport.otlp_codec import SplitExport, export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
 
@@ -56,33 +56,34 @@ class OtlpIngest:
         caller = current_caller()
         own = caller.attempt if caller.role is Role.ATTEMPT else None
 
-        def take_apart() -> tuple[list, int, int]:
+        def take_apart() -> SplitExport:
             return loose_spans(export_from_json(body) if as_json else body, own=own)
 
         if len(body) <= (INLINE_JSON_BYTES if as_json else INLINE_DECODE_BYTES):
-            loose, homeless, oversized = take_apart()
+            split = take_apart()
         else:
-            loose, homeless, oversized = await asyncio.to_thread(take_apart)
+            split = await asyncio.to_thread(take_apart)
         # Attempts that the caller may not access are treated as nonexistent.
-        reached = [part for part in loose if caller.may_access(part.project)]
+        reached = [part for part in split.loose if caller.may_access(part.project)]
         problems = await self._spans.append_loose(reached)
         kept = late = 0
         for part, problem in zip(reached, problems, strict=True):
             kept += 0 if problem else part.span_count
             late += part.span_count if problem == ATTEMPT_OVER else 0
-        unknown = sum(part.span_count for part in loose) - kept - late
-        self._metrics.spans_rejected(homeless + oversized + unknown + late)
-        return _response(homeless=homeless, oversized=oversized, unknown=unknown, late=late)
+        unknown = sum(part.span_count for part in split.loose) - kept - late
+        response = _response(split, unknown=unknown, late=late)
+        self._metrics.spans_rejected(response.partial_success.rejected_spans)
+        return response
 
 
-def _response(
-    *, homeless: int, oversized: int, unknown: int, late: int
-) -> trace_service_pb2.ExportTraceServiceResponse:
+def _response(split: SplitExport, *, unknown: int, late: int) -> trace_service_pb2.ExportTraceServiceResponse:
     response = trace_service_pb2.ExportTraceServiceResponse()
+    homeless, foreign, oversized = split.homeless, split.foreign, split.oversized
     reasons = [
         text
         for count, text in (
             (homeless, f"{homeless} spans name no attempt by the attributes fulmen.rollout and fulmen.attempt."),
+            (foreign, f"{foreign} spans name another attempt than that of the key."),
             (unknown, f"{unknown} spans are of rollouts that do not exist."),
             (late, f"{late} spans came after the end of their attempt and the grace for its key."),
             (oversized, f"{oversized} spans are larger than 1 MiB."),
@@ -90,6 +91,6 @@ def _response(
         if count
     ]
     if reasons:
-        response.partial_success.rejected_spans = homeless + oversized + unknown + late
+        response.partial_success.rejected_spans = homeless + foreign + oversized + unknown + late
         response.partial_success.error_message = " ".join(reasons)
     return response

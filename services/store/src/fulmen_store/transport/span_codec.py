@@ -20,14 +20,15 @@ from fulmen.store.v1 import span_pb2, span_service_pb2
 from fulmen_store.malformed import malformed_request
 from fulmen_store.spans.chunks import Chunk, NewChunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
+from fulmen_store.transport.otlp_codec import names_another
 
 __all__ = [
     "ChunkUnreadable",
     "ListedSpan",
     "Listing",
     "chunk_message",
+    "content_problem",
     "filtered_chunk",
-    "model_call_problem",
     "read_chunk",
     "read_filter",
 ]
@@ -156,14 +157,21 @@ def chunk_message(chunk: Chunk, project: str) -> span_pb2.SpanChunk:
     )
 
 
-def model_call_problem(chunk: Chunk) -> str:
-    """Returns the reason why a writer without a service token may not write a chunk; empty if it may."""
+def content_problem(chunk: Chunk, *, own: AttemptName | None) -> str:
+    """Returns the reason why a writer without a service token may not write a chunk; empty if it may.
+
+    Args:
+        chunk: The chunk.
+        own: Attempt of the writer's key; None for other writers.
+    """
     try:
         batch = _unpack(chunk)
     except ChunkUnreadable:
         return "payload cannot be decoded"
     if any(record.model_call for record in batch.spans):
         return "only services may record model calls"
+    if own is not None and any(names_another(record, own) for record in batch.spans):
+        return "a span names another attempt than that of the key"
     if len(batch.spans) != chunk.span_count:
         return f"span_count is {chunk.span_count}, but there are {len(batch.spans)} spans"
     return ""

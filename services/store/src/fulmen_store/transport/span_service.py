@@ -34,8 +34,8 @@ from fulmen_store.transport.span_codec import (
     ChunkUnreadable,
     Listing,
     chunk_message,
+    content_problem,
     filtered_chunk,
-    model_call_problem,
     read_chunk,
     read_filter,
 )
@@ -231,7 +231,8 @@ def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
 def _write_problem(new: NewChunk) -> str:
     if not is_own_attempt(new.project, new.chunk.rollout_id, new.chunk.attempt):
         return "an attempt key writes its own attempt only"
-    return "" if current_caller().role in MAY_RECORD_MODEL_CALLS else model_call_problem(new.chunk)
+    caller = current_caller()
+    return "" if caller.role in MAY_RECORD_MODEL_CALLS else content_problem(new.chunk, own=caller.attempt)
 
 
 def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:

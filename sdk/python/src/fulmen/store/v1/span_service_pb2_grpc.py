@@ -29,7 +29,7 @@ class SpanServiceStub(object):
     """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
     the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
     SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
-    `fulmen.attempt`.
+    `fulmen.attempt`. With an attempt key, spans that name another attempt by these attributes are rejected.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -62,7 +62,7 @@ class SpanServiceServicer(object):
     """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
     the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
     SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
-    `fulmen.attempt`.
+    `fulmen.attempt`. With an attempt key, spans that name another attempt by these attributes are rejected.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -127,7 +127,7 @@ class SpanService(object):
     """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
     the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
     SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
-    `fulmen.attempt`.
+    `fulmen.attempt`. With an attempt key, spans that name another attempt by these attributes are rejected.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
