@@ -22,7 +22,7 @@ from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.rpc.status import CLOCK_METADATA_KEY
-from fulmen.store.v1 import resource_service_pb2, rollout_service_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_service_pb2, runner_registry_service_pb2
 from fulmen_cli.connection import Connection, claims_of
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
@@ -241,14 +241,23 @@ async def _runners(client: Client) -> list[Finding]:
     return [Finding(what="skew", ok=True, text=f"client and all runners are {ours}")]
 
 
+async def _newest(client: Client, kind: str) -> list[resource_pb2.ResourceVersion]:
+    """Returns the newest version of every resource of a kind."""
+    request, found = resource_service_pb2.ListResourceVersionsRequest(kind=kind, page_size=PAGE_SIZE), []
+    while True:
+        listed = await client.resources.ListResourceVersions(request, timeout=LIMIT_S)
+        found += listed.resources
+        request.page_token = listed.next_page_token
+        if not listed.next_page_token:
+            return found
+
+
 async def _resources(client: Client) -> list[Finding]:
     """Are the newest versions that services act on readable?"""
     problems: list[str] = []
     try:
         for kind in CHECKED_KINDS:
-            request = resource_service_pb2.ListResourceVersionsRequest(kind=kind, page_size=PAGE_SIZE)
-            listed = await client.resources.ListResourceVersions(request, timeout=LIMIT_S)
-            for version in listed.resources:
+            for version in await _newest(client, kind):
                 names = resource_service_pb2.GetResourcesRequest(names=[version.name])
                 found = (await client.resources.GetResources(names, timeout=LIMIT_S)).resources[0]
                 problems += [

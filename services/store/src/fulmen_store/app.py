@@ -335,6 +335,7 @@ class _Services:
             watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
             table=queue.resource_table,
             rollouts=rollouts,
+            metrics=queue.metrics,
             stopping=stopping,
         )
         self.projects = ProjectService(

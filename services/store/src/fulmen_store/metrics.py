@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from fulmen.kinds import CHECKED_KINDS
 from fulmen_store.runners.demand import LabelDemand
 
 __all__ = ["StoreMetrics"]
@@ -16,6 +18,8 @@ __all__ = ["StoreMetrics"]
 DEMANDS_SHOWN: Final = 100
 # OpenTelemetry's own bounds are made for milliseconds.
 DISPATCH_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PUBLISHERS: Final = ("admin", "service", "client")
+PUBLICATION_RESULTS: Final = ("accepted", "denied", "malformed")
 ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -55,6 +59,13 @@ class StoreMetrics:
         self._chunks_unreadable = self._meter.create_counter(
             "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that readers skipped as unreadable."
         )
+        self._publications = self._meter.create_counter(
+            "fulmen.store.publications",
+            unit="{version}",
+            description="Published versions and moved aliases by kind, role of the caller, and result.",
+        )
+        for kind, role, result in product(CHECKED_KINDS, PUBLISHERS, PUBLICATION_RESULTS):
+            self._publications.add(0, {"kind": kind, "role": role, "result": result})
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
             self._dispatched, self._claims_lost, self._spans_rejected, self._spans_repeated, self._chunks_unreadable,
@@ -74,6 +85,17 @@ class StoreMetrics:
     def chunk_unreadable(self) -> None:
         """Records a chunk whose payload cannot be unpacked."""
         self._chunks_unreadable.add(1)
+
+    def published(self, kind: str, role: str, result: str) -> None:
+        """Records a publication, of which only kinds that services read are told apart.
+
+        Args:
+            kind: Kind of the resource.
+            role: Role of the caller.
+            result: One of `PUBLICATION_RESULTS`.
+        """
+        shown = kind if kind in CHECKED_KINDS else "other"
+        self._publications.add(1, {"kind": shown, "role": role, "result": result})
 
     def claims_lost(self, count: int) -> None:
         """Records claims that found their row taken."""

@@ -17,6 +17,7 @@ from fulmen_service_kit.rpc.edge import RpcEdge
 from fulmen_service_kit.security.audit import AuditLog
 from fulmen_service_kit.security.auth import Authenticator, Verifier
 from fulmen_service_kit.security.failed_keys import FailedKeys
+from fulmen_service_kit.security.permissions import RULES
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.tls import rpc_credentials
 from fulmen_service_kit.settings import ServiceSettings
@@ -98,7 +99,7 @@ def build_server(
     edge = RpcEdge(
         authenticator,
         log_error_texts=log_error_texts,
-        audit=_audit_log(settings),
+        audit=_audit_log(settings, service_names),
         mutual_tls=bool(settings.tls_client_ca_file),
         limits=limits,
     )
@@ -161,8 +162,10 @@ def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
         raise StartupError(f"cannot listen on {path}") from None
 
 
-def _audit_log(settings: ServiceSettings) -> AuditLog:
+def _audit_log(settings: ServiceSettings, service_names: Sequence[str]) -> AuditLog:
+    prefixes = tuple(f"/{name}/" for name in service_names)
+    rpcs = [rpc for rpc, rule in RULES.items() if rule.audited is not None and rpc.startswith(prefixes)]
     try:
-        return AuditLog(settings.audit_file, service=settings.service_name)
+        return AuditLog(settings.audit_file, service=settings.service_name, rpcs=rpcs)
     except OSError as error:
         raise StartupError(f"audit_file {settings.audit_file} cannot be written: {error.strerror}") from None

@@ -9,15 +9,17 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 
 from fulmen_service_kit.security.tokens import Caller
 
 _MAX_TEXT = 256
+_MAX_LISTED = 64
+_REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 
 _log = structlog.get_logger()
 
@@ -25,18 +27,25 @@ _log = structlog.get_logger()
 class AuditLog:
     """Writes audit lines. Thread-safe."""
 
-    def __init__(self, path: str = "", *, service: str = "") -> None:
+    def __init__(self, path: str = "", *, service: str = "", rpcs: Iterable[str] = ()) -> None:
         """Opens the file for appending, readable by its owner only.
 
         Args:
             path: The file; empty for standard error.
             service: Name of the service.
+            rpcs: Full names of the audited rpcs, whose counters start at 0.
 
         Raises:
             OSError: If the file cannot be opened.
         """
         self._service = service
         self._lock = threading.Lock()
+        self._calls = metrics.get_meter("fulmen.audit").create_counter(
+            "fulmen.audit.calls", description="Administrative calls by rpc and result: ok, refused or failed."
+        )
+        for rpc in rpcs:
+            for result in ("ok", "refused", "failed"):
+                self._calls.add(0, {"rpc": _short(rpc), "result": result})
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if path else None
 
     def __call__(self, *, rpc: str, code: str, reason: str, caller: Caller | None, asked: dict[str, Any]) -> None:
@@ -49,6 +58,8 @@ class AuditLog:
             caller: The caller; None if unknown.
             asked: Fields of the request.
         """
+        result = "ok" if code == "OK" else "refused" if code in _REFUSED else "failed"
+        self._calls.add(1, {"rpc": _short(rpc), "result": result})
         context = trace.get_current_span().get_span_context()
         line = {
             "event": "audit",
@@ -76,14 +87,25 @@ class AuditLog:
             sys.stderr.write(payload)
 
 
+def _short(rpc: str) -> str:
+    """Returns `ProjectService/IssueToken` of an rpc's full name."""
+    return rpc.rpartition(".")[2]
+
+
 def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
-    """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted."""
+    """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted.
+
+    A path such as `resources.kind` leads through a repeated field to a list, of at most 64 values.
+    """
     found: dict[str, Any] = {}
     for path in paths:
         message = request
         *outer, last = path.split(".")
         for name in outer:
             message = getattr(message, name, None)
+        if isinstance(message, Sequence):
+            found[path] = [str(getattr(each, last))[:_MAX_TEXT] for each in message[:_MAX_LISTED]]
+            continue
         value = getattr(message, last, None)
         if value is None or value == "":
             continue

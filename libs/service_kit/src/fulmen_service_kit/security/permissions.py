@@ -102,7 +102,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
     },
     "opentelemetry.proto.collector.trace.v1.TraceService": {"Export": _to(_SERVICE, _RUNNER, _ATTEMPT)},
     "fulmen.store.v1.ResourceService": {
-        "PublishResources": _to(*_WRITERS),
+        "PublishResources": _to(*_WRITERS, audited=("resources.project", "resources.kind", "resources.name")),
         "GetResources": _to(*_READERS),
         "ListResourceVersions": _to(*_READERS),
         "DiffResources": _to(*_VIEWERS),

@@ -126,8 +126,10 @@ class ProjectLimits:
         self._unlimited = _Unlimited(self)
         self._held = 0
         self._refused = metrics.get_meter("fulmen.limits").create_counter(
-            "project.calls.refused", description="Calls refused by a limit of their project: rate, calls or streams."
+            "fulmen.project.calls.refused", description="Calls refused by a limit of their project."
         )
+        for limit in ("rate", "calls", "streams"):
+            self._refused.add(0, {"limit": limit})
 
     @classmethod
     def configured(cls, settings: ServiceSettings) -> ProjectLimits:

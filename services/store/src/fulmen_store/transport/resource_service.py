@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.errors import ArgumentInvalid, Draining, Violation
+from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.permissions import kind_action, require
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.resources.diff import compare
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import ResourceTable
@@ -42,9 +44,11 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         watcher: ResourceWatcher,
         table: ResourceTable,
         rollouts: RolloutTable,
+        metrics: StoreMetrics,
         stopping: asyncio.Event,
     ) -> None:
         """Creates the servicer; `stopping` is set when the replica shuts down."""
+        self._metrics = metrics
         self._resources = resources
         self._watcher = watcher
         self._table = table
@@ -60,6 +64,13 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             problem = Violation(field="resources", description="belong to different projects")
             raise ArgumentInvalid("The resources cannot be published.", violations=[problem])
         project = require_project(projects.pop())
+        with self._counted([message.kind for message in request.resources]):
+            published = await self._publish(request, project)
+        return pb.PublishResourcesResponse(
+            resources=[_message(version, project, with_content=False) for version in published]
+        )
+
+    async def _publish(self, request: pb.PublishResourcesRequest, project: str) -> Sequence[Version]:
         for kind in {message.kind for message in request.resources}:
             require(current_caller(), kind_action(kind), project)
         publication = Publication(
@@ -68,10 +79,24 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             expected={_id(name): number for name, number in request.expected_latest_versions.items()},
         )
         project_id = await self._rollouts.project_id(project)
-        published = await self._resources.publish(project_id, publication)
-        return pb.PublishResourcesResponse(
-            resources=[_message(version, project, with_content=False) for version in published]
-        )
+        return await self._resources.publish(project_id, publication)
+
+    @contextlib.contextmanager
+    def _counted(self, kinds: Sequence[str]) -> Iterator[None]:
+        """Counts a publication by its result; one that fails for another reason is not counted."""
+        result = ""
+        try:
+            yield
+            result = "accepted"
+        except PermissionDenied:
+            result = "denied"
+            raise
+        except ArgumentInvalid:
+            result = "malformed"
+            raise
+        finally:
+            for kind in kinds if result else ():
+                self._metrics.published(kind, current_caller().role, result)
 
     async def GetResources(
         self, request: pb.GetResourcesRequest, context: grpc.aio.ServicerContext
@@ -147,9 +172,12 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         project = require_project(request.project)
         resource = parse_ref(request.name, field="name").resource
         project_id = await self._rollouts.project_id(project)
-        for newest in await self._table.versions_of(project_id, resource, kind=None, below=HIGHEST_NUMBER, limit=1):
-            require(current_caller(), kind_action(newest.kind), project)
-        alias = await self._resources.set_alias(project_id, request.name, request.version, etag=request.etag)
+        newest = await self._table.versions_of(project_id, resource, kind=None, below=HIGHEST_NUMBER, limit=1)
+        kinds = [version.kind for version in newest]
+        with self._counted(kinds):
+            for kind in kinds:
+                require(current_caller(), kind_action(kind), project)
+            alias = await self._resources.set_alias(project_id, request.name, request.version, etag=request.etag)
         return pb.SetAliasResponse(alias=_alias_message(alias))
 
     async def WatchResources(
