@@ -1,9 +1,11 @@
-"""Nothing that is stored stops a service: it is refused before it is stored, and set aside where it is read (T2)."""
+"""Nothing that is stored stops a service: it is refused before it is stored, and set aside where it is read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+from collections.abc import Iterable
 
 import asyncpg
 import pytest
@@ -14,14 +16,17 @@ from fulmen.errors import ArgumentInvalid, FulmenError
 from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.store.v1 import resource_pb2
+from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs
+from tests.support.runner.harness import RunnerProcess, rollouts_of, spec_of
+from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, get
 
 URL = "http://127.0.0.1:1/v1"
+FAILED = rollout_pb2.ROLLOUT_STATE_FAILED
+FINAL = (FAILED, rollout_pb2.ROLLOUT_STATE_SUCCEEDED, rollout_pb2.ROLLOUT_STATE_CANCELLED)
 GOOD = backend_pb2.Backend(name="backends/one", base_url=URL)
 
 
@@ -65,6 +70,37 @@ HOSTILE = {
 }
 
 
+GIVES_ITSELF_A_REWARD = ("sh", "-c", """echo '{"value": 1}' >> "$FULMEN_REWARDS_FILE" """)
+READABLE = {
+    "backend": GOOD.SerializeToString(),
+    "route": route(),
+    "policy": b'{"path": "/nowhere"}',
+    "agent": spec_of(command=GIVES_ITSELF_A_REWARD),
+}
+BUNDLE = "resources/bundle.evil/versions/1"
+HOSTILE_AGENTS = {
+    "no message": b"\xff\xff",
+    "nothing": b"",
+    "a bundle that does not exist": spec_of(bundle="resources/bundle.none/versions/1", python="a.py:f"),
+    "a bundle that is a kind of its own": spec_of(bundle="resources/agent.evil0/versions/1", python="a.py:f"),
+    "a bundle that is no archive": spec_of(bundle=BUNDLE, python="a.py:f"),
+    "a bundle outside": spec_of(bundle="../../etc", python="a.py:f"),
+    "an entry that is no target": spec_of(bundle=BUNDLE, python="\n" * 5),
+    "an entry outside": spec_of(bundle=BUNDLE, python="../../etc/passwd:f"),
+    "a command of no words": spec_of(command=()),
+    "a command with a zero byte": spec_of(command=("true\0",)),
+    "a program that does not exist": spec_of(command=("/no/such/program",)),
+    "a million words": spec_of(command=("true", *["x"] * 100_000)),
+    "variables that are none": spec_of(command=("true",), environment={"A=B": "x", "": "y", "Z": "\0"}),
+    "limits below zero": agent_spec_pb2.AgentSpec(
+        command={"argv": ["true"]}, limits={"memory_bytes": -1, "cpu_count": -1, "process_count": -1}
+    ).SerializeToString(),
+    "endless output": spec_of(command=("true",), max_output_bytes=2**63 - 1),
+    "an unknown isolation": spec_of(python="a:f", isolation=99),
+    "a container that is none": agent_spec_pb2.AgentSpec(container={"image": "\0 -v /:/host"}).SerializeToString(),
+}
+
+
 def publication(kind: str, content: bytes) -> res.PublishResourcesRequest:
     """Returns a request that publishes one version."""
     names = {"route": f"resources/route.{MODEL}", "backend": "resources/backend.evil"}
@@ -83,30 +119,43 @@ async def test_the_store_refuses_what_no_service_could_read(store: StoreHandle, 
     assert not listed.resources
 
 
-async def stored_anyway(stubs: Stubs, database_url: str) -> None:
-    """Stores every hostile route and backend, as an older release or a restored backup may have."""
+async def stored_anyway(stubs: Stubs, database_url: str, hostile: Iterable[tuple[str, bytes]]) -> list[str]:
+    """Stores what the store would refuse, as an older release or a restored backup may have.
+
+    Args:
+        stubs: Stubs of an administrator.
+        database_url: The store's database.
+        hostile: Kinds and contents.
+
+    Returns:
+        The names of the versions.
+    """
+    names = []
     connection = await asyncpg.connect(database_url)
     try:
-        for number, (kind, content) in enumerate(HOSTILE.values()):
-            if kind not in ("route", "backend"):
-                continue
-            good = GOOD.SerializeToString() if kind == "backend" else route()
-            version = resource_pb2.ResourceVersion(name=f"resources/{kind}.evil{number}", kind=kind, content=good)
-            await stubs.resources.PublishResources(res.PublishResourcesRequest(resources=[version]))
+        for number, (kind, content) in enumerate(hostile):
+            name = f"{kind}.evil{number}"
+            version = resource_pb2.ResourceVersion(
+                name=f"resources/{name}", kind=kind, content=READABLE.get(kind, b"x")
+            )
+            answer = await stubs.resources.PublishResources(res.PublishResourcesRequest(resources=[version]))
+            names += [published.name for published in answer.resources]
             await connection.execute(
                 "UPDATE resource_version SET content = $1 FROM resource"
                 " WHERE resource.id = resource_version.resource_id AND resource.name = $2",
                 content,
-                f"{kind}.evil{number}",
+                name,
             )
     finally:
         await connection.close()
+    return names
 
 
 async def test_a_proxy_starts_and_serves_beside_stored_bytes_that_it_cannot_read(
     store: StoreHandle, stubs: Stubs, database_url: str
 ) -> None:
-    await stored_anyway(stubs, database_url)
+    of_the_proxy = [(kind, content) for kind, content in HOSTILE.values() if kind in ("route", "backend")]
+    await stored_anyway(stubs, database_url, of_the_proxy)
     async with Backend() as engine, running_proxy(store.target, signing_key=SIGNING_KEY) as proxy:
         await until_loaded(proxy)
         await proxy.register("one", engine.url)
@@ -115,7 +164,44 @@ async def test_a_proxy_starts_and_serves_beside_stored_bytes_that_it_cannot_read
         assert [each.name for each in listed.backends] == ["backends/one"]
         routes = await proxy.routes.ListRoutes(route_service_pb2.ListRoutesRequest())
         assert [each.name for each in routes.routes] == [f"routes/{MODEL}"]
-        assert proxy.metric("unreadable_resources") == sum(kind in ("route", "backend") for kind, _ in HOSTILE.values())
+        assert proxy.metric("unreadable_resources") == len(of_the_proxy)
+
+
+@pytest.mark.parametrize("isolation", ["runner", "process"])
+async def test_a_runner_fails_attempts_of_agents_that_it_cannot_read_and_runs_the_next(
+    store: StoreHandle, stubs: Stubs, database_url: str, isolation: str
+) -> None:
+    await stored_anyway(stubs, database_url, [("bundle", b"no archive")])
+    hostile = await stored_anyway(stubs, database_url, [("agent", content) for content in HOSTILE_AGENTS.values()])
+    good = resource_pb2.ResourceVersion(name="resources/agent.good", kind="agent", content=READABLE["agent"])
+    await stubs.resources.PublishResources(res.PublishResourcesRequest(resources=[good]))
+    for _ in range(2):
+        runner = RunnerProcess(
+            {"store_target": store.target, "isolation": isolation, "token": store.token(Role.RUNNER)}
+        )
+        try:
+            await runner.start()
+            messages = [message for agent in hostile for message in rollouts_of(agent, [1], max_attempts=1)]
+            ended = await asyncio.gather(*(outcome_of(stubs, message) for message in messages))
+            assert {name: state for name, state in zip(HOSTILE_AGENTS, ended, strict=True) if state != FAILED} == {}
+            (again,) = rollouts_of("resources/agent.good/versions/1", [1], max_attempts=1)
+            assert await outcome_of(stubs, again) == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+            runner.send(signal.SIGTERM)
+            assert await runner.exit_code() == 0
+        finally:
+            await runner.close()
+
+
+async def outcome_of(stubs: Stubs, message: rollout_pb2.Rollout) -> int:
+    """Creates a rollout and returns its final state."""
+    created = await stubs.rollouts.BatchCreateRollouts(
+        rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[message])
+    )
+    name = created.rollouts[0].name
+    async with asyncio.timeout(60):
+        while (rollout := await get(stubs, name)).state not in FINAL:  # noqa: ASYNC110  # state of another process
+            await asyncio.sleep(0.1)
+    return rollout.state
 
 
 async def until_loaded(proxy: RunningProxy) -> None:
