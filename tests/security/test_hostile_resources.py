@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulmen.errors import ArgumentInvalid, FulmenError
+from fulmen.algorithm.v1.training_run_pb2 import PolicySpec, TrainingRun, TrainingRunState
+from fulmen.algorithm.v1.training_run_service_pb2 import CreateTrainingRunRequest, ListTrainingRunsRequest
+from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
+from fulmen.errors import ArgumentInvalid, FulmenError, SettingsInvalid
 from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
+from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import failure_pb2, resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.runner.harness import RunnerProcess, rollouts_of, spec_of
+from tests.support.services import serving, target_of
 from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, get
 
 URL = "http://127.0.0.1:1/v1"
+INFRA = failure_pb2.FAILURE_KIND_INFRA
 FAILED = rollout_pb2.ROLLOUT_STATE_FAILED
 FINAL = (FAILED, rollout_pb2.ROLLOUT_STATE_SUCCEEDED, rollout_pb2.ROLLOUT_STATE_CANCELLED)
 GOOD = backend_pb2.Backend(name="backends/one", base_url=URL)
@@ -70,14 +78,14 @@ HOSTILE = {
 }
 
 
-GIVES_ITSELF_A_REWARD = ("sh", "-c", """echo '{"value": 1}' >> "$FULMEN_REWARDS_FILE" """)
+GIVES_ITSELF_A_REWARD = ("sh", "-c", """echo '{{"value": 1}}' >> "$FULMEN_REWARDS_FILE" """)
 READABLE = {
     "backend": GOOD.SerializeToString(),
     "route": route(),
     "policy": b'{"path": "/nowhere"}',
     "agent": spec_of(command=GIVES_ITSELF_A_REWARD),
 }
-BUNDLE = "resources/bundle.evil/versions/1"
+BUNDLE = "resources/bundle.evil0/versions/1"
 HOSTILE_AGENTS = {
     "no message": b"\xff\xff",
     "nothing": b"",
@@ -95,7 +103,7 @@ HOSTILE_AGENTS = {
     "limits below zero": agent_spec_pb2.AgentSpec(
         command={"argv": ["true"]}, limits={"memory_bytes": -1, "cpu_count": -1, "process_count": -1}
     ).SerializeToString(),
-    "endless output": spec_of(command=("true",), max_output_bytes=2**63 - 1),
+    "endless output": spec_of(command=("true",), max_output_bytes=2**31 - 1),
     "an unknown isolation": spec_of(python="a:f", isolation=99),
     "a container that is none": agent_spec_pb2.AgentSpec(container={"image": "\0 -v /:/host"}).SerializeToString(),
 }
@@ -183,17 +191,20 @@ async def test_a_runner_fails_attempts_of_agents_that_it_cannot_read_and_runs_th
             await runner.start()
             messages = [message for agent in hostile for message in rollouts_of(agent, [1], max_attempts=1)]
             ended = await asyncio.gather(*(outcome_of(stubs, message) for message in messages))
-            assert {name: state for name, state in zip(HOSTILE_AGENTS, ended, strict=True) if state != FAILED} == {}
+            assert {rollout.state for rollout in ended} == {FAILED}
+            infra = {name for name, rollout in zip(HOSTILE_AGENTS, ended, strict=True) if rollout.failure_kind == INFRA}
+            # Where no engine runs containers, that is said first.
+            assert infra <= {"a container that is none"}
             (again,) = rollouts_of("resources/agent.good/versions/1", [1], max_attempts=1)
-            assert await outcome_of(stubs, again) == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+            assert (await outcome_of(stubs, again)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
             runner.send(signal.SIGTERM)
             assert await runner.exit_code() == 0
         finally:
             await runner.close()
 
 
-async def outcome_of(stubs: Stubs, message: rollout_pb2.Rollout) -> int:
-    """Creates a rollout and returns its final state."""
+async def outcome_of(stubs: Stubs, message: rollout_pb2.Rollout) -> rollout_pb2.Rollout:
+    """Creates a rollout and returns it as it ended."""
     created = await stubs.rollouts.BatchCreateRollouts(
         rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[message])
     )
@@ -201,7 +212,71 @@ async def outcome_of(stubs: Stubs, message: rollout_pb2.Rollout) -> int:
     async with asyncio.timeout(60):
         while (rollout := await get(stubs, name)).state not in FINAL:  # noqa: ASYNC110  # state of another process
             await asyncio.sleep(0.1)
-    return rollout.state
+    return rollout
+
+
+def policies(folder: Path) -> dict[str, object]:
+    """Returns descriptions of weights that no run can start from."""
+    return {
+        "no object": [],
+        "nothing": {},
+        "a path that is a number": {"path": 7},
+        "a path with a zero byte": {"path": "\0"},
+        "an endless path": {"path": "x" * 100_000},
+        "a kind that does not exist": {"path": str(folder), "kind": "magic"},
+        "a kind that is a list": {"path": str(folder), "kind": ["full"]},
+        "adapters without names": {"path": str(folder), "kind": "lora"},
+        "adapters that are a number": {"path": str(folder), "kind": "lora", "adapters": 7, "base_model": None},
+        "a delta of itself": {"path": str(folder), "kind": "delta", "base": "resources/policy.evil8/versions/1"},
+        "a delta without a step": {"path": str(folder), "kind": "delta"},
+    }
+
+
+RUN_ENDED = (TrainingRunState.TRAINING_RUN_STATE_SUCCEEDED, TrainingRunState.TRAINING_RUN_STATE_FAILED)
+
+
+async def test_an_algorithm_service_fails_runs_of_what_it_cannot_read_and_stays_up(
+    store: StoreHandle, stubs: Stubs, database_url: str, tmp_path: Path
+) -> None:
+    contents = [json.dumps(each).encode() for each in policies(tmp_path).values()]
+    weights = await stored_anyway(
+        stubs, database_url, [("policy", content) for content in (*contents, b"\xff", b"[" * 9999)]
+    )
+    tasks = (b"\xff", b"", b"[" * 100_000, b"7", b'{"input": NaN}', b'{"input": {}, "input": "\\ud800"}')
+    data = await stored_anyway(stubs, database_url, [("dataset", content) for content in (*tasks, b'{"input": 1}')])
+    agents = await stored_anyway(stubs, database_url, [("agent", content) for content in (b"\xff", b"")])
+    *bad, good = data
+    runs = [TrainingRun(policy=_policy(version), inputs=_inputs(good, agents[0])) for version in weights]
+    runs += [TrainingRun(policy=_policy(weights[-1]), inputs=_inputs(each, agents[1])) for each in bad]
+    for _ in range(2):
+        async with (
+            serving("algorithm", store, tmp_path / "state", roles=True) as parts,
+            open_channel(target_of(parts), token=store.token(Role.CLIENT)) as channel,
+        ):
+            service = TrainingRunServiceStub(channel)
+            for run in runs:
+                run.algorithm = "evaluate"
+                with contextlib.suppress(ArgumentInvalid, SettingsInvalid):
+                    await service.CreateTrainingRun(CreateTrainingRunRequest(training_run=run))
+            async with asyncio.timeout(120):
+                while not await all_ended(service):  # noqa: ASYNC110  # state of the service
+                    await asyncio.sleep(0.1)
+
+
+def _policy(version: str) -> PolicySpec:
+    return PolicySpec(name=version.split("/")[1].removeprefix("policy."), version=version)
+
+
+def _inputs(tasks: str, agent: str) -> dict[str, str]:
+    return {"validation_tasks": tasks, "agent": agent}
+
+
+async def all_ended(service: TrainingRunServiceStub) -> bool:
+    """Returns True if every run has ended, and none with an error that the service did not foresee."""
+    listed = await service.ListTrainingRuns(ListTrainingRunsRequest())
+    unforeseen = [run for run in listed.training_runs if "unexpected" in run.failure_message.lower()]
+    assert unforeseen == []
+    return all(run.state in RUN_ENDED for run in listed.training_runs)
 
 
 async def until_loaded(proxy: RunningProxy) -> None:

@@ -138,7 +138,7 @@ def _answer(body: bytes) -> ChatAnswer:
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunFailed("The answer is not a chat completion.") from error
 
 
@@ -149,7 +149,7 @@ def _problem(reply: _Reply) -> str:
     try:
         error = json.loads(reply.body).get("error")
         text = error.get("message") if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         text = ""
     said = str(text or "")[:SHOWN_CHARS].rstrip(".")
     return f"status {reply.status}{f', {said}' if said else ''}."

@@ -21,9 +21,17 @@ async def stored_policy(content: Content, *, resources: ResourceStore, files: Ru
     """Returns a version to serve or to start from; a delta is rebuilt into a folder of `files` when needed.
 
     Raises:
-        RunFailed: if its weights are missing.
+        RunFailed: if it is unreadable, or its weights are missing.
         ResourceNotFound: if it depends on a missing version.
     """
+    try:
+        return await _described(content, resources=resources, files=files)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+        # Stored by another release, restored, or by hand.
+        raise RunFailed(f"{content.name} does not describe weights that this service can read.") from error
+
+
+async def _described(content: Content, *, resources: ResourceStore, files: RunFiles) -> PublishedPolicy:
     description = _read(content)
     path, kind = Path(str(description["path"])), WeightsKind(description.get("kind", "full"))
     if not path.is_dir():

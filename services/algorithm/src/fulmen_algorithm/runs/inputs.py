@@ -70,6 +70,8 @@ def _lines(content: bytes, field: str, parse: Callable[[Any], Parsed]) -> tuple[
         except ValueError as error:
             text = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
             bad.append(Violation(field=f"{field}:{number}", description=text))
+        except RecursionError:
+            bad.append(Violation(field=f"{field}:{number}", description="is nested too deeply"))
     if len(bad) > LINES_REPORTED:
         rest = len(bad) - LINES_REPORTED
         bad = [*bad[:LINES_REPORTED], Violation(field=field, description=f"{rest} more lines are malformed")]

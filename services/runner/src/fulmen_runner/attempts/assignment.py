@@ -69,6 +69,6 @@ def decoded_input(content: bytes, content_type: str) -> object:
             return json.loads(content)
         if media_type.startswith("text/"):
             return content.decode()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AgentFailed(f"rollout input is not valid {media_type}: {error}") from None
     return content

@@ -42,7 +42,7 @@ def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
     lines = output.rstrip().rsplit("\n", maxsplit=1)
     try:
         value = json.loads(lines[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
         return ()

@@ -141,7 +141,7 @@ class CommandGrader:
         """Runs the command on the task and the outcome."""
         try:
             document = json.dumps({"task": invocation.task, "outcome": outcome}).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise AgentFailed(f"outcome cannot be passed to the grader's command as JSON: {error}") from None
         printed = await self.command.run(invocation, document)
         last_line = printed.text.rstrip().rsplit("\n", maxsplit=1)[-1]
