@@ -66,7 +66,10 @@ class Problems:
         found = name.removeprefix(prefix)
         if name.startswith(prefix) and pattern.fullmatch(found):
             return found
-        self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern.removeprefix(NOT_DOTS)}}}, not of dots alone")
+        self.add(
+            field,
+            f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern.removeprefix(NOT_DOTS)}}}, not of dots alone",
+        )
         return ""
 
     def range(self, value: float, field: str, maximum: float) -> None:

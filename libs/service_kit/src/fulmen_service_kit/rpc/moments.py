@@ -69,7 +69,9 @@ def _text(path: tuple[object, ...]) -> str:
 
 @cache
 def _fields(descriptor: Descriptor) -> _Fields:
-    single, repeated, maps = [], [], []
+    single: list[tuple[str, str]] = []
+    repeated: list[tuple[str, str]] = []
+    maps: list[tuple[str, str]] = []
     for field in descriptor.fields:
         inner = field.message_type
         if inner is None:

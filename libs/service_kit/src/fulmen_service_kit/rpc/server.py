@@ -105,16 +105,7 @@ def build_server(
     )
     server = grpc.aio.server(
         interceptors=[edge],
-        options=(
-            ("grpc.max_receive_message_length", settings.max_message_bytes),
-            ("grpc.max_send_message_length", settings.max_message_bytes),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.so_reuseport", 0 if private is None else 1),
-        ),
+        options=_options(settings, shared=private is not None),
     )
     register(server)
     health_servicer = health.aio.HealthServicer()
@@ -139,6 +130,20 @@ def build_server(
     )
     bound.readiness.add("service", lambda: "starting")
     return bound
+
+
+def _options(settings: ServiceSettings, *, shared: bool) -> list[tuple[str, int]]:
+    """Returns gRPC's options: sizes of messages and keep-alive; `shared` if other processes bind the same port."""
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", int(shared)),
+    ]
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
