@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import aiohttp
 import grpc.aio
 import pytest
 
@@ -18,7 +19,7 @@ from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.services import SERVICES, serving, target_of
 from tests.support.store.rpc_table import MAY_CALL as STORE
 from tests.support.store.rpcs import exchange, listed_rpcs
-from tests.support.store.running import SIGNING_KEY, StoreHandle
+from tests.support.store.running import SIGNING_KEY, StoreHandle, create, create_project
 
 OTHER_PROJECT = "projects/other"
 PROJECTS = (DEFAULT_PROJECT, OTHER_PROJECT, ALL_PROJECTS)
@@ -147,3 +148,33 @@ TABLES = {"store": STORE, "llm_proxy": LLM_PROXY, "algorithm": ALGORITHM, "runne
 async def test_a_service_lets_in_just_whom_the_table_says(store: StoreHandle, tmp_path: Path, service: str) -> None:
     async with serving(service, store, tmp_path) as parts:
         same(await allowed(target_of(parts)), TABLES[service])
+
+
+HTTP_PATHS = {"": {A, S, C, K}, "/projects/{project}/rollouts/{rollout}/attempts/1": {A, S, C, K, R}}
+
+
+@pytest.mark.parametrize("prefix", HTTP_PATHS)
+async def test_the_proxys_http_port_lets_in_just_whom_the_table_says(
+    store: StoreHandle, tmp_path: Path, prefix: str
+) -> None:
+    stubs = await store.stubs()
+    await create_project(stubs, OTHER_PROJECT)
+    (named,) = await create(stubs)
+    cells = [(role, project) for role in Role for project in PROJECTS if (role, project) != (K, ALL_PROJECTS)]
+    path = f"/{named}/attempts/1" if prefix else ""
+    async with serving("llm_proxy", store, tmp_path, roles=True) as parts, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{parts.ports['http_port']}"
+        async with asyncio.timeout(30):
+            while (await session.get(f"{url}/readyz")).status != 200:  # noqa: ASYNC110  # state of the proxy
+                await asyncio.sleep(0.05)
+        found = {}
+        for role, project in cells:
+            headers = {"authorization": f"Bearer {token(role, project)}"}
+            async with session.get(f"{url}{path}/v1/models", headers=headers) as answer:
+                found[role, project] = answer.status
+    refused_roles = {cell: status for cell, status in found.items() if cell[0] not in HTTP_PATHS[prefix]}
+    assert set(refused_roles.values()) <= {403}
+    let_in = {cell for cell, status in found.items() if status == 200}
+    # The attempt that the path names is not running and of the default project: only its absence is told.
+    assert let_in == ({cell for cell in cells if cell[0] in HTTP_PATHS[prefix]} if not prefix else set())
+    assert {status for cell, status in found.items() if cell not in let_in} <= {403, 404}

@@ -66,13 +66,12 @@ async def serving(
 def _configured(service: str, store: StoreHandle, folder: Path, changes: dict[str, Any]) -> tuple[Any, Any]:
     role = Role.RUNNER if service == "runner" else Role.SERVICE
     token = TokenSigner(SIGNING_KEY).issue(role, subject=service, ttl_s=600, project=ALL_PROJECTS)
-    given: dict[str, Any] = {"port": 0, "store_target": store.target, "token": token} | changes
+    given: dict[str, Any] = {"port": 0, "metrics_port": 0, "store_target": store.target, "token": token} | changes
     if service == "llm_proxy":
         given = {"http_port": 0, "attempt_key_secret": attempt_secrets(SIGNING_KEY)} | given
         # Its metrics are registered once per process otherwise.
         build = partial(fulmen_llm_proxy.app.build_proxy, registry=CollectorRegistry())
         return build, LlmProxySettings(**given)
-    given = {"metrics_port": 0} | given
     if service == "algorithm":
         return fulmen_algorithm.app.build, AlgorithmServiceSettings(**({"state_dir": folder / "state"} | given))
     return fulmen_runner.app.build, RunnerSettings(**({"work_dir": str(folder)} | given))
