@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.store.v1.span_pb2 import SpanRecord
@@ -154,11 +155,13 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
         span: The parsed `otlp_span`, if the caller has it.
 
     Raises:
-        ModelCallInvalid: If the record is marked as usable but inconsistent.
-        google.protobuf.message.DecodeError: If the bytes are malformed.
+        ModelCallInvalid: If the record is malformed, or marked as usable but inconsistent.
     """
-    span = Span.FromString(record.otlp_span) if span is None else span
-    call = ModelCallRecord.FromString(record.model_call)
+    try:
+        span = Span.FromString(record.otlp_span) if span is None else span
+        call = ModelCallRecord.FromString(record.model_call)
+    except DecodeError as error:
+        raise ModelCallInvalid("A recorded model call cannot be decoded.") from error
     attributes = {}
     # Searching the bytes is many times faster than iterating over the attributes, and few spans have any of these.
     packed = record.otlp_span

@@ -77,7 +77,7 @@ class TableReader:
 
     def text(self, key: str, *, required: bool = False) -> str:
         """Reads a non-empty text."""
-        found = self._typed(key, lambda value: isinstance(value, str) and bool(value), "", "a text", required)
+        found = self._typed(key, lambda value: _is_text(value) and bool(value), "", "a text", required)
         return str(found)
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
@@ -91,7 +91,7 @@ class TableReader:
         """Reads a list of non-empty texts."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+            return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
         return tuple(self._typed(key, fits, (), f"a list of texts, such as {example}", required=False))
 
@@ -99,7 +99,7 @@ class TableReader:
         """Reads a table of texts."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+            return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
 
         return dict(self._typed(key, fits, {}, "a table of texts", required=False))
 
@@ -162,6 +162,11 @@ def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
     if nearest:
         return f"; did you mean {nearest[0]!r}?"
     return f"; known: {', '.join(choices)}" if choices and list_all else ""
+
+
+def _is_text(value: object) -> bool:
+    """Returns whether a value is a text that can name a file, be an argument or a variable: one without NUL."""
+    return isinstance(value, str) and "\0" not in value
 
 
 def _size_bytes(value: object) -> int:

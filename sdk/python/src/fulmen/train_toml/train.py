@@ -143,7 +143,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder: name the file in it, such as {path / 'train.toml'}.", ()) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8.", [str(error)]) from None
+        raise ConfigError(f"{path} is not UTF-8.", [f"see byte {error.start + 1}"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML.", [str(error)]) from None
 

@@ -125,7 +125,7 @@ def _chat_messages(turn: Message) -> Iterator[Message]:
     """Yields a turn as chat messages: tool results as separate messages, then the rest."""
     content = turn.get("content")
     blocks = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
-    if not any(each.get("type") in _BLOCK_KINDS for each in blocks):
+    if not any(isinstance(kind := each.get("type"), str) and kind in _BLOCK_KINDS for each in blocks):
         yield turn
         return
     for block in blocks:
@@ -194,8 +194,8 @@ def _block_call(block: Message) -> dict[str, Any]:
 def _decoded(document: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(document) if document else {}
-    except ValueError as error:
-        raise ModelCallInvalid("A recorded request or answer is not JSON.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelCallInvalid("A recorded request or answer is not JSON, or nested too deeply.") from error
     return value if isinstance(value, dict) else {}
 
 

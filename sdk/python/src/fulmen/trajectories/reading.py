@@ -5,10 +5,11 @@ Invariant: repeated chunks and spans count once, in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import zstandard
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.model_call import ModelCall, ModelCallInvalid, read_model_call
@@ -42,14 +43,13 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
     """Reads all chunks of one attempt.
 
     Raises:
-        ModelCallInvalid: If a record is inconsistent or a chunk cannot be decompressed.
+        ModelCallInvalid: If a record is inconsistent, or a chunk cannot be decompressed or decoded.
     """
     tree = SpanTree()
     recorded: dict[bytes, tuple[SpanRecord, Span]] = {}
     failed: dict[bytes, Span] = {}
     for chunk in chunks:
-        for record in SpanBatch.FromString(_decompressed(chunk)).spans:
-            span = Span.FromString(record.otlp_span)
+        for record, span in _records(chunk):
             # Each access to a bytes field copies it.
             is_recorded = bool(record.model_call)
             is_call = is_recorded or record.scope == PROXY_SCOPE
@@ -79,6 +79,15 @@ def _named(call: ModelCall, tree: SpanTree) -> ModelCall:
         return call
     name = tree.agent_name(call.span_id)
     return replace(call, agent_name=name) if name else call
+
+
+def _records(chunk: SpanChunk) -> Iterator[tuple[SpanRecord, Span]]:
+    packed = _decompressed(chunk)
+    try:
+        for record in SpanBatch.FromString(packed).spans:
+            yield record, Span.FromString(record.otlp_span)
+    except DecodeError as error:
+        raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} contains no spans.") from error
 
 
 def _decompressed(chunk: SpanChunk) -> bytes:

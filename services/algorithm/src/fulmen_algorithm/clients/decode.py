@@ -64,6 +64,7 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
     try:
         found = trajectory(chunks)
         prompt, answer = _texts(found)
+        conversations = tuple((row.messages, row.tools) for row in found.rows)
     except ModelCallInvalid as error:
         return RolloutTrajectory(sequences=(), unusable=str(error))
     unusable = ""
@@ -78,7 +79,7 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
         prompt_text=prompt,
         answer_text=answer,
         credit_of=StepCredit(found),
-        conversations=tuple((row.messages, row.tools) for row in found.rows),
+        conversations=conversations,
     )
 
 

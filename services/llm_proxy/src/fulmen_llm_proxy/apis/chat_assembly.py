@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
 
-JSON = dict[str, Any]  # Any: the events are the backend's own, of any depth
+from fulmen_llm_proxy.apis.assembly import JSON, assembled
 
-_DECODE = msgspec.json.Decoder(JSON).decode
 _ENCODE = msgspec.json.Encoder().encode
 _SAID_ONCE = frozenset({"role", "id", "type", "index"})
 """Fields of a delta that are complete in each event; all other strings are pieces."""
+_OPEN_ITEMS = 256
+"""Last items of a list that a piece may extend: a search of all would cost the square of what a backend sends."""
 
 
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -50,12 +51,20 @@ _WORTH_MERGING = _HEAD + _TAIL + 4
 _PLAIN = msgspec.json.Decoder(list[_PlainEvent]).decode
 
 
-def assemble_answer(payloads: list[bytes]) -> bytes:
-    """Assembles the `chat.completion` object of a stream, as JSON.
+class _Chunk(msgspec.Struct):
+    index: int = 0
+    message: JSON | None = None
+    delta: JSON | None = None
+    logprobs: JSON | None = None
 
-    Events that are not JSON objects are skipped; the call is already marked as malformed.
-    """
-    return assemble(merged(payloads), "chat.completion", add_chunk)
+
+class _Event(msgspec.Struct):
+    choices: list[_Chunk] | None = None
+
+
+def assemble_answer(payloads: list[bytes]) -> bytes:
+    """Assembles the `chat.completion` object of a stream, as JSON."""
+    return assemble(merged(payloads), _Event, "chat.completion", add_chunk)
 
 
 def merged(payloads: list[bytes]) -> list[bytes]:
@@ -88,26 +97,25 @@ def _continues(first: _PlainEvent, event: _PlainEvent) -> bool:
     return choice.index == first.choices[0].index and choice.delta.role is None and choice.delta.content is not None
 
 
-def assemble(payloads: list[bytes], kind: str, add: Callable[[JSON, JSON], None]) -> bytes:
-    """Assembles the answer of a stream, as JSON.
+def assemble(payloads: list[bytes], shape: type, kind: str, add: Callable[[JSON, JSON], None]) -> bytes:
+    """Assembles the answer of a stream, as JSON; see `assembled`.
 
     Args:
+        shape: types of the parts of an event.
         kind: its `object`.
         add: adds a choice of an event to the assembled choice.
     """
-    answer: JSON = {}
-    choices: dict[int, JSON] = {}
-    for payload in payloads:
-        try:
-            event = _DECODE(payload)
-        except msgspec.DecodeError:
-            continue
-        for chunk in event.pop("choices", None) or ():
-            add(choices.setdefault(chunk.get("index", 0), {}), chunk)
-        answer.update({key: value for key, value in event.items() if value is not None})
-    answer["object"] = kind
-    answer["choices"] = [choices[index] for index in sorted(choices)]
-    return _ENCODE(answer)
+
+    def build(events: Iterator[JSON]) -> JSON:
+        answer: JSON = {}
+        choices: dict[int, JSON] = {}
+        for event in events:
+            for chunk in event.pop("choices", None) or ():
+                add(choices.setdefault(chunk.get("index", 0), {}), chunk)
+            answer.update({key: value for key, value in event.items() if value is not None})
+        return answer | {"object": kind, "choices": [choices[index] for index in sorted(choices)]}
+
+    return assembled(payloads, shape, build)
 
 
 def add_chunk(choice: JSON, chunk: JSON) -> None:
@@ -145,8 +153,10 @@ def _add_items(held: list[Any], pieces: list[Any]) -> list[Any]:
     """Extends a list; an item with an index, such as a tool call, extends the item with that index."""
     for piece in pieces:
         index = piece.get("index") if isinstance(piece, dict) else None
-        found = next((h for h in held if isinstance(h, dict) and h.get("index") == index), None)
-        if index is None or found is None:
+        found = None
+        if index is not None:
+            found = next((h for h in held[-_OPEN_ITEMS:] if isinstance(h, dict) and h.get("index") == index), None)
+        if found is None:
             held.append(piece)
         else:
             _add_delta(found, piece)

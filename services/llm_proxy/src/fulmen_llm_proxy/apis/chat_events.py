@@ -6,20 +6,29 @@ a few events at once. Every event contains a part of the answer, in the order of
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from fulmen_llm_proxy.apis.api import encode
+from fulmen_llm_proxy.apis.api import UNREADABLE, encode
+from fulmen_llm_proxy.apis.assembly import JSON, decode_as
 from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, Collected
 from fulmen_llm_proxy.apis.sse import DONE, encode_event
 
-JSON = dict[str, Any]  # Any: the answer is the backend's own, of any depth
-
-_DECODE = msgspec.json.Decoder(JSON).decode
 _OF_THE_ANSWER = frozenset({"choices", "usage", "object", "prompt_token_ids"})
 _OF_THE_END = frozenset({"finish_reason", "stop_reason", "matched_stop"})
+
+
+class _Message(msgspec.Struct):
+    tool_calls: list[JSON] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    message: _Message | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
 
 
 class WholeAsEvents:
@@ -47,7 +56,7 @@ class WholeAsEvents:
             return encode_event(answer.replace(b"\n", b" "))
         try:
             return b"".join(encode_event(document) for document in chunks_of(answer, usage=self._asked.stream_usage))
-        except (AttributeError, TypeError):  # a message or tool call that is not an object
+        except UNREADABLE:
             self.collected.malformed = True
             return encode_event(answer.replace(b"\n", b" "))
 
@@ -63,9 +72,9 @@ def chunks_of(answer: bytes, *, usage: bool) -> list[bytes]:
         usage: whether to add an event with the usage before the end.
 
     Raises:
-        msgspec.DecodeError: if the answer is not a JSON object.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: `UNREADABLE`, if it is none.
     """
-    whole = _DECODE(answer)
+    whole = decode_as(_Answer, answer)
     envelope = {key: value for key, value in whole.items() if key not in _OF_THE_ANSWER}
     envelope["object"] = "chat.completion.chunk"
     documents: list[JSON] = []

@@ -6,6 +6,8 @@ prompt, since a call may contain several.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fulmen.errors import ArgumentInvalid
@@ -21,8 +23,9 @@ from fulmen_llm_proxy.apis.api import (
     encode,
     read,
 )
+from fulmen_llm_proxy.apis.assembly import JSON
 from fulmen_llm_proxy.apis.chat import wants_usage, with_usage
-from fulmen_llm_proxy.apis.chat_assembly import JSON, assemble
+from fulmen_llm_proxy.apis.chat_assembly import assemble
 from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 
@@ -107,9 +110,20 @@ class CompletionsReader(ChatReader):
         return touched
 
 
+class _Chunk(msgspec.Struct):
+    index: int = 0
+    text: str | None = None
+    logprobs: JSON | None = None
+    token_ids: list[Any] | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Chunk] | None = None
+
+
 def assemble_completion(payloads: list[bytes]) -> bytes:
-    """Assembles the `text_completion` object of a stream, as JSON; skips events that are not JSON objects."""
-    return assemble(payloads, "text_completion", _add)
+    """Assembles the `text_completion` object of a stream, as JSON."""
+    return assemble(payloads, _Event, "text_completion", _add)
 
 
 def _add(choice: JSON, chunk: JSON) -> None:

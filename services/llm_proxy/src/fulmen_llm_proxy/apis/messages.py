@@ -5,6 +5,7 @@ Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21, which
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from fulmen_llm_proxy.apis.api import (
     COUNT,
     FLAG,
     TEXT,
+    UNREADABLE,
     ApiName,
     CallRequest,
     Dialect,
@@ -21,6 +23,7 @@ from fulmen_llm_proxy.apis.api import (
     encode,
     given,
 )
+from fulmen_llm_proxy.apis.assembly import JSON, assembled
 from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.apis.sse import event_data
 
@@ -123,7 +126,7 @@ class MessagesReader:
     def _outline(self, data: bytes) -> _Outline | None:
         try:
             return _OUTLINE.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.collected.malformed = True
             return None
 
@@ -136,10 +139,6 @@ class MessagesReader:
             self.collected.error = True
 
 
-JSON = dict[str, Any]  # Any: the events are the backend's own, of any depth
-
-_DECODE = msgspec.json.Decoder(JSON).decode
-_ENCODE = msgspec.json.Encoder().encode
 _PIECES = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -149,19 +148,40 @@ _PIECES = {
 """The field with the piece of a string, by type of delta."""
 
 
+class _Piece(msgspec.Struct):
+    """The fields read of a message, a block or a delta while a stream is assembled."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    citations: list[Any] | None = None
+    usage: JSON | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    index: int = 0
+    message: _Piece | None = None
+    content_block: _Piece | None = None
+    delta: _Piece | None = None
+    usage: JSON | None = None
+
+
 def assemble_message(payloads: list[bytes]) -> bytes:
-    """Assembles the message of a stream, as JSON; skips events that are not JSON objects."""
+    """Assembles the message of a stream, as JSON."""
+    return assembled(payloads, _Event, _built)
+
+
+def _built(events: Iterator[JSON]) -> JSON:
     message: JSON = {}
     blocks: dict[int, JSON] = {}
-    for payload in payloads:
-        try:
-            event = _DECODE(payload)
-        except msgspec.DecodeError:
-            continue
+    for event in events:
         _add(message, blocks, event)
     if message:
         message["content"] = [_finished(blocks[index]) for index in sorted(blocks)]
-    return _ENCODE(message)
+    return message
 
 
 def _add(message: JSON, blocks: dict[int, JSON], event: JSON) -> None:
@@ -189,15 +209,15 @@ def _add_end(message: JSON, event: JSON) -> None:
     message |= event.get("delta") or {}
     reported = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
     message["usage"] = {**(message.get("usage") or {}), **reported}
-    message |= {key: value for key, value in event.items() if key not in ("type", "delta", "usage")}
+    message |= {key: value for key, value in event.items() if key not in ("type", "delta", "usage", "message")}
 
 
 def _finished(block: JSON) -> JSON:
     """Decodes the joined pieces of a tool's input; invalid JSON stays text."""
-    pieces = block.pop("partial_json", "")
+    pieces = block.pop("partial_json", None)
     if pieces:
         try:
             block["input"] = msgspec.json.decode(pieces)
-        except msgspec.DecodeError:
+        except (*UNREADABLE, UnicodeEncodeError):
             block["input"] = pieces
     return block

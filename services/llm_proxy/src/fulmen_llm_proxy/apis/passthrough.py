@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen_llm_proxy.apis.api import TEXT, Api, ApiName, CallRequest, Dialect, RequestReader, decode_fields, encode
+from fulmen_llm_proxy.apis.api import (
+    TEXT,
+    UNREADABLE,
+    Api,
+    ApiName,
+    CallRequest,
+    Dialect,
+    RequestReader,
+    decode_fields,
+    encode,
+)
 from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
 
 
@@ -100,7 +110,7 @@ class EmbeddingsReader(_PassthroughReader):
         """Returns the answer unchanged."""
         try:
             usage = decode_fields(body).get("usage")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.collected.malformed = True
             return body
         if usage is not None and bytes(usage) != b"null":
@@ -119,7 +129,7 @@ class CountReader(_PassthroughReader):
         self.collected.payloads.append(body)
         try:
             _COUNT.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.collected.malformed = True
         else:
             self.collected.complete = True

@@ -13,6 +13,7 @@ from fulmen_llm_proxy.apis.api import (
     FLAG,
     NULL,
     TEXT,
+    UNREADABLE,
     ApiName,
     CallRequest,
     Dialect,
@@ -89,7 +90,7 @@ class ResponsesApi:
         for payload in payloads:
             try:
                 event = _OUTLINE.decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue  # the call is already marked as malformed
             if event.response is not None:
                 answer = event.response
@@ -124,7 +125,7 @@ class ResponsesReader:
             return event
         try:
             outline = _EVENT.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             collected.malformed = True
             return event
         collected.sequence = outline.sequence_number + 1
@@ -145,7 +146,7 @@ class ResponsesReader:
         """Reads the usage; returns whether the input is an answer."""
         try:
             read_answer = _ANSWER.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.collected.malformed = True
             return False
         if bytes(read_answer.usage) != b"null":

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.ids import span_id_of
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
-from fulmen_llm_proxy.apis.api import Api
+from fulmen_llm_proxy.apis.api import UNREADABLE, Api
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.apis.errors import CALLER_GONE
 from fulmen_llm_proxy.capture import genai
@@ -82,14 +82,14 @@ def sampling_of(fields: Fields) -> Sampling:
     chosen = {key: value for key, value in fields.items() if key in _SAMPLING_FIELDS}
     try:
         return _SAMPLING.decode(_ENCODER.encode(chosen))
-    except ValueError:
+    except UNREADABLE:
         return _SAMPLING.decode(_ENCODER.encode({key: value for key, value in chosen.items() if _fits(key, value)}))
 
 
 def _fits(key: str, value: msgspec.Raw) -> bool:
     try:
         _SAMPLING.decode(_ENCODER.encode({key: value}))
-    except ValueError:
+    except UNREADABLE:
         return False
     return True
 
@@ -208,7 +208,7 @@ def _conversation(fields: Fields) -> str:
         return ""
     try:
         said = _TALK.decode(_ENCODER.encode({"conversation": raw})).conversation
-    except ValueError:
+    except UNREADABLE:
         return ""
     return said.id if isinstance(said, _Conversation) else said or ""
 
@@ -244,7 +244,7 @@ def _named(call: FinishedCall) -> _Named:
             answer_id, model = call.collected.named
             return _Named(id=_text_of(answer_id), model=_text_of(model))
         answer = _ANSWER.decode(call.collected.payloads[0])
-    except ValueError:
+    except UNREADABLE:
         return _Named()
     inner = answer.message or answer.response or _Named()
     return _Named(id=answer.id or inner.id, model=answer.model or inner.model)

@@ -17,9 +17,11 @@ import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import Annotated
 
 import msgspec
 
+from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Collected, PolicyChange
 from fulmen_llm_proxy.apis.usage import NO_COUNTS, TokenCounts, token_counts
 
@@ -44,9 +46,9 @@ class Flaw(StrEnum):
 class VersionRange(msgspec.Struct, frozen=True):
     """The policy version that sampled the completion tokens `start` (included) to `end` (not)."""
 
-    version: int
-    start: int
-    end: int
+    version: Annotated[int, msgspec.Meta(ge=0, le=10**18)]
+    start: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    end: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def observed_versions(
@@ -151,7 +153,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         flaws.append(Flaw.MALFORMED)
     try:
         return _decode(collected, default_version, flaws)
-    except (msgspec.DecodeError, struct.error, OverflowError):
+    except (*UNREADABLE, struct.error, OverflowError):
         # An id beyond int32, or a list of other values: nothing of it can be trained on.
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)

@@ -19,6 +19,7 @@ from fulmen.ids import uuid7
 from fulmen.model_call import COST_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
+from fulmen_llm_proxy.apis.assembly import whole_of
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.capture.call_span import Sampling, add_number, add_real, sampling_of, span_of
 from fulmen_llm_proxy.capture.decode import Captured, CapturedChoice, decode_capture
@@ -229,7 +230,7 @@ def _answer_json(call: FinishedCall) -> bytes:
     collected = call.collected
     if collected is None or not collected.payloads:
         return b""
-    return call.api.assemble(collected.payloads) if collected.streamed else collected.payloads[0]
+    return call.api.assemble(collected.payloads) if collected.streamed else whole_of(collected.payloads[0])
 
 
 def _model_call(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import ApiName, encode, given, read
+from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, encode, given, read
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 from fulmen_llm_proxy.translation.chat_shapes import (
     ChatMessage,
@@ -123,7 +123,7 @@ class ChatToMessages:
         """
         try:
             answer = _MESSAGE.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BackendUnavailable("The backend's answer is not a message.") from error
         if answer.type != "message":
             raise BackendUnavailable("The backend's answer is not a message.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import ABSENT, ApiName, Dialect, encode, given
+from fulmen_llm_proxy.apis.api import ABSENT, UNREADABLE, ApiName, Dialect, encode, given
 from fulmen_llm_proxy.apis.errors import error_event, error_in_stream
 from fulmen_llm_proxy.apis.sse import DONE, encode_event, event_data
 from fulmen_llm_proxy.translation.equivalents import JSON, MessageUsage, chat_id, chat_usage, finish_of
@@ -94,7 +94,7 @@ class ChunkStream:
         try:
             read = _EVENT.decode(data)
             return self._translate(read, data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BackendUnavailable("The backend sent an event that is none of a message.") from error
 
     def end(self) -> list[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import ApiName, Dialect, encode, given
+from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, encode, given
 from fulmen_llm_proxy.apis.errors import error_event, error_in_stream
 from fulmen_llm_proxy.apis.sse import DONE, encode_event, event_data
 from fulmen_llm_proxy.translation.chat_shapes import ChatMessage, Choice, Completion, Function, ToolCall
@@ -118,7 +118,7 @@ class MessageStream:
             return self.end()
         try:
             chunk = _CHUNK.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BackendUnavailable("The backend sent an event that is none of a chat completion.") from error
         if given(chunk.error) or (chunk.choices is None and chunk.usage is None):
             self._over = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fulmen.errors import ArgumentInvalid, BackendUnavailable
-from fulmen_llm_proxy.apis.api import ABSENT, ApiName, encode, given, read
+from fulmen_llm_proxy.apis.api import ABSENT, UNREADABLE, ApiName, encode, given, read
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 from fulmen_llm_proxy.translation.chat_shapes import Choice, Completion
 from fulmen_llm_proxy.translation.equivalents import (
@@ -134,7 +134,7 @@ class MessagesToChat:
         """
         try:
             answer = _COMPLETION.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BackendUnavailable("The backend's answer is not a chat completion.") from error
         if not answer.choices:
             raise BackendUnavailable("The backend's answer has no choice.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import encode
+from fulmen_llm_proxy.apis.api import UNREADABLE, encode
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 from fulmen_llm_proxy.apis.sse import DONE, event_data
 from fulmen_llm_proxy.translation.chat_pieces import Answer, Delta, Fault, Usage, decode_answer
@@ -39,7 +37,7 @@ class ResponsesToChat:
         """Returns the `response` object for the first choice of a chat completion."""
         try:
             answer = decode_answer(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BackendUnavailable(f"The backend's answer is not a chat completion: {error}.") from None
         if not answer.choices:
             raise BackendUnavailable("The backend's answer has no choice.")
@@ -60,7 +58,7 @@ class ResponsesToChat:
             return self._end(done=True)
         try:
             answer = decode_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self._builder.fail(_SERVER_ERROR, "The backend sent an event that is not a chat completion's.")
             return self._builder.drain()
         self._add(answer)

@@ -28,7 +28,7 @@ MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_MEMBERS = 20_000
 
 _READ_ONLY_DIRECTORY = 0o555
-_UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, zlib.error)
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, RecursionError, zlib.error)
 """Errors of a malformed archive; KeyError for a dangling link, ValueError for a name with NUL."""
 
 _WRITABLE = 0o222
@@ -97,9 +97,9 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
         inside.mkdir()
         try:
             _extract(archive, inside)
+            _protect(inside)
         except _UNREADABLE as error:
-            raise AgentFailed(f"agent bundle cannot be unpacked: {error}") from None
-        _protect(inside)
+            raise AgentFailed(f"agent bundle cannot be unpacked: {_problem(error, inside)}") from None
         try:
             inside.rename(target)
             # A read-only directory could not be renamed.
@@ -109,6 +109,15 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
             if not target.is_dir():
                 raise
     return target
+
+
+def _problem(error: Exception, inside: Path) -> str:
+    """Describes an error without the runner's own directories."""
+    if isinstance(error, RecursionError):
+        return "folders are nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).replace(str(inside.resolve()), "bundle").replace(str(inside.parent.resolve()), "")
 
 
 def _directory(work_dir: Path, name: str) -> Path:

@@ -165,15 +165,15 @@ def content_problem(chunk: Chunk, *, own: AttemptName | None) -> str:
         own: Attempt of the writer's key; None for other writers.
     """
     try:
-        batch = _unpack(chunk)
+        records = [record for record, _ in _spans(chunk)]
     except ChunkUnreadable:
         return "payload cannot be decoded"
-    if any(record.model_call for record in batch.spans):
+    if any(record.model_call for record in records):
         return "only services may record model calls"
-    if own is not None and any(names_another(record, own) for record in batch.spans):
+    if own is not None and any(names_another(record, own) for record in records):
         return "a span names another attempt than that of the key"
-    if len(batch.spans) != chunk.span_count:
-        return f"span_count is {chunk.span_count}, but there are {len(batch.spans)} spans"
+    if len(records) != chunk.span_count:
+        return f"span_count is {chunk.span_count}, but there are {len(records)} spans"
     return ""
 
 

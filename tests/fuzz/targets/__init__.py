@@ -1,0 +1,1 @@
+"""The targets, one per file; a file is named after its target."""
