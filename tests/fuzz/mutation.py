@@ -22,9 +22,41 @@ TEXTS = (
     "", "x", "a" * 129, "nul \0", "é☃", "😀" * 9, "\ud800", "%s%n{}", "'; drop table item; --", "../../etc", "a=b", "\r\n",
     "projects/*", "projects/default", "resources/x/versions/1", "latest", "9" * 30, "-1", "1e999", "NaN", "null",
 )  # fmt: skip
-NUMBERS = (0, 1, -1, 2, 7, 255, 1000, 2**31 - 1, -(2**31), 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 10**400)
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    255,
+    1000,
+    2**31 - 1,
+    -(2**31),
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**64,
+    10**30,
+    10**400,
+)
 REALS = (0.0, -0.0, 1.5, -1.0, 1e-320, 1e300, float("inf"), float("-inf"), float("nan"))
-PIECES = (b"\0", b"\xff", b"\xed\xa0\x80", b"\r\n", b"\n\n", b'"', b"{", b"}", b"[", b"]", b":", b",", b"\\u0000", b"\\ud800")
+PIECES = (
+    b"\0",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\r\n",
+    b"\n\n",
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b"\\u0000",
+    b"\\ud800",
+)
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -73,17 +105,33 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     """Changes a node of a JSON document; bytes that are no JSON as bytes."""
     if rng.random() < 0.2:
         return mutate_bytes(data, rng)
+    deep = rng.random() < 0.02
     try:
         document = json.loads(data)
-    except (ValueError, RecursionError):
-        return mutate_bytes(data, rng)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        document = _changed(document, rng)
-    try:
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            document = _changed(document, rng)
+        if deep:
+            document = _replaced(document, rng)
         packed = json.dumps(document, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
-        return data
+        return mutate_bytes(data, rng)
+    if deep:
+        depth = rng.choice((300, 900, 1100, 5000))
+        opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
+        packed = packed.replace(_DEEP, opening * depth + b"1" + closing * depth)
     return (mutate_bytes(packed, rng) if rng.random() < 0.05 else packed)[:MAX_BYTES]
+
+
+_DEEP = b'"@deep@"'
+
+
+def _replaced(document: Any, rng: random.Random) -> Any:
+    """Returns the document with one node replaced by the mark of a deep one, which no encoder could write."""
+    if not isinstance(document, dict | list) or not document or rng.random() < 0.2:
+        return "@deep@"
+    key = rng.choice(list(document) if isinstance(document, dict) else range(len(document)))
+    document[key] = _replaced(document[key], rng)
+    return document
 
 
 def _changed(document: Any, rng: random.Random) -> Any:
@@ -157,9 +205,7 @@ def _mutate_field(
         setattr(message, field.name, _scalar(field, rng, names))
 
 
-def _mutate_repeated(
-    values: Any, field: FieldDescriptor, rng: random.Random, names: Sequence[str], depth: int
-) -> None:
+def _mutate_repeated(values: Any, field: FieldDescriptor, rng: random.Random, names: Sequence[str], depth: int) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key_field, value_field = field.message_type.fields
         key = _scalar(key_field, rng, names)

@@ -54,9 +54,7 @@ def _plan(head: str) -> tuple[CallPlan, bool]:
         caller, served, stream, engine = ApiName(words[0]), ApiName(words[1]), words[2] == "1", Engine(words[3])
     except (ValueError, IndexError):
         caller, served, stream, engine = ApiName.CHAT, ApiName.CHAT, False, Engine.UNKNOWN
-    backend = Backend(
-        id="b", base_url="http://b/v1", apis=frozenset({served}), returns_token_ids=True, engine=engine
-    )
+    backend = Backend(id="b", base_url="http://b/v1", apis=frozenset({served}), returns_token_ids=True, engine=engine)
     variant = Variant(targets=(_TARGET,), backends=(backend,), replicas=(), weight=1, seed=0)
     choice = Choice(route=Route(model="m", targets=(_TARGET,)), variant=variant, target=_TARGET, backend=backend)
     api = APIS[caller]
@@ -129,8 +127,8 @@ def _seeds() -> list[bytes]:
         if served is ApiName.CHAT:
             wholes.append({**WHOLE[path], "choices": [_TOOLS, {**_TOOLS, "index": 1}]})
         for whole in wholes:
-            for stream in (0, 1):
-                seeds.append(f"{caller} {served} {stream} {engine}\n".encode() + json.dumps(whole).encode())
+            body = json.dumps(whole).encode()
+            seeds += [f"{caller} {served} {stream} {engine}\n".encode() + body for stream in (0, 1)]
         if path in EVENTS:
             events = b"".join(EVENTS[path])
             seeds.append(f"{caller} {served} 1 {engine}\n".encode() + events)
@@ -140,7 +138,8 @@ def _seeds() -> list[bytes]:
                 call = json.dumps({**head, "choices": [piece]}).encode()
                 again = json.dumps({**head, "choices": [{**piece, "finish_reason": "stop"}]}).encode()
                 seeds.append(
-                    f"{caller} {served} 1 {engine}\n".encode() + b"data: %b\n\ndata: %b\n\ndata: [DONE]\n\n" % (call, again)
+                    f"{caller} {served} 1 {engine}\n".encode()
+                    + b"data: %b\n\ndata: %b\n\ndata: [DONE]\n\n" % (call, again)
                 )
     return seeds
 

@@ -22,7 +22,7 @@ TARGET = PureTarget(
     run=run,
     seeds=[
         b"",
-        b'state = FAILED AND failure_kind != TIMEOUT OR NOT (priority > 3 AND mode = TRAIN)',
+        b"state = FAILED AND failure_kind != TIMEOUT OR NOT (priority > 3 AND mode = TRAIN)",
         b'create_time >= "2026-01-01T00:00:00Z" AND end_time < "2026-02-01T00:00:00.5+01:00"',
         b'labels.a = "x" AND -labels.b : "y" OR ended_attempt_count <= 2',
         b"(" * 30 + b"state = FAILED" + b")" * 30,

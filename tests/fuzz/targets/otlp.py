@@ -30,7 +30,9 @@ def export() -> ExportTraceServiceRequest:
         span.attributes.add(key="fulmen.rollout").value.string_value = ATTEMPT.rpartition("/attempts")[0]
         span.attributes.add(key="fulmen.attempt").value.int_value = 2
         span.links.add(trace_id=bytes(16), span_id=bytes(8))
-        span.events.add(name="e", time_unix_nano=5).attributes.add(key="k").value.array_value.values.add().double_value = 1
+        span.events.add(name="e", time_unix_nano=5).attributes.add(
+            key="k"
+        ).value.array_value.values.add().double_value = 1
     return request
 
 
@@ -57,7 +59,11 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 def json_export() -> bytes:
     """Returns the export in OTLP's JSON, where ids are hexadecimal."""
     text = MessageToJson(export())
-    for packed, plain in (("AAAAAAAAAAAAAAAAAAAAAQ==", "00" * 15 + "01"), ("AAAAAAAAAAE=", "00" * 7 + "01"), ("AAAAAAAAAAI=", "00" * 7 + "02")):
+    for packed, plain in (
+        ("AAAAAAAAAAAAAAAAAAAAAQ==", "00" * 15 + "01"),
+        ("AAAAAAAAAAE=", "00" * 7 + "01"),
+        ("AAAAAAAAAAI=", "00" * 7 + "02"),
+    ):
         text = text.replace(packed, plain)
     return text.encode()
 

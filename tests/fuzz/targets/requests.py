@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 
 import msgspec
 import msgspec.structs
 
+from fulmen.errors import FulmenError
 from fulmen_llm_proxy.apis.api import ApiName, asks_for_stream, parse_overrides
 from fulmen_llm_proxy.apis.registry import APIS
 from fulmen_llm_proxy.apis.usage import tokens_to_reserve
 from fulmen_llm_proxy.backends.call_plan import plan_call
+from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.capture.call_span import sampling_of, span_of
 from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import Backend, Choice, Route, Target, Variant
-from fulmen_llm_proxy.calls.failures import Refused
-from fulmen.errors import FulmenError
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import PureTarget
 from tests.support.llm_proxy.finished_calls import finished
@@ -39,7 +40,11 @@ _PARTS = [
 _TURNS = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": _PARTS},
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    },
     {"role": "tool", "tool_call_id": "t", "content": "r"},
 ]
 _MORE = {
@@ -65,10 +70,8 @@ def run(data: bytes) -> None:
     name = head.decode("latin-1")
     api = APIS[ApiName(name)] if name in set(ApiName) else APIS[ApiName.CHAT]
     asks_for_stream(body)
-    try:
+    with contextlib.suppress(FulmenError):
         parse_overrides(body.decode("utf-8", "replace"))
-    except FulmenError:
-        pass
     request = api.parse(body)
     tokens_to_reserve(request, assumed_completion=100)
     CallAffinity("attempt", request.fields)
@@ -77,7 +80,13 @@ def run(data: bytes) -> None:
     span_of(call, None, sampling_of(request.fields))
     refused: FulmenError | None = None
     for served in _SERVED:
-        backend = Backend(id="b", base_url="http://b/v1", apis=frozenset({served or api.name}), engine=Engine.VLLM, returns_token_ids=True)
+        backend = Backend(
+            id="b",
+            base_url="http://b/v1",
+            apis=frozenset({served or api.name}),
+            engine=Engine.VLLM,
+            returns_token_ids=True,
+        )
         variant = Variant(targets=(_TARGET,), backends=(backend,), replicas=(), weight=1, seed=0)
         choice = Choice(route=Route(model="m", targets=(_TARGET,)), variant=variant, target=_TARGET, backend=backend)
         try:
@@ -102,7 +111,9 @@ def _seeds() -> list[bytes]:
     found = []
     for api in APIS.values():
         fields = {**REQUESTS[f"/v1{api.path}"], "model": "m"}
-        full = {**fields, **_MORE} | ({"messages": _TURNS} if "messages" in fields else {"input": _ITEMS} if "input" in fields else {})
+        full = {**fields, **_MORE} | (
+            {"messages": _TURNS} if "messages" in fields else {"input": _ITEMS} if "input" in fields else {}
+        )
         found += [f"{api.name}\n".encode() + json.dumps(each).encode() for each in (fields, full)]
     return found
 

@@ -90,7 +90,9 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         return head + b"\n" + mutate_bytes(content, rng)
     if message_class is not None:
         message = decoded(message_class, content)
-        mutate_message(message, rng, ("backends/b", "routes/m", "http://h/v1", "a.py:b", "train", "resources/b/versions/1"))
+        mutate_message(
+            message, rng, ("backends/b", "routes/m", "http://h/v1", "a.py:b", "train", "resources/b/versions/1")
+        )
         return head + b"\n" + message.SerializeToString()
     lines = content.split(b"\n")
     place = rng.randrange(len(lines))
@@ -115,7 +117,7 @@ def _seeds() -> list[bytes]:
     rollout = "projects/default/rollouts/0190a0b0-1234-7000-8000-00000000abcd"
     scores = [
         {
-            "format": "fulmen.scores.v1", "grader": {"kind": "python", "entry": "a", "bundle_sha256": ""},
+            "format": "fulmen.scores/1", "grader": {"kind": "python", "entry": "a", "bundle_sha256": ""},
             "source": {"training_run": "", "filter": "", "states": []}, "counts": {"rollouts": 1, "failed": 0},
         },
         {"rollout": rollout, "attempt": f"{rollout}/attempts/1", "mode": "train", "group": "g", "rewards": [{"dimension": "reward", "value": 1}]},

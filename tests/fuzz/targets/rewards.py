@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from fulmen.errors import FulmenError
 from fulmen.scores import read_scores, score_of_line
+from fulmen.train_toml.reader import ConfigError
 from fulmen_runner.agents.rewards_file import read_rewards
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
-from fulmen.train_toml.reader import ConfigError
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import PureTarget
 

@@ -17,7 +17,7 @@ _SERVICES: dict[str, type[ServiceSettings]] = {
     "store": StoreSettings, "llm_proxy": LlmProxySettings, "runner": RunnerSettings, "algorithm": AlgorithmServiceSettings
 }  # fmt: skip
 _GOOD = {
-    "store": {"DATABASE_URL": "postgresql://u:p@h/d", "SIGNING_KEY": "k" * 40},
+    "store": {"DATABASE_URL": "postgres:///d", "SIGNING_KEY": "k" * 40},
     "llm_proxy": {
         "ATTEMPT_KEY_SECRET": "k" * 64, "TOKEN": "t", "STORE_TARGET": "127.0.0.1:1",
         "BACKEND_KEYS": '{"a": {"key": "s", "hosts": ["h"]}}', "PRICES": "{}",
@@ -26,7 +26,23 @@ _GOOD = {
     "algorithm": {"TOKEN": "t", "STORE_TARGET": "127.0.0.1:1", "LLM_PROXY_TARGET": "127.0.0.1:2"},
 }  # fmt: skip
 _SECRET = "very-secret-value-1"
-_WORDS = ("true", "no", "[]", "{}", '{"a":1}', "projects/*", "::1", "0.0.0.0", "/etc/passwd", "/", "info", "1e999", "[::]:5", "a,b,,c", _SECRET)
+_WORDS = (
+    "true",
+    "no",
+    "[]",
+    "{}",
+    '{"a":1}',
+    "projects/*",
+    "::1",
+    "0.0.0.0",
+    "/etc/passwd",
+    "/",
+    "info",
+    "1e999",
+    "[::]:5",
+    "a,b,,c",
+    _SECRET,
+)
 
 
 def run(data: bytes) -> None:
@@ -70,7 +86,10 @@ def _value(rng: random.Random) -> str:
 
 TARGET = PureTarget(
     run=run,
-    seeds=["\n".join([service, *(f"{key}={value}" for key, value in good.items())]).encode() for service, good in _GOOD.items()],
+    seeds=[
+        "\n".join([service, *(f"{key}={value}" for key, value in good.items())]).encode()
+        for service, good in _GOOD.items()
+    ],
     mutate=mutate,
     refusals=(SettingsInvalid,),
 )

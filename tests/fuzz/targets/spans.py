@@ -17,7 +17,15 @@ from fulmen.trajectories import conversations, trajectory
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_algorithm.clients.decode import rollout_trajectory
 from fulmen_store.spans.span_filter import SpanFilter as SpanFilterRule
-from fulmen_store.transport.span_codec import ChunkUnreadable, Listing, chunk_message, filtered_chunk, model_call_problem, read_chunk, read_filter
+from fulmen_store.transport.span_codec import (
+    ChunkUnreadable,
+    Listing,
+    chunk_message,
+    filtered_chunk,
+    model_call_problem,
+    read_chunk,
+    read_filter,
+)
 from tests.fuzz.mutation import decoded, framed, mutate_bytes, mutate_json, mutate_message, unframed
 from tests.fuzz.target import PureTarget, check_text
 
@@ -76,15 +84,19 @@ def record(number: int = 1) -> SpanRecord:
         response_json=json.dumps({"choices": [{"index": 0, "message": MESSAGES[-1]}]}).encode(),
     )  # fmt: skip
     call.policy_versions.add(version=1, start=0, end=2)
-    return SpanRecord(
-        otlp_span=span.SerializeToString(), model_call=call.SerializeToString(), scope="fulmen.llm_proxy"
-    )
+    return SpanRecord(otlp_span=span.SerializeToString(), model_call=call.SerializeToString(), scope="fulmen.llm_proxy")
 
 
 MESSAGES = [
     {"role": "system", "content": "s"},
-    {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "t", "content": "r"}]},
-    {"role": "assistant", "content": [{"type": "thinking", "thinking": "h"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "t", "content": "r"}],
+    },
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "h"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+    },
 ]
 TOOLS = [{"name": "f", "input_schema": {"type": "object"}}, {"type": "function", "function": {"name": "g"}}]
 
@@ -142,7 +154,9 @@ def _mutate_record(record: SpanRecord, rng: random.Random) -> None:
 TARGET = PureTarget(
     run=run,
     seeds=[
-        framed("spans", _WANTED.SerializeToString(), chunk_of(SpanBatch(spans=[record(1), record(2)])).SerializeToString()),
+        framed(
+            "spans", _WANTED.SerializeToString(), chunk_of(SpanBatch(spans=[record(1), record(2)])).SerializeToString()
+        ),
         framed("spans", b"", chunk_of(SpanBatch(spans=[record()]), codec=1).SerializeToString()),
     ],
     mutate=mutate,

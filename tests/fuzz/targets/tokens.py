@@ -15,7 +15,9 @@ from tests.fuzz.target import PureTarget
 _KEYS = StoreKeys("a signing key of the fuzzer, 32 bytes or more")
 _SIGNER = TokenSigner(_KEYS)
 _ATTEMPT = "projects/default/rollouts/0190a0b0-1234-7000-8000-00000000abcd/attempts/2"
-_OF_ATTEMPT = _SIGNER.attempt_key(_ATTEMPT, project="projects/default", lease_id="l", epoch=1, mode="train", ttl_s=10**8)
+_OF_ATTEMPT = _SIGNER.attempt_key(
+    _ATTEMPT, project="projects/default", lease_id="l", epoch=1, mode="train", ttl_s=10**8
+)
 _OF_ROLE = _SIGNER.issue(Role.CLIENT, subject="s", ttl_s=10**8)
 
 

@@ -41,7 +41,11 @@ def run(data: bytes) -> None:
 
 def _seeds() -> list[bytes]:
     found = [path.read_bytes() for path in sorted(_EXAMPLES.glob("*/train*.toml"))]
-    return [*found, found[0] + b"\n--set\ngrpo.steps=5\ngrpo.loss.kind=gspo\nsft.x=[1", b"[agent]\n[agent.limits]\nmemory = '1GiB'\n"]
+    return [
+        *found,
+        found[0] + b"\n--set\ngrpo.steps=5\ngrpo.loss.kind=gspo\nsft.x=[1",
+        b"[agent]\n[agent.limits]\nmemory = '1GiB'\n",
+    ]
 
 
 TARGET = PureTarget(run=run, seeds=_seeds(), mutate=mutate_text(_WORDS), refusals=(ConfigError,))

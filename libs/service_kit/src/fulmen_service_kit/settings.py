@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.tls import TlsFiles
@@ -121,6 +122,16 @@ class ServiceSettings(BaseSettings):
         return self
 
     @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        **_: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Reads the environment as `_Environment` does."""
+        return init_settings, _Environment(settings_cls)
+
+    @classmethod
     def from_environment(cls) -> Self:
         """Reads the settings from the environment.
 
@@ -224,6 +235,16 @@ class KeyHolderSettings(ServiceSettings):
         return SigningKeys(self.secret("signing_key"))
 
 
+class _Environment(EnvSettingsSource):
+    """Leaves a value that is not JSON to the check of its type, which names it together with all other problems."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except (ValueError, RecursionError):
+            return value
+
+
 def settings_config(prefix: str) -> SettingsConfigDict:
     """Returns the configuration of a settings class with a variable prefix such as `FULMEN_STORE_`."""
     # An error that showed its input would show secrets.
@@ -276,7 +297,7 @@ def _read_secrets(
             values[name] = SecretStr(text) if is_text else json.loads(text)
         except OSError as error:
             violations.append(Violation(field=variable, description=f"{path} cannot be read: {error.strerror}"))
-        except ValueError:
+        except (ValueError, RecursionError):
             violations.append(Violation(field=variable, description=f"content of {path} is invalid"))
     return watched, values
 

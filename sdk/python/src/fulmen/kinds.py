@@ -24,12 +24,18 @@ __all__ = [
     "Problems",
     "backend_problems",
     "content_problems",
+    "overrides_problem",
     "route_problems",
 ]
 
 MODES: Final = ("train", "validation", "test")
 MODEL: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,100}}")
 BACKEND_ID: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
+
+PROTECTED_FIELDS: Final = frozenset(
+    {"model", "messages", "input", "prompt", "stream", "stream_options", "return_token_ids", "logprobs"}
+)
+"""Fields that a route may not override, because they belong to the caller or the capture."""
 
 _BASE_URL: Final = re.compile(r"https?://[^\s/?#\\]+(/[^\s?#\\]*)?")
 _HEALTH_PATH: Final = re.compile(r"/[^\s#]{0,199}")
@@ -95,6 +101,8 @@ def route_problems(message: route_pb2.Route) -> list[Violation]:
     for i, override in enumerate(message.overrides):
         if override.mode not in MODES:
             problems.add(f"route.overrides[{i}].mode", f"is not one of {', '.join(MODES)}")
+        if problem := overrides_problem(override.request_fields_json):
+            problems.add(f"route.overrides[{i}].request_fields_json", problem)
     if message.balancing not in route_pb2.Balancing.values():
         problems.add("route.balancing", f"has the unknown value {message.balancing}")
     _fallback_problems(message, model, problems)
@@ -103,6 +111,22 @@ def route_problems(message: route_pb2.Route) -> list[Violation]:
     if message.cached and any(target.policy for target in message.targets):
         problems.add("route.cached", "must not be set for a route with a policy: every answer must be sampled")
     return problems.found
+
+
+def overrides_problem(text: str) -> str:
+    """Returns why a text is not the overrides of a route; empty if it is, as the empty text."""
+    try:
+        fields = json.loads(text, parse_constant=_no_constant) if text else {}
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        return "must be a JSON object"
+    protected = sorted(PROTECTED_FIELDS & fields.keys())
+    return f"may not set {', '.join(protected)}" if protected else ""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _target_problems(message: route_pb2.Route, problems: Problems) -> None:

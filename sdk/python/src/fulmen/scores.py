@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -273,7 +273,7 @@ def _rewards(values: Sequence[Any]) -> dict[RewardKey, float]:
     for number, each in enumerate(values, start=1):
         match each:
             case {"dimension": str(dimension), "value": int() | float() as value} if (
-                dimension and not isinstance(value, bool) and math.isfinite(value)
+                dimension and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             ):
                 key = (dimension, _step(each, number), _span_id(each, number))
             case _:

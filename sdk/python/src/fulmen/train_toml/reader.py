@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -115,7 +116,7 @@ class TableReader:
         """Reads a finite number; None if missing."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
         found = self._typed(key, fits, None, "a number", required=False)
         return None if found is None else float(found)

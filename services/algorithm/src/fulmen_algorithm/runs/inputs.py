@@ -58,6 +58,18 @@ def _demonstration(value: Any) -> Demonstration:
     return Demonstration(messages=messages, tools=tools)
 
 
+def _problem(error: Exception) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return f"not JSON: {error.msg}"
+        case UnicodeDecodeError():
+            return f"not UTF-8: see byte {error.start + 1}"
+        case RecursionError():
+            return "is nested too deeply"
+        case _:
+            return str(error)
+
+
 def _lines(content: bytes, field: str, parse: Callable[[Any], Parsed]) -> tuple[list[Parsed], list[Violation]]:
     """Parses the lines that are not blank; at most `LINES_REPORTED` bad ones are described, the others counted."""
     parsed: list[Parsed] = []
@@ -67,11 +79,8 @@ def _lines(content: bytes, field: str, parse: Callable[[Any], Parsed]) -> tuple[
             continue
         try:
             parsed.append(parse(json.loads(line)))
-        except ValueError as error:
-            text = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
-            bad.append(Violation(field=f"{field}:{number}", description=text))
-        except RecursionError:
-            bad.append(Violation(field=f"{field}:{number}", description="is nested too deeply"))
+        except (ValueError, RecursionError) as error:
+            bad.append(Violation(field=f"{field}:{number}", description=_problem(error)))
     if len(bad) > LINES_REPORTED:
         rest = len(bad) - LINES_REPORTED
         bad = [*bad[:LINES_REPORTED], Violation(field=field, description=f"{rest} more lines are malformed")]

@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.kinds import overrides_problem
 from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
 
 T = TypeVar("T")
@@ -266,25 +267,15 @@ def joined(events: Sequence[bytes]) -> bytes:
     return events[0] if len(events) == 1 else b"".join(events)
 
 
-PROTECTED_FIELDS = frozenset(
-    {"model", "messages", "input", "prompt", "stream", "stream_options", "return_token_ids", "logprobs"}
-)
-"""Fields that a route may not override, because they belong to the caller or the capture."""
-
-
 def parse_overrides(text: str) -> Fields:
     """Parses the JSON object of a route's overrides.
 
     Raises:
         ArgumentInvalid: if it is not a JSON object, or names a field that a route may not set.
     """
-    if not text:
-        return {}
+    if problem := overrides_problem(text):
+        raise ArgumentInvalid(f"Sampling overrides {problem}.")
     try:
-        fields = decode_fields(text.encode())
+        return decode_fields(text.encode()) if text else {}
     except UNREADABLE as error:
         raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {wrong(error)}.") from None
-    refused = sorted(PROTECTED_FIELDS & fields.keys())
-    if refused:
-        raise ArgumentInvalid(f"A route may not override: {', '.join(refused)}.")
-    return fields

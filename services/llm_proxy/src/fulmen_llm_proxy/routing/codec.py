@@ -11,7 +11,6 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.kinds import BACKEND_ID, MODEL, Problems, backend_problems, route_problems
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_llm_proxy.apis.api import ApiName, Dialect, parse_overrides
-from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Route, Target
@@ -79,9 +78,7 @@ def decode_route(message: route_pb2.Route) -> Route:
     Raises:
         ArgumentInvalid: if fields are malformed or out of range; names all of them.
     """
-    problems = route_problems(message)
-    overrides = _decode_overrides(message, problems)
-    _settle(problems)
+    _settle(route_problems(message))
     model = message.name.removeprefix("routes/")
     return Route(
         model=model,
@@ -95,24 +92,13 @@ def decode_route(message: route_pb2.Route) -> Route:
             )
             for target in message.targets
         ),
-        overrides=overrides,
+        overrides={each.mode: parse_overrides(each.request_fields_json) for each in message.overrides},
         balancing=_BALANCINGS[message.balancing],
         fallbacks=tuple(name.removeprefix("routes/") for name in message.fallbacks),
         deadline_s=_seconds(message, "deadline"),
         hedge_delay_s=_seconds(message, "hedge_delay"),
         cached=message.cached,
     )
-
-
-def _decode_overrides(message: route_pb2.Route, problems: list[Violation]) -> dict[str, Fields]:
-    overrides: dict[str, Fields] = {}
-    for i, override in enumerate(message.overrides):
-        try:
-            overrides[override.mode] = parse_overrides(override.request_fields_json)
-        except ArgumentInvalid as error:
-            field = f"route.overrides[{i}].request_fields_json"
-            problems.append(Violation(field=field, description=error.message))
-    return overrides
 
 
 def _seconds(message: route_pb2.Route, name: str) -> float | None:
