@@ -29,7 +29,7 @@ from tests.support.llm_proxy.rogue_world import REQUESTS
 
 _TARGET = Target(backend_id="b", model="m", policy="p", policy_version=1)
 _CODEC = SpanCodec(instance_id="fuzz")
-_WAYS = [
+WAYS = [
     *((name, name) for name in ApiName),
     (ApiName.MESSAGES, ApiName.CHAT),
     (ApiName.RESPONSES, ApiName.CHAT),
@@ -100,7 +100,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     """Changes the JSON of a body or of an event, the order of events, or the way of the call."""
     head, _, body = data.partition(b"\n")
     if rng.random() < 0.02:
-        caller, served = rng.choice(_WAYS)
+        caller, served = rng.choice(WAYS)
         head = f"{caller} {served} {rng.randrange(2)} {rng.choice(list(Engine))}".encode()
     if b"data:" not in body:
         return head + b"\n" + mutate_json(body, rng)
@@ -121,7 +121,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 def _seeds() -> list[bytes]:
     seeds = []
-    for (caller, served), engine in product(_WAYS, (Engine.UNKNOWN, Engine.SGLANG)):
+    for (caller, served), engine in product(WAYS, (Engine.UNKNOWN, Engine.SGLANG)):
         path = f"/v1{APIS[served].path}"
         wholes = [WHOLE[path]]
         if served is ApiName.CHAT:

@@ -1,0 +1,189 @@
+"""A running stack with something of everything in it, and a hostile backend behind its proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+
+from fulmen.ids import runner_name
+from fulmen.llm_proxy.v1 import (
+    backend_pb2,
+    backend_service_pb2,
+    backend_service_pb2_grpc,
+    route_pb2,
+    route_service_pb2,
+    route_service_pb2_grpc,
+)
+from fulmen.rpc.channel import open_channel
+from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen_cli.local.credentials import issue_token
+from fulmen_cli.local.stack import LocalStack
+from fulmen_llm_proxy.apis.api import ApiName
+from tests.fuzz.targets.answers import WAYS
+from tests.support.llm_proxy.rogue_backend import Peer, RogueBackend, serve_well
+from tests.support.stack import running_stack
+from tests.support.store.rpcs import Rpc, listed_rpcs
+from tests.support.store.running import Runner, Stubs, create, create_project
+
+__all__ = ["LiveTarget", "LiveWorld", "live_world"]
+
+SECRET = "only-b-knows"
+ATTEMPTS = 8
+SERVICES = ("store", "llm_proxy", "algorithm", "runner-1")
+ROLES = ("admin", "service", "runner", "client", "reader")
+_CALL = re.compile(rb"fuzz-call-(\d+)")
+_APIS = {
+    ApiName.CHAT: backend_pb2.API_CHAT_COMPLETIONS, ApiName.COMPLETIONS: backend_pb2.API_COMPLETIONS,
+    ApiName.RESPONSES: backend_pb2.API_RESPONSES, ApiName.EMBEDDINGS: backend_pb2.API_EMBEDDINGS,
+    ApiName.MESSAGES: backend_pb2.API_MESSAGES, ApiName.COUNT_TOKENS: backend_pb2.API_COUNT_TOKENS,
+}  # fmt: skip
+_ENGINES = {
+    "unknown": backend_pb2.ENGINE_UNSPECIFIED,
+    "sglang": backend_pb2.ENGINE_SGLANG,
+    "vllm": backend_pb2.ENGINE_VLLM,
+}
+_ENVIRONMENT = {
+    f"FULMEN_{service}_AUTH_FAILURES_PER_MINUTE": "0" for service in ("STORE", "LLM_PROXY", "ALGORITHM", "RUNNER")
+} | {
+    "FULMEN_STORE_LEASE_TTL_S": "600",
+    "FULMEN_LLM_PROXY_RETRY_DEADLINE_S": "0",
+    "FULMEN_LLM_PROXY_FIRST_BYTE_TIMEOUT_S": "2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTarget:
+    """Services that are called with an input; `send` raises what is a finding.
+
+    Attributes:
+        services: The services whose memory is watched.
+        workers: Inputs in flight at once.
+    """
+
+    seeds: Callable[[LiveWorld], Sequence[bytes]]
+    mutate: Callable[[LiveWorld, bytes, random.Random], bytes]
+    send: Callable[[LiveWorld, bytes], Any]
+    services: Sequence[str]
+    workers: int = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveWorld:
+    """What targets call.
+
+    Attributes:
+        names: Names of what exists, for texts of messages.
+        keys: Keys of attempts that run.
+        answers: What the backend sends to a call, by its number.
+    """
+
+    stack: LocalStack
+    http: aiohttp.ClientSession
+    backend: RogueBackend
+    rpcs: dict[str, tuple[grpc.aio.Channel, Rpc]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
+    tokens: dict[str, str] = field(default_factory=dict)
+    answers: dict[int, tuple[bool, bytes]] = field(default_factory=dict)
+    calls: Any = field(default_factory=itertools.count)
+
+    def port(self, name: str) -> int:
+        """Returns a port of the stack by its name."""
+        return self.stack.folder.last_ports()[name]
+
+    def pid(self, service: str) -> int:
+        """Returns the process of a service."""
+        return self.stack.process(service).pid
+
+    def crashed(self) -> list[str]:
+        """Returns the services that have ended."""
+        return [name for name in SERVICES if self.stack.process(name).exit_status is not None]
+
+    async def act(self, peer: Peer) -> bool:
+        """Answers as the fuzzer says; well if the call is not one of its own."""
+        found = _CALL.search(peer.asked.body)
+        stream, answer = self.answers.get(int(found[1]), (False, b"")) if found else (False, b"")
+        if not answer:
+            return await serve_well(peer)
+        kind = b"text/event-stream" if stream else b"application/json"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(answer))
+        await peer.send(head + answer)
+        return True
+
+
+@asynccontextmanager
+async def live_world() -> AsyncIterator[LiveWorld]:
+    """Runs a store, a proxy, an algorithm service and a runner as processes of their own."""
+    async with AsyncExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="fz", dir="/tmp")))
+        stack = await exits.enter_async_context(running_stack(folder / "s", environment=_ENVIRONMENT))
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await exits.enter_async_context(aiohttp.ClientSession(connector=connector))
+        backend = await exits.enter_async_context(RogueBackend())
+        world = LiveWorld(stack=stack, http=http, backend=backend)
+        backend.act = world.act
+        key = (stack.folder.path / "signing.key").read_text().strip()
+        for role in ROLES:
+            world.tokens[role] = issue_token(key, role, subject="fuzz", ttl_s=86_400, project="projects/a")
+        for name in SERVICES:
+            target = f"127.0.0.1:{world.port(name)}"
+            channel = await exits.enter_async_context(grpc.aio.insecure_channel(target))
+            world.rpcs |= {path: (channel, rpc) for path, rpc in (await listed_rpcs(channel)).items()}
+        await _furnish(world, exits)
+        await make_routes(world)
+        yield world
+
+
+async def _furnish(world: LiveWorld, exits: AsyncExitStack) -> None:
+    """Creates rollouts, resources and running attempts in projects a and b."""
+    target = f"127.0.0.1:{world.port('store')}"
+    admin = Stubs(await exits.enter_async_context(open_channel(target, token=world.stack.client_token)))
+    world.names += ["projects/default", "projects/*", "projects/default/rollouts/", "resources/x", "latest"]
+    labels = {"only": "fuzz"}
+    for project in ("projects/a", "projects/b"):
+        await create_project(admin, project)
+        secret = SECRET.encode() if project[-1] == "b" else b"a"
+        created = await create(admin, ATTEMPTS, project=project, input=secret, required_labels=labels)
+        runner = await Runner(admin).open(labels=labels)
+        assignments = await runner.take(ATTEMPTS)
+        version = resource_pb2.ResourceVersion(name="resources/x", kind="bundle", project=project, content=secret)
+        await admin.resources.PublishResources(resource_service_pb2.PublishResourcesRequest(resources=[version]))
+        world.names += [project, *created[:2], runner_name(runner.session_id), "resources/x/versions/1"]
+        if project[-1] == "a":
+            world.keys = [each.attempt_key for each in assignments]
+            world.attempts = [each.attempt for each in assignments]
+            world.names += world.attempts[:2]
+
+
+async def make_routes(world: LiveWorld) -> None:
+    """Registers the hostile backend once for each API and engine, with a trainable route each."""
+    target = f"127.0.0.1:{world.port('llm_proxy')}"
+    async with open_channel(target, token=world.stack.client_token) as channel:
+        backends = backend_service_pb2_grpc.BackendServiceStub(channel)
+        routes = route_service_pb2_grpc.RouteServiceStub(channel)
+        for served in sorted({served for _, served in WAYS}):
+            for name, engine in _ENGINES.items():
+                dialect = backend_pb2.DIALECT_ANTHROPIC if served in (ApiName.MESSAGES, ApiName.COUNT_TOKENS) else 0
+                backend = backend_pb2.Backend(
+                    name=f"backends/{served}-{name}", base_url=world.backend.url, apis=[_APIS[served]], engine=engine,
+                    returns_token_ids=True, dialect=dialect,
+                )  # fmt: skip
+                await backends.RegisterBackend(backend_service_pb2.RegisterBackendRequest(backend=backend))
+                place = route_pb2.RouteTarget(
+                    backend=backend.name, backend_model="m", weight=1, policy="p", policy_version=1
+                )
+                route = route_pb2.Route(name=f"routes/{served}-{name}", targets=[place])
+                await routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+    await asyncio.sleep(0)
