@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz.mutation import MAX_BYTES
 from tests.fuzz.pure import MAX_INPUT_S, TooSlow, rss_bytes
 from tests.fuzz.target import FOLDER, Finding, kept_inputs, signature
 from tests.fuzz.world import LiveTarget, LiveWorld, live_world
@@ -111,7 +112,7 @@ async def _run(run: LiveRun, world: LiveWorld, rng: random.Random, *, seconds: f
     def next_input() -> bytes:
         if waiting:
             return waiting.pop()
-        data = target.mutate(world, rng.choice(seeds if rng.random() < 0.5 else pool), rng)
+        data = target.mutate(world, rng.choice(seeds if rng.random() < 0.5 else pool), rng)[:MAX_BYTES]
         if rng.random() < 0.1:
             pool.append(data)
             if len(pool) > _POOL:
@@ -127,7 +128,7 @@ async def _run(run: LiveRun, world: LiveWorld, rng: random.Random, *, seconds: f
         for number in range(target.workers):
             group.create_task(worker(), name=f"worker-{number}")
     for service in world.crashed():
-        run.note(Crashed(f"{service} ended: {world.stack.log_tail(service)[-2000:]}"), b"")
+        run.note(Crashed(f"{service} ended: {world.log_tail(service)[-2000:]}"), b"")
     if not world.crashed():
         await run.slowest_alone(world)
     run.seconds = time.monotonic() - began

@@ -11,7 +11,17 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-__all__ = ["Mutation", "decoded", "framed", "mutate_bytes", "mutate_json", "mutate_message", "mutate_text", "unframed"]
+__all__ = [
+    "MAX_BYTES",
+    "Mutation",
+    "decoded",
+    "framed",
+    "mutate_bytes",
+    "mutate_json",
+    "mutate_message",
+    "mutate_text",
+    "unframed",
+]
 
 Mutation = Callable[[bytes, random.Random], bytes]
 """Returns a changed input."""

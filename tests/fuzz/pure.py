@@ -20,12 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.fuzz.mutation import MAX_BYTES
 from tests.fuzz.target import Finding, PureTarget, kept_inputs, load, signature
 
 MAX_INPUT_S = 1.0
 """CPU time that no input may take."""
 STOP_INPUT_S = 5.0
-MAX_SIZE = 64 * 1024
+MAX_SIZE = MAX_BYTES
 _POOL = 4096
 _PAGE = 4096
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 import re
@@ -36,7 +35,7 @@ from tests.support.stack import running_stack
 from tests.support.store.rpcs import Rpc, listed_rpcs
 from tests.support.store.running import Runner, Stubs, create, create_project
 
-__all__ = ["LiveTarget", "LiveWorld", "live_world"]
+__all__ = ["LiveTarget", "LiveWorld", "furnish", "live_world", "tokens_of"]
 
 SECRET = "only-b-knows"
 ATTEMPTS = 8
@@ -83,14 +82,17 @@ class LiveWorld:
     """What targets call.
 
     Attributes:
+        stack: The stack; None if a test runs services of its own.
+        ports: Where the services listen, by the names of a stack.
         names: Names of what exists, for texts of messages.
         keys: Keys of attempts that run.
         answers: What the backend sends to a call, by its number.
     """
 
-    stack: LocalStack
+    stack: LocalStack | None = None
     http: aiohttp.ClientSession
-    backend: RogueBackend
+    ports: dict[str, int]
+    backend: RogueBackend | None = None
     rpcs: dict[str, tuple[grpc.aio.Channel, Rpc]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -99,17 +101,23 @@ class LiveWorld:
     answers: dict[int, tuple[bool, bytes]] = field(default_factory=dict)
     calls: Any = field(default_factory=itertools.count)
 
-    def port(self, name: str) -> int:
-        """Returns a port of the stack by its name."""
-        return self.stack.folder.last_ports()[name]
-
     def pid(self, service: str) -> int:
         """Returns the process of a service."""
+        assert self.stack is not None
         return self.stack.process(service).pid
+
+    def log_tail(self, service: str) -> str:
+        """Returns the last lines of a service's log."""
+        assert self.stack is not None
+        return self.stack.log_tail(service)
 
     def crashed(self) -> list[str]:
         """Returns the services that have ended."""
-        return [name for name in SERVICES if self.stack.process(name).exit_status is not None]
+        return (
+            []
+            if self.stack is None
+            else [name for name in SERVICES if self.stack.process(name).exit_status is not None]
+        )
 
     async def act(self, peer: Peer) -> bool:
         """Answers as the fuzzer says; well if the call is not one of its own."""
@@ -132,24 +140,26 @@ async def live_world() -> AsyncIterator[LiveWorld]:
         connector = aiohttp.TCPConnector(limit=0)
         http = await exits.enter_async_context(aiohttp.ClientSession(connector=connector))
         backend = await exits.enter_async_context(RogueBackend())
-        world = LiveWorld(stack=stack, http=http, backend=backend)
+        world = LiveWorld(stack=stack, http=http, backend=backend, ports=stack.folder.last_ports())
         backend.act = world.act
-        key = (stack.folder.path / "signing.key").read_text().strip()
-        for role in ROLES:
-            world.tokens[role] = issue_token(key, role, subject="fuzz", ttl_s=86_400, project="projects/a")
+        world.tokens = tokens_of((stack.folder.path / "signing.key").read_text().strip())
         for name in SERVICES:
-            target = f"127.0.0.1:{world.port(name)}"
+            target = f"127.0.0.1:{world.ports[name]}"
             channel = await exits.enter_async_context(grpc.aio.insecure_channel(target))
             world.rpcs |= {path: (channel, rpc) for path, rpc in (await listed_rpcs(channel)).items()}
-        await _furnish(world, exits)
-        await make_routes(world)
+        store = f"127.0.0.1:{world.ports['store']}"
+        await furnish(world, Stubs(await exits.enter_async_context(open_channel(store, token=stack.client_token))))
+        await _make_routes(world, stack.client_token)
         yield world
 
 
-async def _furnish(world: LiveWorld, exits: AsyncExitStack) -> None:
+def tokens_of(signing_key: str) -> dict[str, str]:
+    """Returns a token of each role for project a."""
+    return {role: issue_token(signing_key, role, subject="fuzz", ttl_s=86_400, project="projects/a") for role in ROLES}
+
+
+async def furnish(world: LiveWorld, admin: Stubs) -> None:
     """Creates rollouts, resources and running attempts in projects a and b."""
-    target = f"127.0.0.1:{world.port('store')}"
-    admin = Stubs(await exits.enter_async_context(open_channel(target, token=world.stack.client_token)))
     world.names += ["projects/default", "projects/*", "projects/default/rollouts/", "resources/x", "latest"]
     labels = {"only": "fuzz"}
     for project in ("projects/a", "projects/b"):
@@ -167,10 +177,10 @@ async def _furnish(world: LiveWorld, exits: AsyncExitStack) -> None:
             world.names += world.attempts[:2]
 
 
-async def make_routes(world: LiveWorld) -> None:
+async def _make_routes(world: LiveWorld, token: str) -> None:
     """Registers the hostile backend once for each API and engine, with a trainable route each."""
-    target = f"127.0.0.1:{world.port('llm_proxy')}"
-    async with open_channel(target, token=world.stack.client_token) as channel:
+    assert world.backend is not None
+    async with open_channel(f"127.0.0.1:{world.ports['llm_proxy']}", token=token) as channel:
         backends = backend_service_pb2_grpc.BackendServiceStub(channel)
         routes = route_service_pb2_grpc.RouteServiceStub(channel)
         for served in sorted({served for _, served in WAYS}):
@@ -186,4 +196,3 @@ async def make_routes(world: LiveWorld) -> None:
                 )
                 route = route_pb2.Route(name=f"routes/{served}-{name}", targets=[place])
                 await routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
-    await asyncio.sleep(0)

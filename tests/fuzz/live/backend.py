@@ -33,7 +33,7 @@ async def send(world: LiveWorld, data: bytes) -> None:
     model = f"{served}-{engine}" if engine in ("unknown", "sglang", "vllm") else f"{served}-unknown"
     fields = json.loads(json.dumps(REQUESTS[path]).replace(PROMPT, text))
     headers = {"authorization": f"Bearer {world.keys[number % len(world.keys)]}"}
-    url = f"http://127.0.0.1:{world.port('llm_proxy_http')}{path}"
+    url = f"http://127.0.0.1:{world.ports['llm_proxy_http']}{path}"
     try:
         async with (
             asyncio.timeout(LIMIT_S),

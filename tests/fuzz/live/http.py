@@ -81,7 +81,7 @@ async def _request(world: LiveWorld, head: bytes, body: bytes, key: str) -> tupl
     if len(words) != 3 or not words[1].startswith("/") or not words[0].isalpha():
         return 0, b""
     method, path, kind = words
-    port = world.port("store_http" if method == "OTLP" else "llm_proxy_http")
+    port = world.ports["store_http" if method == "OTLP" else "llm_proxy_http"]
     headers = {"authorization": f"Bearer {key}", "content-type": _KINDS.get(kind, "text/plain")}
     from yarl import URL
 
@@ -99,7 +99,7 @@ async def _request(world: LiveWorld, head: bytes, body: bytes, key: str) -> tupl
 
 
 async def _raw(world: LiveWorld, body: bytes) -> tuple[int, bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.port("llm_proxy_http"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.ports["llm_proxy_http"])
     received = b""
     try:
         writer.write(body)
