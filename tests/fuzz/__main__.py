@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.live_run import live_targets, reproduce_live, run_live
-from tests.fuzz.target import CORPUS, Finding, input_name, kept_inputs, load, pure_targets
+from tests.fuzz.target import CORPUS, Finding, input_name, kept_inputs, live_targets, load, pure_targets
 
 MAX_KEPT_BYTES = 1024
 MAX_KEPT = 12
@@ -88,6 +87,8 @@ def _crash(name: str, status: int, folder: Path) -> Finding:
 
 
 def _run_live(names: list[str], options: argparse.Namespace, seed: int) -> Iterable[Finding]:
+    from tests.fuzz.live_run import run_live  # imports the services
+
     for run in asyncio.run(run_live(names, seed=seed, seconds=options.seconds, runs=options.runs)):
         result = {"count": run.count, "seconds": run.seconds, "slowest_s": run.slowest_s}
         _print_row(run.name, "live", result, run.rss_bytes)
@@ -117,6 +118,8 @@ def _report(finding: Finding, seed: int) -> None:
 
 def _reproduce(name: str, data: bytes) -> None:
     if name in live_targets():
+        from tests.fuzz.live_run import reproduce_live
+
         asyncio.run(reproduce_live(name, data))
     else:
         load(name).try_input(data)

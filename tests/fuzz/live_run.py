@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tests.fuzz.mutation import MAX_BYTES
 from tests.fuzz.pure import MAX_INPUT_S, TooSlow, rss_bytes
-from tests.fuzz.target import FOLDER, Finding, kept_inputs, signature
+from tests.fuzz.target import Finding, kept_inputs, signature
 from tests.fuzz.world import LiveTarget, LiveWorld, live_world
 
-__all__ = ["LiveRun", "live_targets", "reproduce_live", "run_live"]
+__all__ = ["LiveRun", "reproduce_live", "run_live"]
 
 _POOL = 4096
 _SAMPLE_EVERY = 10_000
@@ -76,11 +76,6 @@ class LiveRun:
             self.slowest_s = max(self.slowest_s, took)
             if took > MAX_INPUT_S:
                 self.note(TooSlow(f"{took:.1f} s"), data)
-
-
-def live_targets() -> list[str]:
-    """Returns the names of the targets that call services."""
-    return sorted(path.stem for path in (FOLDER / "live").glob("[a-z]*.py"))
 
 
 async def run_live(names: list[str], *, seed: int, seconds: float, runs: int) -> list[LiveRun]:

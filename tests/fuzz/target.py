@@ -13,7 +13,18 @@ from pathlib import Path
 from fulmen.errors import FulmenError, InternalError
 from tests.fuzz.mutation import Mutation, mutate_bytes
 
-__all__ = ["CORPUS", "Finding", "Leak", "PureTarget", "check_text", "kept_inputs", "load", "pure_targets", "signature"]
+__all__ = [
+    "CORPUS",
+    "Finding",
+    "Leak",
+    "PureTarget",
+    "check_text",
+    "kept_inputs",
+    "live_targets",
+    "load",
+    "pure_targets",
+    "signature",
+]
 
 FOLDER = Path(__file__).parent
 CORPUS = FOLDER / "corpus"
@@ -97,6 +108,11 @@ def signature(error: BaseException) -> str:
 def pure_targets() -> list[str]:
     """Returns the names of the targets that run in one process."""
     return sorted(path.stem for path in (FOLDER / "targets").glob("[a-z]*.py"))
+
+
+def live_targets() -> list[str]:
+    """Returns the names of the targets that call services."""
+    return sorted(path.stem for path in (FOLDER / "live").glob("[a-z]*.py"))
 
 
 def load(name: str) -> PureTarget:

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2, training_run_service_pb2
 from fulmen.ids import runner_name
 from fulmen.llm_proxy.v1 import (
     backend_pb2,
@@ -25,6 +26,7 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import open_channel
+from fulmen.runner.v1 import runner_service_pb2
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_cli.local.credentials import issue_token
 from fulmen_cli.local.stack import LocalStack
@@ -36,6 +38,9 @@ from tests.support.store.rpcs import Rpc, listed_rpcs
 from tests.support.store.running import Runner, Stubs, create, create_project
 
 __all__ = ["LiveTarget", "LiveWorld", "furnish", "live_world", "tokens_of"]
+
+DESCRIBED = (gradient_exchange_service_pb2, training_run_service_pb2, runner_service_pb2)
+"""Services whose descriptors nothing else here imports."""
 
 SECRET = "only-b-knows"
 ATTEMPTS = 8
@@ -136,10 +141,10 @@ async def live_world() -> AsyncIterator[LiveWorld]:
     """Runs a store, a proxy, an algorithm service and a runner as processes of their own."""
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="fz", dir="/tmp")))
+        backend = await exits.enter_async_context(RogueBackend())
         stack = await exits.enter_async_context(running_stack(folder / "s", environment=_ENVIRONMENT))
         connector = aiohttp.TCPConnector(limit=0)
         http = await exits.enter_async_context(aiohttp.ClientSession(connector=connector))
-        backend = await exits.enter_async_context(RogueBackend())
         world = LiveWorld(stack=stack, http=http, backend=backend, ports=stack.folder.last_ports())
         backend.act = world.act
         world.tokens = tokens_of((stack.folder.path / "signing.key").read_text().strip())

@@ -44,7 +44,7 @@ async def send(world: LiveWorld, data: bytes) -> None:
             received = await answer.read()
     finally:
         del world.answers[number]
-    if answer.status in (500, 501) or (answer.status == 404 and b"model" in received):
+    if answer.status == 500 or (answer.status == 404 and b"model" in received):
         raise Leak(f"status {answer.status}: {received[:200]!r}")
     if received != body:
         own = received[-2000:] if answer.status != 200 or stream else b""
