@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ConfigError", "TableReader", "hint"]
+__all__ = ["ConfigError", "TableReader", "hint", "is_file"]
 
 _TARGET: Final = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)")
@@ -141,7 +141,7 @@ class TableReader:
             self.problem(key, f'write it as "file.py:name" or "package.module:name", not {target!r}')
             return target
         module = target.partition(":")[0]
-        if module.endswith(".py") and not (folder / module).is_file():
+        if module.endswith(".py") and not is_file(folder / module):
             self.problem(key, f"there is no file {folder / module}")
         return target
 
@@ -163,6 +163,14 @@ def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
     if nearest:
         return f"; did you mean {nearest[0]!r}?"
     return f"; known: {', '.join(choices)}" if choices and list_all else ""
+
+
+def is_file(path: Path, *, folder: bool = False) -> bool:
+    """Returns whether a path is that of a file, or of a folder; False also for one that nothing can have."""
+    try:
+        return path.is_dir() if folder else path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_text(value: object) -> bool:

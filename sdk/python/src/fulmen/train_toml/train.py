@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fulmen.train_toml.agent import AgentConfig, read_agent
-from fulmen.train_toml.reader import ConfigError, TableReader, hint
+from fulmen.train_toml.reader import ConfigError, TableReader, hint, is_file
 
 __all__ = [
     "AgentConfig",
@@ -222,7 +222,7 @@ def _policy(table: TableReader, folder: Path, *, required: bool) -> PolicyConfig
         table.problem("", "give one of build, path and version, not several")
     if policy.path:
         policy = replace(policy, path=str((folder / policy.path).resolve()))
-        if not Path(policy.path).is_dir():
+        if not is_file(Path(policy.path), folder=True):
             table.problem("path", f"there is no folder {policy.path}")
     return policy
 
@@ -234,7 +234,7 @@ def _data(table: TableReader, folder: Path) -> DataConfig:
     for use in uses:
         text = table.text(use)
         path = (folder / text).resolve() if text else None
-        if path is not None and not path.is_file():
+        if path is not None and not is_file(path):
             table.problem(use, f"there is no file {path}")
         paths[use] = path
     scores = table.text("scores")
