@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto \
 	proto-check lock clean licences sbom bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
-	helm helm-settings up down compose-smoke
+	fuzz helm helm-settings up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): b
 test-store: setup ## Runs the store's tests on one PostgreSQL: POSTGRES=container (postgres:17) or embedded; SHORT=1: fewer
 	FULMEN_TEST_POSTGRES=$(POSTGRES) OMP_NUM_THREADS=1 \
 		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/conformance/store $(if $(SHORT),,tests/integration/store)
+
+fuzz: setup ## Feeds hostile inputs to parsers and services (SECONDS=60 for each target, SEED=1, ARGS="answers rpc")
+	$(PYTHON_BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: setup $(NODE_READY) ## Checks style, import rules, contracts, stubs, types and sizes
 	@tools/lint.sh

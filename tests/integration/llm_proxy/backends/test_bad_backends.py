@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from fulmen.llm_proxy.v1 import backend_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from tests.support.llm_proxy.harness import target
 from tests.support.llm_proxy.rogue_backend import (
     CHAT,
     DONE,
@@ -347,3 +349,43 @@ async def test_a_half_closed_backend_still_answers(world: RogueWorld) -> None:
         return False
 
     assert (await call(world, CHAT, TINY, half)).status == 200
+
+
+# Answers whose parts have other types than their API's.
+
+
+def _piece(**fields: Any) -> bytes:
+    return event({**_ODD, "choices": [{"index": 0, "delta": {}, "finish_reason": None} | fields]})
+
+
+_ODD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "byte-model"}
+ODD_EVENTS: dict[str, bytes] = {
+    "a delta that is a text": _piece(delta="text"),
+    "log-probabilities that are a number": _piece(logprobs=1),
+    "a message that is a list": _piece(message=["x"]),
+    "bytes that are not UTF-8": b'data: {"id": "\xff", "choices": []}\n\n',
+    "choices that are a text": event({**_ODD, "choices": "none"}),
+    "an index that is a list": _piece(index=[]),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_EVENTS.values(), ids=ODD_EVENTS.keys())
+async def test_an_event_of_other_types_costs_the_record_nothing_but_itself(world: RogueWorld, odd: bytes) -> None:
+    attempt, key = world.proxy.attempt()
+    events = EVENTS[CHAT]
+    answer = await call(world, CHAT, TINY, streams(*events[:3], odd, *events[3:]), key, stream=True)
+    assert answer.status == 200
+    record = await recorded(world, attempt)
+    assert json.loads(record.response_json)["choices"][0]["message"]["content"] == "Hi"
+    assert json.loads(record.request_json)["messages"]
+
+
+@pytest.mark.parametrize("body", [b'{"choices": "none"}', b'{"choices": [{"message": 1}]}', b'{"a": "\xed\xa0\x80"}'])
+async def test_an_odd_answer_that_becomes_a_stream_is_passed_on(world: RogueWorld, body: bytes) -> None:
+    await world.proxy.register(
+        "odd", world.backend.url, apis=[backend_pb2.API_CHAT_COMPLETIONS], engine=backend_pb2.ENGINE_SGLANG
+    )
+    await world.proxy.put_route(target("odd"), model="odd")
+    answer = await call(world, CHAT, "odd", answers(response(body)), stream=True)
+    assert answer.status == 200
+    assert answer.body.startswith(b"data: ")

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_llm_proxy.apis.chat_assembly import add_chunk, assemble, assemble_answer, merged
+from fulmen_llm_proxy.apis.chat_assembly import ChatEvent, add_chunk, assemble, assemble_answer, merged
 
 EXTRA_CHOICE_KEYS = st.sampled_from([{}, {"logprobs": None}, {"logprobs": None, "stop_reason": None}])
 EXTRA_TOP_KEYS = st.sampled_from([{}, {"system_fingerprint": "fp"}, {"service_tier": "default", "usage": None}])
@@ -60,7 +60,9 @@ def test_the_short_way_equals_the_long_way(
     texts: list[str], top: dict[str, Any], choice: dict[str, Any], odd: dict[str, Any], at: int
 ) -> None:
     payloads = stream(texts, top, choice, odd, at)
-    assert json.loads(assemble_answer(payloads)) == json.loads(assemble(payloads, "chat.completion", add_chunk))
+    assert json.loads(assemble_answer(payloads)) == json.loads(
+        assemble(payloads, ChatEvent, "chat.completion", add_chunk)
+    )
 
 
 def test_plain_events_take_the_short_way() -> None:

@@ -58,13 +58,15 @@ class _Chunk(msgspec.Struct):
     logprobs: JSON | None = None
 
 
-class _Event(msgspec.Struct):
+class ChatEvent(msgspec.Struct):
+    """The parts of an event that are added up."""
+
     choices: list[_Chunk] | None = None
 
 
 def assemble_answer(payloads: list[bytes]) -> bytes:
     """Assembles the `chat.completion` object of a stream, as JSON."""
-    return assemble(merged(payloads), _Event, "chat.completion", add_chunk)
+    return assemble(merged(payloads), ChatEvent, "chat.completion", add_chunk)
 
 
 def merged(payloads: list[bytes]) -> list[bytes]:
