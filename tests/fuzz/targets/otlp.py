@@ -40,7 +40,7 @@ def run(data: bytes) -> None:
     """Splits an export, with and without an attempt of its own; what was split can be read."""
     body = export_from_json(data[1:]) if data[:1] == b"j" else data[1:]
     for own in (None, _OWN):
-        loose, _, _ = loose_spans(body, own=own)
+        loose = loose_spans(body, own=own)[0]
         for each in loose:
             assert len(SpanBatch.FromString(each.raw).spans) == each.span_count
 

@@ -170,7 +170,7 @@ def export_from_json(body: bytes) -> bytes:
     from google.protobuf import json_format
 
     try:
-        document = json.loads(body)
+        document = _document(body)
         for span in _json_spans(document):
             _ids_to_base64(span)
             for link in span.get("links", ()):
@@ -182,6 +182,15 @@ def export_from_json(body: bytes) -> bytes:
         raise ArgumentInvalid("The body is not an ExportTraceServiceRequest in the JSON form of OTLP.") from None
     serialised: bytes = message.SerializeToString()
     return serialised
+
+
+def _document(body: bytes) -> Any:
+    """Decodes JSON; halves of surrogate pairs, which Node leaves when it cuts a text, become U+FFFD."""
+    document = json.loads(body.decode(json.detect_encoding(body), "replace"))
+    if b"\\ud" not in body.lower():
+        return document
+    text = json.dumps(document, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _records(export: Any, own: AttemptName | None) -> Iterator[tuple[AttemptName | None, span_pb2.SpanRecord]]:
