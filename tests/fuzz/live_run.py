@@ -81,9 +81,10 @@ class LiveRun:
 async def run_live(names: list[str], *, seed: int, seconds: float, runs: int) -> list[LiveRun]:
     """Runs targets one after another."""
     done = []
-    async with live_world() as world:
-        for name in names:
-            run = LiveRun(name=name, target=_load(name))
+    targets = {name: _load(name) for name in names}
+    async with live_world({service for target in targets.values() for service in target.services}) as world:
+        for name, target in targets.items():
+            run = LiveRun(name=name, target=target)
             await _run(run, world, random.Random(f"{name} {seed}"), seconds=seconds, runs=runs)
             done.append(run)
     return done
@@ -91,8 +92,9 @@ async def run_live(names: list[str], *, seed: int, seconds: float, runs: int) ->
 
 async def reproduce_live(name: str, data: bytes) -> None:
     """Sends one input to a fresh stack; raises what it finds."""
-    async with live_world() as world:
-        await _load(name).send(world, data)
+    target = _load(name)
+    async with live_world(target.services) as world:
+        await target.send(world, data)
         if world.crashed():
             raise Crashed(f"{world.crashed()} ended")
 

@@ -6,7 +6,7 @@ import itertools
 import random
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +29,10 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_cli.local.credentials import issue_token
-from fulmen_cli.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack, StackSettings
 from fulmen_llm_proxy.apis.api import ApiName
 from tests.fuzz.targets.answers import WAYS
 from tests.support.llm_proxy.rogue_backend import Peer, RogueBackend, serve_well
-from tests.support.stack import running_stack
 from tests.support.store.rpcs import Rpc, listed_rpcs
 from tests.support.store.running import Runner, Stubs, create, create_project
 
@@ -44,6 +43,7 @@ DESCRIBED = (gradient_exchange_service_pb2, training_run_service_pb2, runner_ser
 
 SECRET = "only-b-knows"
 ATTEMPTS = 8
+_ALWAYS = ("store", "llm_proxy")
 SERVICES = ("store", "llm_proxy", "algorithm", "runner-1")
 ROLES = ("admin", "service", "runner", "client", "reader")
 _CALL = re.compile(rb"fuzz-call-(\d+)")
@@ -94,7 +94,7 @@ class LiveWorld:
         answers: What the backend sends to a call, by its number.
     """
 
-    stack: LocalStack | None = None
+    stack: _Stack | None = None
     http: aiohttp.ClientSession
     ports: dict[str, int]
     backend: RogueBackend | None = None
@@ -121,7 +121,7 @@ class LiveWorld:
         return (
             []
             if self.stack is None
-            else [name for name in SERVICES if self.stack.process(name).exit_status is not None]
+            else [name for name in self.stack.started if self.stack.process(name).exit_status is not None]
         )
 
     async def act(self, peer: Peer) -> bool:
@@ -137,18 +137,18 @@ class LiveWorld:
 
 
 @asynccontextmanager
-async def live_world() -> AsyncIterator[LiveWorld]:
-    """Runs a store, a proxy, an algorithm service and a runner as processes of their own."""
+async def live_world(services: Collection[str]) -> AsyncIterator[LiveWorld]:
+    """Runs services as processes of their own: those that are named, and always a store and a proxy."""
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="fz", dir="/tmp")))
         backend = await exits.enter_async_context(RogueBackend())
-        stack = await exits.enter_async_context(running_stack(folder / "s", environment=_ENVIRONMENT))
+        stack = await exits.enter_async_context(_running(folder / "s", services))
         connector = aiohttp.TCPConnector(limit=0)
         http = await exits.enter_async_context(aiohttp.ClientSession(connector=connector))
         world = LiveWorld(stack=stack, http=http, backend=backend, ports=stack.folder.last_ports())
         backend.act = world.act
         world.tokens = tokens_of((stack.folder.path / "signing.key").read_text().strip())
-        for name in SERVICES:
+        for name in stack.started:
             target = f"127.0.0.1:{world.ports[name]}"
             channel = await exits.enter_async_context(grpc.aio.insecure_channel(target))
             world.rpcs |= {path: (channel, rpc) for path, rpc in (await listed_rpcs(channel)).items()}
@@ -156,6 +156,27 @@ async def live_world() -> AsyncIterator[LiveWorld]:
         await furnish(world, Stubs(await exits.enter_async_context(open_channel(store, token=stack.client_token))))
         await _make_routes(world, stack.client_token)
         yield world
+
+
+class _Stack(LocalStack):
+    """A stack that knows which of its services were started."""
+
+    started: Sequence[str] = ()
+
+
+@asynccontextmanager
+async def _running(folder: Path, services: Collection[str]) -> AsyncIterator[_Stack]:
+    """Starts a database and services; stops them in the end."""
+    stack = _Stack(StackSettings(state_dir=folder, use_default_ports=False, environment=dict(_ENVIRONMENT)))
+    stack.folder.create()
+    stack.started = [name for name in SERVICES if name in {*_ALWAYS, *services}]
+    try:
+        await stack.prepare()
+        for name in stack.started:
+            await stack.start_service(name)
+        yield stack
+    finally:
+        await stack.stop()
 
 
 def tokens_of(signing_key: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fulmen_llm_proxy.capture.span_codec import SpanCodec
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import Backend, Choice, Route, Target, Variant
 from tests.fuzz.mutation import mutate_bytes, mutate_json
-from tests.fuzz.target import PureTarget
+from tests.fuzz.target import PureTarget, check_text, text_of
 from tests.support.llm_proxy.finished_calls import finished
 from tests.support.llm_proxy.rogue_backend import EVENTS, WHOLE
 from tests.support.llm_proxy.rogue_world import REQUESTS
@@ -79,8 +79,8 @@ def run(data: bytes) -> None:
             reader.end()
         else:
             plan.whole(body)
-    except BackendUnavailable:
-        pass
+    except BackendUnavailable as refusal:
+        check_text(text_of(refusal))
     except RecursionError:
         pass  # the pipeline refuses such an answer
     error_document(refusal_of(500, body), plan.caller_api.dialect)

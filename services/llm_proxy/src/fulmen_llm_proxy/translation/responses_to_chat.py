@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import UNREADABLE, encode
+from fulmen_llm_proxy.apis.api import UNREADABLE, encode, wrong
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 from fulmen_llm_proxy.apis.sse import DONE, event_data
 from fulmen_llm_proxy.translation.chat_pieces import Answer, Delta, Fault, Usage, decode_answer
@@ -38,7 +38,7 @@ class ResponsesToChat:
         try:
             answer = decode_answer(body)
         except UNREADABLE as error:
-            raise BackendUnavailable(f"The backend's answer is not a chat completion: {error}.") from None
+            raise BackendUnavailable(f"The backend's answer is not a chat completion: {wrong(error)}.") from None
         if not answer.choices:
             raise BackendUnavailable("The backend's answer has no choice.")
         builder = ResponseBuilder(self._fields, streaming=False)
