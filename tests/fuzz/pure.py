@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.mutation import MAX_BYTES
+from tests.fuzz.mutation import MAX_BYTES, mutate_bytes
 from tests.fuzz.target import Finding, PureTarget, kept_inputs, load, signature
 
 MAX_INPUT_S = 1.0
@@ -134,13 +134,20 @@ def _plain(run: Run) -> None:
         run.one(data)
     pool = list(seeds)
     while True:
-        data = run.target.mutate(rng.choice(seeds if rng.random() < 0.5 else pool), rng)
+        data = _changed(run, rng.choice(seeds if rng.random() < 0.5 else pool), rng)
         run.one(data)
         if rng.random() < 0.1:
             if len(pool) < _POOL:
                 pool.append(data)
             else:
                 pool[rng.randrange(len(pool))] = data
+
+
+def _changed(run: Run, data: bytes, rng: random.Random) -> bytes:
+    try:
+        return run.target.mutate(data, rng)
+    except (RecursionError, MemoryError):
+        return mutate_bytes(data, rng)
 
 
 def _guided(run: Run, fuzz: Any) -> None:
@@ -151,7 +158,7 @@ def _guided(run: Run, fuzz: Any) -> None:
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
-        changed: bytes = run.target.mutate(data, rng) if rng.random() < 0.7 else fuzz.Mutate(data, max_size)
+        changed: bytes = _changed(run, data, rng) if rng.random() < 0.7 else fuzz.Mutate(data, max_size)
         return changed[:max_size]
 
     arguments = [sys.argv[0], f"-seed={run.order.seed or 1}", f"-max_len={MAX_SIZE}", "-verbosity=0", "-len_control=0"]

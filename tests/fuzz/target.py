@@ -31,7 +31,7 @@ CORPUS = FOLDER / "corpus"
 ROOT = FOLDER.parent.parent
 
 INTERNAL_TEXT = re.compile(
-    r"Traceback|\.py(?:\"|:\d)|/site-packages|/src/|asyncpg|psycopg|postgresql://|\bselect .* from\b|insert into|<class '|"
+    r"Traceback|\.py\", line|/site-packages|/src/|asyncpg|psycopg|postgresql://|\bselect .* from\b|insert into|<class '|"
     r"object at 0x|NoneType|has no attribute|object is not|unhashable|takes \d+ positional|codec can't|"
     r"\b(?:Attribute|Type|Key|Index|Value|Unicode\w+|Overflow|Recursion|Assertion)Error\b"
 )

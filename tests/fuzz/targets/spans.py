@@ -15,6 +15,7 @@ from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from fulmen.store.v1.span_service_pb2 import SpanFilter
 from fulmen.trajectories import conversations, trajectory
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from fulmen.zstd import FrameInvalid, decompress
 from fulmen_algorithm.clients.decode import rollout_trajectory
 from fulmen_store.spans.span_filter import SpanFilter as SpanFilterRule
 from fulmen_store.transport.span_codec import (
@@ -125,9 +126,9 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def _payload(chunk: SpanChunk) -> bytes:
-    with contextlib.suppress(zstandard.ZstdError):
+    with contextlib.suppress(FrameInvalid):
         if chunk.codec == SpanCodec.SPAN_CODEC_ZSTD:
-            return zstandard.ZstdDecompressor().decompress(chunk.payload, max_output_size=1 << 20)
+            return decompress(chunk.payload, max_bytes=1 << 20)
     return chunk.payload
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey
 from fulmen.ids import rollout_of
+from fulmen.zstd import FrameInvalid, decompress
 
 __all__ = [
     "CONTENT_TYPE",
@@ -194,11 +195,9 @@ def read_scores(content: bytes) -> Scores:
     Raises:
         ScoresInvalid: if any line is invalid; names all of them.
     """
-    import zstandard
-
     try:
-        unpacked = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_UNPACKED_BYTES)
-    except zstandard.ZstdError:
+        unpacked = decompress(content, max_bytes=MAX_UNPACKED_BYTES)
+    except FrameInvalid:
         raise ScoresInvalid([(0, "these are no scores: not compressed by zstd, or too large")]) from None
     first, _, rest = unpacked.partition(b"\n")
     problems: list[tuple[int, str]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import zstandard
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1 import resource_pb2
@@ -19,6 +18,7 @@ from fulmen.row_files import Column, Row
 from fulmen.store.v1 import span_pb2
 from fulmen.trajectories import MAX_BATCH_BYTES
 from fulmen.type.v1 import model_call_pb2
+from fulmen.zstd import FrameInvalid, decompress
 
 __all__ = ["SPAN_COLUMNS", "SpanRows"]
 
@@ -46,7 +46,7 @@ class SpanRows:
         try:
             batch = _unpacked(chunk)
             parsed = [(record, trace_pb2.Span.FromString(record.otlp_span)) for record in batch.spans]
-        except (DecodeError, zstandard.ZstdError):
+        except (DecodeError, FrameInvalid):
             self.unreadable += 1
             return
         for record, span in parsed:
@@ -136,7 +136,5 @@ def _word(name_of: Any, number: int, prefix: str) -> str:
 def _unpacked(chunk: span_pb2.SpanChunk) -> span_pb2.SpanBatch:
     payload = chunk.payload
     if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
-        if not 0 <= zstandard.frame_content_size(payload) <= MAX_BATCH_BYTES:
-            raise zstandard.ZstdError("the frame is too large or has no size")
-        payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BATCH_BYTES)
+        payload = decompress(payload, max_bytes=MAX_BATCH_BYTES)
     return span_pb2.SpanBatch.FromString(payload)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import zstandard
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.model_call import ModelCall, ModelCallInvalid, read_model_call
 from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories.roles import SpanTree
+from fulmen.zstd import FrameInvalid, decompress
 
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 """Maximum decompressed size of a chunk."""
@@ -96,8 +96,8 @@ def _decompressed(chunk: SpanChunk) -> bytes:
             return chunk.payload
         case SpanCodec.SPAN_CODEC_ZSTD:
             try:
-                return zstandard.ZstdDecompressor().decompress(chunk.payload, max_output_size=MAX_BATCH_BYTES)
-            except zstandard.ZstdError as error:
-                raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} cannot be decompressed: {error}") from error
+                return decompress(chunk.payload, max_bytes=MAX_BATCH_BYTES)
+            except FrameInvalid as error:
+                raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} cannot be decompressed: it {error}") from error
         case _:
             raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} has the unknown codec {chunk.codec}.")

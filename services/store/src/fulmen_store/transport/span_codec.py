@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, cast
 from uuid import UUID
 
-import zstandard
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.common.v1 import common_pb2
@@ -17,6 +16,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
+from fulmen.zstd import FrameInvalid, decompress
 from fulmen_store.malformed import malformed_request
 from fulmen_store.spans.chunks import Chunk, NewChunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
@@ -258,11 +258,9 @@ def _unpack(chunk: Chunk) -> span_pb2.SpanBatch:
     payload = chunk.payload
     try:
         if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
-            if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
-                raise ChunkUnreadable
-            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_UNPACKED_BYTES)
+            payload = decompress(payload, max_bytes=MAX_UNPACKED_BYTES)
         return span_pb2.SpanBatch.FromString(payload)
-    except (zstandard.ZstdError, DecodeError) as error:
+    except (FrameInvalid, DecodeError) as error:
         raise ChunkUnreadable from error
 
 
