@@ -10,7 +10,7 @@ import msgspec
 import msgspec.structs
 
 from fulmen.errors import FulmenError
-from fulmen_llm_proxy.apis.api import ApiName, asks_for_stream, parse_overrides
+from fulmen_llm_proxy.apis.api import ApiName, asks_for_stream
 from fulmen_llm_proxy.apis.registry import APIS
 from fulmen_llm_proxy.apis.usage import tokens_to_reserve
 from fulmen_llm_proxy.backends.call_plan import plan_call
@@ -18,6 +18,7 @@ from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.capture.call_span import sampling_of, span_of
 from fulmen_llm_proxy.routing.balancing import CallAffinity
+from fulmen_llm_proxy.routing.codec import parse_overrides
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import Backend, Choice, Route, Target, Variant
 from tests.fuzz.mutation import mutate_json

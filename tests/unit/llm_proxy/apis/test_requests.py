@@ -7,8 +7,9 @@ import json
 import pytest
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.apis.api import parse_overrides, routed_fields
+from fulmen_llm_proxy.apis.api import routed_fields
 from fulmen_llm_proxy.apis.chat import ChatApi
+from fulmen_llm_proxy.routing.codec import parse_overrides
 
 CHAT = ChatApi()
 

@@ -15,7 +15,6 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.kinds import overrides_problem
 from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
 
 T = TypeVar("T")
@@ -265,17 +264,3 @@ def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Ma
 def joined(events: Sequence[bytes]) -> bytes:
     """Joins events; fast for the usual single one."""
     return events[0] if len(events) == 1 else b"".join(events)
-
-
-def parse_overrides(text: str) -> Fields:
-    """Parses the JSON object of a route's overrides.
-
-    Raises:
-        ArgumentInvalid: if it is not a JSON object, or names a field that a route may not set.
-    """
-    if problem := overrides_problem(text):
-        raise ArgumentInvalid(f"Sampling overrides {problem}.")
-    try:
-        return decode_fields(text.encode()) if text else {}
-    except UNREADABLE as error:
-        raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {wrong(error)}.") from None

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.kinds import BACKEND_ID, MODEL, Problems, backend_problems, route_problems
+from fulmen.kinds import BACKEND_ID, MODEL, Problems, backend_problems, overrides_problem, route_problems
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
-from fulmen_llm_proxy.apis.api import ApiName, Dialect, parse_overrides
+from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, decode_fields, wrong
+from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Route, Target
@@ -99,6 +100,20 @@ def decode_route(message: route_pb2.Route) -> Route:
         hedge_delay_s=_seconds(message, "hedge_delay"),
         cached=message.cached,
     )
+
+
+def parse_overrides(text: str) -> Fields:
+    """Parses the JSON object of a route's overrides.
+
+    Raises:
+        ArgumentInvalid: if it is not a JSON object, or names a field that a route may not set.
+    """
+    if problem := overrides_problem(text):
+        raise ArgumentInvalid(f"Sampling overrides {problem}.")
+    try:
+        return decode_fields(text.encode()) if text else {}
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {wrong(error)}.") from None
 
 
 def _seconds(message: route_pb2.Route, name: str) -> float | None:
