@@ -50,8 +50,11 @@ test-store: setup ## Runs the store's tests on one PostgreSQL: POSTGRES=containe
 	FULMEN_TEST_POSTGRES=$(POSTGRES) OMP_NUM_THREADS=1 \
 		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/conformance/store $(if $(SHORT),,tests/integration/store)
 
-fuzz: setup ## Feeds hostile inputs to parsers and services (SECONDS=60 for each target, SEED=1, ARGS="answers rpc")
-	$(PYTHON_BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+fuzz: setup ## Feeds hostile inputs to parsers and services (SECONDS=60 for each target, SEED=1, GUIDED=1: by coverage, ARGS="answers rpc")
+	$(if $(GUIDED),@[ -d build/atheris ] || $(PYTHON_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--require-hashes --target build/atheris --requirement tools/fuzz-requirements.txt)
+	$(if $(GUIDED),PYTHONPATH=build/atheris) $(PYTHON_BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: setup $(NODE_READY) ## Checks style, import rules, contracts, stubs, types and sizes
 	@tools/lint.sh
