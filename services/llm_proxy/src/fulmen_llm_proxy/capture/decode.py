@@ -149,7 +149,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         flaws.append(Flaw.INCOMPLETE)
     if collected.error:
         flaws.append(Flaw.BACKEND_ERROR)
-    if collected.malformed:
+    if collected.malformed or not all(map(_is_text, collected.payloads)):
         flaws.append(Flaw.MALFORMED)
     try:
         return _decode(collected, default_version, flaws)
@@ -158,6 +158,17 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)
         return Captured(prompt_ids=b"", choices=(), usage=NO_COUNTS, flaws=tuple(flaws))
+
+
+def _is_text(payload: bytes) -> bool:
+    """Returns whether a document is UTF-8, which readers do not check: they pass the slices that they do not read."""
+    if payload.isascii():
+        return True
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
