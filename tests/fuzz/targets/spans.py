@@ -10,6 +10,7 @@ from uuid import UUID
 import zstandard
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.ids import parse_attempt_name
 from fulmen.model_call import ModelCallInvalid
 from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
 from fulmen.store.v1.span_service_pb2 import SpanFilter
@@ -22,8 +23,8 @@ from fulmen_store.transport.span_codec import (
     ChunkUnreadable,
     Listing,
     chunk_message,
+    content_problem,
     filtered_chunk,
-    model_call_problem,
     read_chunk,
     read_filter,
 )
@@ -51,7 +52,8 @@ def run(data: bytes) -> None:
         check_text(new)
         return
     chunk = new.chunk
-    check_text(model_call_problem(chunk))
+    check_text(content_problem(chunk, own=None))
+    content_problem(chunk, own=parse_attempt_name(ATTEMPT))
     chosen = read_filter(decoded(SpanFilter, wanted)) or SpanFilterRule()
     with contextlib.suppress(ChunkUnreadable):
         filtered_chunk(chunk, new.project, chosen, set())
