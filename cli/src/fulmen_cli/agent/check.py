@@ -90,6 +90,8 @@ def check(
     models = _models(model, state_dir)
     if output is Output.TABLE:
         console().print(f"{subject.title}, input {_shown(subject.data)}\nmodels: {models.name}", markup=False)
+        if subject.bundle:
+            console().print(f"bundle: {subject.bundle}", markup=False)
     failed = _run(subject, models, times=given.times, timeout_s=timeout, output=output)
     if failed:
         raise typer.Exit(Exit.FAILED)

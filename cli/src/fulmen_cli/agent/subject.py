@@ -16,7 +16,7 @@ from fulmen.train_toml.agent import AgentConfig
 from fulmen.train_toml.reader import ConfigError
 from fulmen.train_toml.train import load_agent_and_data
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.train.bundle import pack_bundle
+from fulmen_cli.train.bundle import bundle_summary, pack_bundle
 
 __all__ = ["AgentOptions", "InputOptions", "Subject", "subject_of"]
 
@@ -70,6 +70,7 @@ class Subject:
         archive: The same, packed; empty for an agent that runs from its folder.
         data: The input.
         content_type: What the input is.
+        bundle: A line about what is packed, for a person; empty for an agent that runs from its folder.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Subject:
     archive: bytes = field(repr=False)
     data: bytes
     content_type: str
+    bundle: str = ""
 
     @property
     def archive_sha256_hex(self) -> str:
@@ -130,7 +132,7 @@ def _configured(path: Path, given: InputOptions, *, grader: str | None) -> Subje
     if grader:
         agent = AgentConfig(**{name: getattr(agent, name) for name in _KEPT}, grader=grader)
     files = tuple(each for each in (tasks.train, tasks.validation, tasks.demonstrations) if each)
-    archive = b"" if agent.python else pack_bundle(folder, data_files=files).content
+    bundle = None if agent.python else pack_bundle(folder, data_files=files, agent=agent)
     if given.text is not None or given.input_file is not None:
         data, content_type = _input(given)
     else:
@@ -141,14 +143,15 @@ def _configured(path: Path, given: InputOptions, *, grader: str | None) -> Subje
         title=f"{title} of {path}",
         agent=agent,
         folder=folder,
-        archive=archive,
+        archive=b"" if bundle is None else bundle.content,
+        bundle="" if bundle is None else bundle_summary(bundle),
         data=data,
         content_type=content_type,
     )
 
 
 _KEPT: Final = (
-    "python", "isolation", "command", "container", "job", "max_output_bytes", "limits", "environment",
+    "python", "isolation", "command", "container", "job", "max_output_bytes", "limits", "environment", "secrets", "include",
 )  # fmt: skip
 
 

@@ -29,10 +29,10 @@ from fulmen_cli.output import as_dict, console, print_json, print_rows
 from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.watch import follow_run
-from fulmen_cli.train.bundle import Bundle, pack_bundle
+from fulmen_cli.train.bundle import Bundle, bundle_lines, pack_bundle
 from fulmen_cli.train.in_process import run_training, unhurried
 from fulmen_cli.train.plan import run_id, training_run
-from fulmen_cli.train.publish import best_prompt, publish, published_prompt
+from fulmen_cli.train.publish import best_prompt, publish, published_prompt, require_secrets
 from fulmen_cli.train.report import (
     SamplePair,
     StageOutcome,
@@ -77,6 +77,9 @@ async def train(
         bool,
         typer.Option("--in-process", help="Run all services in this process, for debugging; no stack is needed."),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the files and list what the bundle takes; publish and run nothing.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Trains an agent as configured in a train.toml.
@@ -103,7 +106,10 @@ async def train(
     if in_process:
         plan = unhurried(plan)
     datasets = read_datasets(plan.data)
-    bundle = pack_bundle(plan.folder, data_files=plan.data.files)
+    bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
+    if dry_run:
+        _show_files(bundle, output)
+        return
     screen = console()
     screen.quiet = output is Output.JSON
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
@@ -111,12 +117,13 @@ async def train(
     async with connection.open() as client:
         counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
         screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
+        await require_secrets(client, plan.agent.secrets)
         known = await _algorithms(client)
         training = _Training(
             client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
         )
         await training.validate()
-        training.inputs = await _published(client, plan, bundle, datasets)
+        training.inputs = await _published(client, plan, bundle, datasets, screen)
         await training.validate()
         outcomes = await training.run()
         compared = compared_stage(outcomes)
@@ -131,12 +138,26 @@ async def train(
         screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 
-async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset]) -> dict[str, str]:
+def _show_files(bundle: Bundle, output: Output) -> None:
+    if output is Output.TABLE:
+        console().print("\n".join([*bundle_lines(bundle), "Nothing was published."]), markup=False, soft_wrap=True)
+        return
+    files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
+    print_json({"files": files, "left_out": [{"name": each.name, "why": each.why} for each in bundle.left_out]})
+
+
+async def _published(
+    client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset], screen: Console
+) -> dict[str, str]:
     """Publishes the inputs of the runs; returns the versions by use."""
+
+    def show(first: Bundle) -> None:
+        screen.print("\n".join(bundle_lines(first)), markup=False, soft_wrap=True)
+
     more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
     if plan.data.rollouts:
         more["rollouts"] = plan.data.rollouts
-    published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
+    published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets, show_first=show)
     if plan.data.prompt is not None:
         more["prompt"] = await published_prompt(client, plan.name, plan.data.prompt)
     return {**published.inputs, **more}

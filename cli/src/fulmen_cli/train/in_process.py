@@ -29,7 +29,7 @@ _WITH_ROLLOUTS: Final = frozenset({"grpo", "replay"})
 
 def run_training(train: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:
     """Runs `train`, with a stack in this process if `in_process` is set."""
-    if not given["in_process"]:
+    if not given["in_process"] or given["dry_run"]:
         run_at_once(train, connection, given)
         return
     folder = StackFolder(connection.state_dir.resolve() / FOLDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from fulmen.errors import ResourceNotFound
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.train_toml.agent import AgentConfig, agent_spec
 from fulmen.train_toml.train import ConfigError
+from fulmen_cli.secret.commands import list_secrets
 from fulmen_cli.train.bundle import Bundle
 from fulmen_cli.train.task_files import Dataset
 
-__all__ = ["Published", "Publisher", "best_prompt", "publish", "published_prompt"]
+__all__ = ["Published", "Publisher", "best_prompt", "publish", "published_prompt", "require_secrets"]
 
 AGENT_CONTENT_TYPE = "application/x-protobuf; messageType=fulmen.runner.v1.AgentSpec"
 BUNDLE_CONTENT_TYPE = "application/gzip"
@@ -33,7 +35,13 @@ class Published:
 
 
 async def publish(
-    client: Client, *, name: str, agent: AgentConfig, bundle: Bundle, datasets: dict[str, Dataset]
+    client: Client,
+    *,
+    name: str,
+    agent: AgentConfig,
+    bundle: Bundle,
+    datasets: dict[str, Dataset],
+    show_first: Callable[[Bundle], None] = lambda bundle: None,
 ) -> Published:
     """Publishes all inputs, the bundle before the agent that names it.
 
@@ -43,11 +51,14 @@ async def publish(
         agent: how the agent is started.
         bundle: the agent's files.
         datasets: the data by use.
+        show_first: called before a bundle of this name is published for the first time.
 
     Raises:
         FulmenError: if the store refuses or cannot be reached.
     """
     publisher = Publisher(client)
+    if not await publisher.has(f"bundle.{name}"):
+        show_first(bundle)
     bundle_version = await publisher.put(f"bundle.{name}", "bundle", BUNDLE_CONTENT_TYPE, bundle.content)
     spec = agent_spec(agent, bundle_version).SerializeToString(deterministic=True)
     inputs = {
@@ -58,6 +69,20 @@ async def publish(
         resource = f"dataset.{name}.{use}"
         inputs[use] = await publisher.put(resource, "dataset", DATASET_CONTENT_TYPE, dataset.content)
     return Published(inputs=inputs, new=tuple(publisher.new))
+
+
+async def require_secrets(client: Client, names: Sequence[str]) -> None:
+    """Checks that the project has the secrets that an agent names.
+
+    Raises:
+        ConfigError: if any is missing; lists all of them.
+    """
+    if not names:
+        return
+    known = {each.name for each in await list_secrets(client)}
+    missing = [f"{name}: run `fulmen secret set {name}`" for name in names if name not in known]
+    if missing:
+        raise ConfigError("The agent names secrets that do not exist; nothing was created.", missing)
 
 
 async def published_prompt(client: Client, name: str, path: Path) -> str:
@@ -104,6 +129,10 @@ class Publisher:
         )
         self.new.append(answer.resources[0].name)
         return str(answer.resources[0].name)
+
+    async def has(self, resource_id: str) -> bool:
+        """Returns whether a resource has a version."""
+        return await self._latest(resource_id) is not None
 
     async def _latest(self, resource_id: str) -> resource_pb2.ResourceVersion | None:
         try:

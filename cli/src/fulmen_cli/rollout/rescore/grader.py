@@ -106,7 +106,7 @@ def chosen_grader(options: GraderOptions, judge: JudgeOptions) -> ChosenGrader:
     if agent.judge is not None:
         entry = json.dumps({key: value for key, value in asdict(agent.judge).items() if value}, sort_keys=True)
         return ChosenGrader(identity=GraderIdentity(kind="judge", entry=entry), spec=spec, archive=b"")
-    archive = pack_bundle(folder).content
+    archive = pack_bundle(folder, agent=agent).content
     identity = GraderIdentity(
         kind="python" if agent.grader else "command",
         entry=agent.grader or shlex.join(agent.grader_command),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fulmen.runner.v1 import agent_spec_pb2
+from fulmen.secrets import secrets_problems
 from fulmen.train_toml.reader import TableReader
 
 __all__ = [
@@ -30,6 +31,7 @@ MAX_JOB_BYTES: Final = 64 * 1024
 MAX_PROMPT_BYTES: Final = 64 * 1024
 MAX_OUTPUT_BYTES: Final = 65_536
 MAX_ENVIRONMENT: Final = 64
+MAX_INCLUDED: Final = 256
 MAX_DIMENSIONS: Final = 16
 MAX_SAMPLES: Final = 9
 MAX_PROCESSES: Final = 1_000_000
@@ -88,6 +90,8 @@ class AgentConfig:
         max_output_bytes: Maximum output kept, except of Python callables; 0 means the maximum.
         limits: Limits of one attempt.
         environment: Further environment variables.
+        secrets: Names of the project's secrets that its attempts get as environment variables.
+        include: Patterns of files that its bundle takes although they would be left out.
         grader: A Python callable that grades.
         grader_command: A command that grades.
         judge: A language model that grades.
@@ -101,6 +105,8 @@ class AgentConfig:
     max_output_bytes: int = 0
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     grader: str = ""
     grader_command: tuple[str, ...] = ()
     judge: JudgeConfig | None = None
@@ -113,7 +119,7 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
         table: the table.
         folder: base of relative paths.
     """
-    table.known(*_ENTRIES, "isolation", "max_output", "limits", "environment", *_GRADERS)
+    table.known(*_ENTRIES, "isolation", "max_output", "limits", "environment", "secrets", "include", *_GRADERS)
     _at_most_one(table)
     agent = AgentConfig(
         python=table.target("python", folder),
@@ -124,10 +130,14 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
         max_output_bytes=_output(table),
         limits=_limits(table.table("limits")),
         environment=_environment(table),
+        secrets=table.words("secrets", '["WEATHER_KEY"]'),
+        include=_included(table),
         grader=table.target("grader", folder),
         grader_command=table.words("grader_command", '["python", "grade.py"]'),
         judge=_judge(table.table("judge"), folder) if "judge" in table else None,
     )
+    for problem in secrets_problems(agent.secrets, tuple(agent.environment)):
+        table.problem("secrets", problem)
     _without_effect(table, agent)
     return agent
 
@@ -139,7 +149,7 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
         agent: the agent.
         bundle: `resources/{id}/versions/{n}` of its files; empty if it is installed.
     """
-    spec = agent_spec_pb2.AgentSpec(bundle=bundle, environment=dict(agent.environment))
+    spec = agent_spec_pb2.AgentSpec(bundle=bundle, environment=dict(agent.environment), secrets=agent.secrets)
     isolation = _ISOLATION_VALUES[agent.isolation]
     if agent.python:
         spec.python.target = agent.python
@@ -196,6 +206,7 @@ def agent_config(spec: agent_spec_pb2.AgentSpec) -> AgentConfig:
             process_count=spec.limits.process_count,
         ),
         environment=dict(spec.environment),
+        secrets=tuple(spec.secrets),
         grader=spec.grader.python.target,
         grader_command=tuple(spec.grader.command.argv),
         judge=_judge_of(spec.grader.judge) if grader == "judge" else None,
@@ -294,6 +305,13 @@ def _environment(table: TableReader) -> dict[str, str]:
     if len(environment) > MAX_ENVIRONMENT:
         table.problem("environment", f"at most {MAX_ENVIRONMENT} variables")
     return environment
+
+
+def _included(table: TableReader) -> tuple[str, ...]:
+    include = table.words("include", '["certs/test.pem", "node_modules/"]')
+    if len(include) > MAX_INCLUDED:
+        table.problem("include", f"at most {MAX_INCLUDED} patterns")
+    return include
 
 
 def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:

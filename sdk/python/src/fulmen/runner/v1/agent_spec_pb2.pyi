@@ -16,7 +16,7 @@ ISOLATION_RUNNER: Isolation
 ISOLATION_PROCESS: Isolation
 
 class AgentSpec(_message.Message):
-    __slots__ = ("bundle", "python", "command", "container", "job", "grader", "environment", "limits")
+    __slots__ = ("bundle", "python", "command", "container", "job", "grader", "environment", "limits", "secrets")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AgentSpec(_message.Message):
     GRADER_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
     bundle: str
     python: PythonEntry
     command: CommandEntry
@@ -40,7 +41,8 @@ class AgentSpec(_message.Message):
     grader: Grader
     environment: _containers.ScalarMap[str, str]
     limits: Limits
-    def __init__(self, bundle: _Optional[str] = ..., python: _Optional[_Union[PythonEntry, _Mapping]] = ..., command: _Optional[_Union[CommandEntry, _Mapping]] = ..., container: _Optional[_Union[ContainerEntry, _Mapping]] = ..., job: _Optional[_Union[JobEntry, _Mapping]] = ..., grader: _Optional[_Union[Grader, _Mapping]] = ..., environment: _Optional[_Mapping[str, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    secrets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bundle: _Optional[str] = ..., python: _Optional[_Union[PythonEntry, _Mapping]] = ..., command: _Optional[_Union[CommandEntry, _Mapping]] = ..., container: _Optional[_Union[ContainerEntry, _Mapping]] = ..., job: _Optional[_Union[JobEntry, _Mapping]] = ..., grader: _Optional[_Union[Grader, _Mapping]] = ..., environment: _Optional[_Mapping[str, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., secrets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("memory_bytes", "cpu_count", "process_count")

@@ -1,0 +1,80 @@
+"""Names and limits of secrets, as the store checks them and command lines explain them.
+
+A name says what a secret is for: `WEATHER_KEY` is the environment variable of agents that ask for it, `openai` the key of
+backends that have this `key_name`. No name is both, so that neither kind is ever given to the other's readers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = [
+    "MAX_AGENT_SECRETS",
+    "MAX_HOSTS",
+    "MAX_SECRETS",
+    "MAX_VALUE_BYTES",
+    "MIN_VALUE_BYTES",
+    "is_backend_key",
+    "name_problem",
+    "secrets_problems",
+]
+
+MAX_SECRETS: Final = 100
+"""Maximum number of secrets of a project."""
+
+MIN_VALUE_BYTES: Final = 8
+"""Minimum size of a value: shorter ones cannot be masked in output without masking other text."""
+
+MAX_VALUE_BYTES: Final = 64 * 1024
+MAX_HOSTS: Final = 16
+MAX_AGENT_SECRETS: Final = 16
+
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_BACKEND_KEY: Final = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
+_MODEL_KEYS: Final = frozenset({"OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"})
+_SET_BY_RUNNERS: Final = frozenset(
+    {"HOME", "NODE_EXTRA_CA_CERTS", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "TMPDIR", "TRACEPARENT"}
+)
+_PREFIXES_OF_RUNNERS: Final = ("FULMEN_", "OTEL_")
+
+
+def is_backend_key(name: str) -> bool:
+    """Returns True if a name is that of a backend's key, not of an agent's variable."""
+    return bool(_BACKEND_KEY.fullmatch(name))
+
+
+def name_problem(name: str) -> str:
+    """Returns the problem with the name of a secret of agents, or of a backend's key; empty if it is valid."""
+    if is_backend_key(name):
+        return ""
+    if not _VARIABLE.fullmatch(name):
+        return (
+            "is neither a variable of agents (A-Z, 0-9 and _, at most 64 characters) nor the name of a backend's key "
+            "(a-z, 0-9, '.', '_' and '-', at most 63); both begin with a letter"
+        )
+    if name in _MODEL_KEYS:
+        return (
+            "is the address or key with which agents call models through the proxy. Give a vendor's key to the proxy, "
+            "under a name such as openai, or take another name"
+        )
+    if name in _SET_BY_RUNNERS or name.startswith(_PREFIXES_OF_RUNNERS):
+        return "is set by runners. Take another name"
+    return ""
+
+
+def secrets_problems(names: tuple[str, ...], environment: tuple[str, ...]) -> list[str]:
+    """Returns the problems with the secrets that an agent names.
+
+    Args:
+        names: The names.
+        environment: Names of the agent's other variables.
+    """
+    problems = [f"{name[:64]!r} {problem}" for name in names if (problem := name_problem(name))]
+    problems += [f"{name!r} is a backend's key, which agents never get" for name in names if is_backend_key(name)]
+    problems += [f"{name!r} is also in environment" for name in names if name in environment]
+    if len(set(names)) < len(names):
+        problems.append("each only once")
+    if len(names) > MAX_AGENT_SECRETS:
+        problems.append(f"at most {MAX_AGENT_SECRETS}")
+    return problems
