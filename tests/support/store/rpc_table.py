@@ -23,6 +23,7 @@ from fulmen.store.v1 import (
     rollout_pb2,
     rollout_service_pb2,
     runner_registry_service_pb2,
+    secret_service_pb2,
     span_pb2,
     span_service_pb2,
     usage_service_pb2,
@@ -49,6 +50,7 @@ RESOURCES, RUNNERS, PROJECTS = (
 )
 USAGE = "/fulmen.store.v1.UsageService/"
 SCALER = "/externalscaler.ExternalScaler/"
+SECRETS = "/fulmen.store.v1.SecretService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -129,6 +131,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 
 
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
+sec = secret_service_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -234,6 +237,19 @@ PROBES: dict[str, list[Probe]] = {
     USAGE + "SyncUsage": [
         lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
     ],
+    SECRETS + "SetSecret": [
+        lambda t: [sec.SetSecretRequest(project=t.project, name="WEATHER_KEY", value=b"sunny-and-warm")],
+        lambda t: [sec.SetSecretRequest(project=t.project, name="openai", value=b"x" * 8, hosts=["api.openai.com"])],
+    ],
+    SECRETS + "ListSecrets": [lambda t: [sec.ListSecretsRequest(project=t.project)]],
+    SECRETS + "DeleteSecret": [
+        lambda t: [sec.DeleteSecretRequest(project=t.project, name="WEATHER_KEY")],
+        lambda t: [sec.DeleteSecretRequest(project=t.project, name="openai")],
+    ],
+    SECRETS + "GetAttemptSecrets": [
+        lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
+    ],
+    SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
     NOTIFY: [
         lambda t: [
             peer_service_pb2.NotifyRequest(
@@ -259,10 +275,12 @@ LISTINGS: dict[str, Message] = {
     PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
     PROJECTS + "ListSigningKeys": prj.ListSigningKeysRequest(),
     USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
+    SECRETS + "ListSecrets": sec.ListSecretsRequest(),
+    SECRETS + "GetBackendKeys": sec.GetBackendKeysRequest(),
 }
 
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
-# Who may call what. Whatever is not here, nobody but an administrator may.
+# Who may call what. Whatever is not here, nobody but an administrator may; values of secrets, not even that one.
 MAY_CALL: dict[str, set[Role]] = {
     ROLLOUTS + "BatchCreateRollouts": {A, S, C},
     ROLLOUTS + "StreamCreateRollouts": {A, S, C},
@@ -308,6 +326,11 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "RefreshToken": {A, S, R},
     USAGE + "SyncUsage": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
+    SECRETS + "SetSecret": {A, S, C},
+    SECRETS + "ListSecrets": {A, S, C, V},
+    SECRETS + "DeleteSecret": {A, S, C},
+    SECRETS + "GetAttemptSecrets": {R},
+    SECRETS + "GetBackendKeys": {S},
     NOTIFY: {A, S},
     EXPORT: {A, S, R, K},
 }

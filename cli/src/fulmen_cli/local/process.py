@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from fulmen_cli.local.record import private_opener
+
 if TYPE_CHECKING:
     from fulmen_service_kit.forks import ForkedProcess, ForkServer
 
@@ -56,6 +58,7 @@ class ChildProcess:
         log_file: Path,
         folder: Path,
         inherited: tuple[int, ...] = (),
+        umask: int = -1,
     ) -> ChildProcess:
         """Starts `python -m module` (never from the working folder) with exactly this environment; its output goes to the end of the log file.
 
@@ -65,7 +68,7 @@ class ChildProcess:
         from fulmen_service_kit import launch
 
         program = (sys.executable, "-P", "-m", module, *arguments)
-        with log_file.open("ab") as log:
+        with open(log_file, "ab", opener=private_opener) as log:  # noqa: ASYNC230  # Opened at once.
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
@@ -80,6 +83,7 @@ class ChildProcess:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=inherited,
+                umask=umask,
             )
         return cls(process)
 

@@ -26,6 +26,8 @@ __all__ = [
     "StackRecord",
     "StackState",
     "find_running",
+    "make_private",
+    "private_opener",
     "write_atomically",
 ]
 
@@ -35,6 +37,7 @@ PORTS_FILE: Final = "ports.json"
 LOCK_PATIENCE_S: Final = 1.0
 LOCK_INTERVAL_S: Final = 0.05
 _PRIVATE_MODE: Final = 0o600
+PRIVATE_FOLDER_MODE: Final = 0o700
 
 
 class StackState(StrEnum):
@@ -135,9 +138,10 @@ class StackFolder:
         return self.logs / f"{service}.log"
 
     def create(self) -> None:
-        """Creates the directories, unless they exist."""
-        for folder in (self.path, self.logs, self.ready_files):
-            folder.mkdir(parents=True, exist_ok=True)
+        """Creates the directories, unless they exist, for their owner alone and ignored by git."""
+        make_private(self.path)
+        for folder in (self.logs, self.ready_files):
+            folder.mkdir(mode=PRIVATE_FOLDER_MODE, exist_ok=True)
 
     def is_running(self) -> bool:
         """Returns whether a supervisor holds the lock; unlike a process id, a lock is never stale."""
@@ -217,6 +221,20 @@ def find_running(state_dir: Path) -> LocalStack | None:
         store=record.targets["store"], algorithm=record.targets["algorithm"], llm_proxy=record.targets["llm_proxy"]
     )
     return LocalStack(targets=targets, token=Path(record.client_token_file).read_text(encoding="utf-8").strip())
+
+
+def make_private(folder: Path) -> None:
+    """Makes a state directory, unless it exists: nobody else can read it, and git takes nothing of it."""
+    folder.mkdir(mode=PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
+    folder.chmod(PRIVATE_FOLDER_MODE)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        write_atomically(ignore, "*\n", private=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Opens a file that is created for its owner alone; the `opener` of `open`."""
+    return os.open(path, flags, _PRIVATE_MODE)
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:

@@ -34,7 +34,7 @@ from fulmen_cli.local.services import (
     targets_of,
 )
 
-__all__ = ["LocalStack", "StackSettings"]
+__all__ = ["PRIVATE_UMASK", "LocalStack", "StackSettings"]
 
 READY_LIMIT_S: Final = 90.0
 # Longer than the longest drain grace of a service (the runner: 30 s).
@@ -43,6 +43,8 @@ DATABASE: Final = "database"
 FORK_SERVER: Final = "fork-server"
 RUNNERS_PROJECTS: Final = "FULMEN_RUNNER_PROJECTS"
 LOG_TAIL_LINES: Final = 15
+PRIVATE_UMASK: Final = 0o077
+AGENTS_UMASK: Final = 0o022
 # Small: the whole stack shares one machine, and the demo's database is a few MB.
 DATABASE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"shared_buffers": "64MB", "max_connections": "60"})
 
@@ -301,6 +303,8 @@ class LocalStack:
             environment=spec.environment,
             log_file=self.folder.log_file(spec.name),
             folder=self.folder.path,
+            # Files of services are private. Agents choose the modes of their own, which may be read by other users.
+            umask=AGENTS_UMASK if spec.kind == "runner" else PRIVATE_UMASK,
         )
 
     async def _await_ready(self, name: str) -> None:

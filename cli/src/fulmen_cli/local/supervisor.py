@@ -22,7 +22,7 @@ from fulmen_cli.local.fleet import DEFAULT_SLOTS, FleetKeeper, FleetPace, FleetR
 from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.postgres import EmbeddedPostgresError
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackState
-from fulmen_cli.local.stack import LocalStack, StackSettings
+from fulmen_cli.local.stack import PRIVATE_UMASK, LocalStack, StackSettings
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
 
@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("settings", help='JSON: {"state_dir": ..., "runners": ..., "slots": ..., "ports": {...}}')
     given = json.loads(parser.parse_args().settings)
     settings = StackSettings(**{**given, "state_dir": Path(given["state_dir"])})
+    os.umask(PRIVATE_UMASK)
     folder = StackFolder(settings.state_dir.resolve())
     folder.create()
     try:

@@ -22,7 +22,7 @@ from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.fleet import FleetRange, fleet_range
 from fulmen_cli.local.ports import DEFAULT_PORTS
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState
+from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState, private_opener
 from fulmen_cli.local.services import port_names, require_installed
 from fulmen_cli.output import console, print_json
 from fulmen_cli.stack.status import stack_table, status_of
@@ -224,7 +224,7 @@ def _start_supervisor(folder: StackFolder, settings: dict[str, object], *, tied:
         from fulmen_service_kit import launch
 
         command = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command]
-    with folder.log_file("supervisor").open("wb") as log:
+    with open(folder.log_file("supervisor"), "wb", opener=private_opener) as log:  # Path.open has none.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder.path
         )

@@ -28,88 +28,88 @@ SCANNED_PIECE_BYTES: Final = 1024 * 1024
 # Longer than any pattern's match, so that none is lost between two pieces.
 SCANNED_OVERLAP_BYTES: Final = 512
 
-SECRET: Final = "may hold secrets"
+SECRET: Final = "may hold secrets"  # noqa: S105  # A reason.
 CACHE: Final = "a cache, or installed software"
 
 _SECRET_NAMES: Final = GitIgnoreSpec.from_lines(
-    """
-    .env*
-    *.env
-    *.pem
-    *.key
-    *.p12
-    *.pfx
-    *.p8
-    *.jks
-    *.keystore
-    *.ppk
-    *.kdbx
-    *.crt
-    *.cer
-    *.der
-    *.tfstate
-    *.tfstate.backup
-    *.kubeconfig
-    id_rsa*
-    id_dsa*
-    id_ecdsa*
-    id_ed25519*
-    kubeconfig*
-    .ssh
-    .aws
-    .azure
-    .gnupg
-    .kube
-    .docker
-    .gcloud
-    .config/gcloud
-    .git-credentials
-    .htpasswd
-    .my.cnf
-    .netrc
-    _netrc
-    .npmrc
-    .pgpass
-    .pypirc
-    .vault-token
-    client_secret*.json
-    credentials.json
-    service-account*.json
-    service_account*.json
-    secrets.json
-    secrets.toml
-    secrets.yaml
-    secrets.yml
-    """.split()
+    [
+        ".env*",
+        "*.env",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.p8",
+        "*.jks",
+        "*.keystore",
+        "*.ppk",
+        "*.kdbx",
+        "*.crt",
+        "*.cer",
+        "*.der",
+        "*.tfstate",
+        "*.tfstate.backup",
+        "*.kubeconfig",
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        "kubeconfig*",
+        ".ssh",
+        ".aws",
+        ".azure",
+        ".gnupg",
+        ".kube",
+        ".docker",
+        ".gcloud",
+        ".config/gcloud",
+        ".git-credentials",
+        ".htpasswd",
+        ".my.cnf",
+        ".netrc",
+        "_netrc",
+        ".npmrc",
+        ".pgpass",
+        ".pypirc",
+        ".vault-token",
+        "client_secret*.json",
+        "credentials.json",
+        "service-account*.json",
+        "service_account*.json",
+        "secrets.json",
+        "secrets.toml",
+        "secrets.yaml",
+        "secrets.yml",
+    ]
 )
 _CACHE_NAMES: Final = GitIgnoreSpec.from_lines(
-    """
-    .git
-    .hg
-    .svn
-    .fulmen
-    .venv
-    venv
-    node_modules
-    __pycache__
-    *.pyc
-    *.pyo
-    *.swp
-    .cache
-    .eggs
-    .idea
-    .ipynb_checkpoints
-    .mypy_cache
-    .nox
-    .pytest_cache
-    .ruff_cache
-    .terraform
-    .tox
-    .vscode
-    .DS_Store
-    Thumbs.db
-    wandb/
-    """.split()
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        ".fulmen",
+        ".venv",
+        "venv",
+        "node_modules",
+        "__pycache__",
+        "*.pyc",
+        "*.pyo",
+        "*.swp",
+        ".cache",
+        ".eggs",
+        ".idea",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".nox",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".terraform",
+        ".tox",
+        ".vscode",
+        ".DS_Store",
+        "Thumbs.db",
+        "wandb/",
+    ]
 )
 _VIRTUAL_ENVIRONMENT: Final = "pyvenv.cfg"
 
@@ -188,7 +188,7 @@ class _Rules:
 
 def _ignored(path: str, rules: tuple[_Rules, ...]) -> str:
     """Returns why a path is ignored: the last pattern of the deepest file that matches it decides; empty if it is not."""
-    for rule in sorted(rules[::-1], key=lambda each: not each.wins):
+    for rule in sorted(reversed(rules), key=lambda each: not each.wins):  # Stable: the deepest first.
         verdict = rule.spec.check_file(path.removeprefix(rule.base)).include
         if verdict is not None:
             return f"ignored by {rule.source}" if verdict else ""

@@ -25,6 +25,7 @@ from fulmen.train_toml.train import ConfigError, TrainConfig, load_train_config,
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.local.record import make_private
 from fulmen_cli.output import as_dict, console, print_json, print_rows
 from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
@@ -128,6 +129,8 @@ async def train(
         outcomes = await training.run()
         compared = compared_stage(outcomes)
         sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
+    if report_dir is None:
+        make_private(connection.state_dir)
     save_report(folder, f"Training of {plan.name}", outcomes, sample)
     summary = _as_json(outcomes, sample, folder)
     (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -157,7 +160,9 @@ async def _published(
     more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
     if plan.data.rollouts:
         more["rollouts"] = plan.data.rollouts
-    published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets, show_first=show)
+    published = await publish(
+        client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets, show_first=show
+    )
     if plan.data.prompt is not None:
         more["prompt"] = await published_prompt(client, plan.name, plan.data.prompt)
     return {**published.inputs, **more}

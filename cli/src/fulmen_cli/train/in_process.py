@@ -14,7 +14,7 @@ from fulmen_cli.command import run_at_once
 from fulmen_cli.connection import Connection
 from fulmen_cli.local.in_process import DEBUGGING, InProcessStack, run_with_agents_in_main_thread
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_cli.local.record import StackFolder
+from fulmen_cli.local.record import StackFolder, make_private
 from fulmen_cli.local.stack import StackSettings
 
 __all__ = ["run_training", "unhurried"]
@@ -59,6 +59,7 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
             # A killed process left it running.
             EmbeddedPostgres(folder.database).stop()
         shutil.rmtree(folder.path, ignore_errors=True)
+    make_private(connection.state_dir.resolve())
     folder.create()
     config: Path = given["config"]
     run_with_agents_in_main_thread(work, folder=config.resolve().parent, log_file=folder.log_file("services"))

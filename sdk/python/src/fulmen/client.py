@@ -23,6 +23,7 @@ from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
+from fulmen.store.v1.secret_service_pb2_grpc import SecretServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
 from fulmen.tls import TlsFiles
@@ -61,6 +62,7 @@ class Client:
     runners: RunnerRegistryServiceStub
     projects: ProjectServiceStub
     usage: UsageServiceStub
+    secrets: SecretServiceStub
     training_runs: TrainingRunServiceStub
     exchanges: GradientExchangeServiceStub
     routes: RouteServiceStub
@@ -88,6 +90,7 @@ async def connect(targets: Targets, *, token: Token, tls: TlsFiles | None = None
             runners=RunnerRegistryServiceStub(store),
             projects=ProjectServiceStub(store),
             usage=UsageServiceStub(store),
+            secrets=SecretServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             exchanges=GradientExchangeServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),

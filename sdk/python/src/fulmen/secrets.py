@@ -6,17 +6,22 @@ backends that have this `key_name`. No name is both, so that neither kind is eve
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from typing import Final
 
 __all__ = [
     "MAX_AGENT_SECRETS",
+    "MAX_BACKEND_KEY_BYTES",
+    "MAX_HOST",
     "MAX_HOSTS",
     "MAX_SECRETS",
     "MAX_VALUE_BYTES",
     "MIN_VALUE_BYTES",
     "is_backend_key",
     "name_problem",
+    "place",
     "secrets_problems",
 ]
 
@@ -27,8 +32,11 @@ MIN_VALUE_BYTES: Final = 8
 """Minimum size of a value: shorter ones cannot be masked in output without masking other text."""
 
 MAX_VALUE_BYTES: Final = 64 * 1024
+MAX_BACKEND_KEY_BYTES: Final = 8 * 1024
 MAX_HOSTS: Final = 16
+MAX_HOST: Final = 253
 MAX_AGENT_SECRETS: Final = 16
+"""Maximum number of secrets that one agent names."""
 
 _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _BACKEND_KEY: Final = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
@@ -42,6 +50,11 @@ _PREFIXES_OF_RUNNERS: Final = ("FULMEN_", "OTEL_")
 def is_backend_key(name: str) -> bool:
     """Returns True if a name is that of a backend's key, not of an agent's variable."""
     return bool(_BACKEND_KEY.fullmatch(name))
+
+
+def place(project: str, name: str, hosts: Iterable[str]) -> str:
+    """Returns the description of a secret's place, to which its sealed value is bound."""
+    return json.dumps([project, name, *hosts], ensure_ascii=False)
 
 
 def name_problem(name: str) -> str:

@@ -20,6 +20,7 @@ from fulmen.store.v1 import (
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    secret_service_pb2_grpc,
     span_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
@@ -30,6 +31,7 @@ from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.permissions import SCALER
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
+from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
 from fulmen_service_kit.security.tokens import Caller, OwnToken, TokenSigner, TokenVerifier
 from fulmen_service_kit.security.tokens import Role as TokenRole
 from fulmen_service_kit.settings import ServiceSettings
@@ -75,6 +77,8 @@ from fulmen_store.scheduling.queue_stats import StatsCache
 from fulmen_store.scheduling.quotas import QueueQuotas
 from fulmen_store.scheduling.runner_streams import Drained, RunnerStreams
 from fulmen_store.scheduling.table import DemandTable, DurationTable, QueueStatsTable
+from fulmen_store.secrets.secrets import SecretResealer, Secrets
+from fulmen_store.secrets.table import SecretTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.spans import Spans
@@ -89,6 +93,7 @@ from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import ScalerService
+from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
 from fulmen_store.usage.sync import UsageSync
@@ -105,6 +110,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.ProjectService",
     "fulmen.store.v1.PeerService",
     "fulmen.store.v1.UsageService",
+    "fulmen.store.v1.SecretService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
 )
@@ -346,6 +352,14 @@ class _Services:
             verifier=verifier,
             keys=keys,
         )
+        secrets, sealer = SecretTable(database), Sealer(keys.lines, SECRETS_LABEL)
+        self.secrets = SecretService(
+            secrets=Secrets(table=secrets, sealer=sealer),
+            table=secrets,
+            resources=queue.resource_table,
+            projects=queue.project_names,
+            proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
+        )
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
             table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
@@ -368,6 +382,7 @@ class _Services:
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "usage-retention": UsageRetention(table=usage),
+            "secret-resealer": SecretResealer(table=secrets, sealer=sealer),
         }
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -377,6 +392,7 @@ class _Services:
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
+        secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)

@@ -113,6 +113,10 @@ class StoreKeys:
         self._derive()
         return self._own[0]
 
+    def lines(self) -> tuple[bytes, ...]:
+        """Returns the signing keys, from which further keys are derived; a new object after a change."""
+        return self._lines.accepted()
+
     def published(self) -> tuple[bytes, ...]:
         """Returns all public keys, that of the signing key first."""
         self._derive()

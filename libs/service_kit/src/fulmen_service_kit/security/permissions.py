@@ -1,6 +1,6 @@
 """Who may do what: one table for all services, and the one function that decides by it.
 
-Invariant: an action that the table does not name is open to admins only. `docs/security.md` prints the table.
+Invariant: an action that the table does not name is open to admins only. Values of secrets are closed to admins too. `docs/security.md` prints the table.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ __all__ = [
     "RULES",
     "SCALER",
     "SELF_CHECKING",
+    "SET_BACKEND_KEY",
     "Rule",
     "Scope",
     "is_allowed",
@@ -44,15 +45,21 @@ class Rule:
 
     Attributes:
         roles: Roles that may, besides ADMIN.
+        admins: Whether ADMIN may.
         scope: What it touches.
         audited: Fields of the request for the audit log, paths such as `project.name`; None if calls are not audited.
         is_bulk: Whether it moves so much that the limits of its project do not apply: gradients.
     """
 
     roles: frozenset[Role] = frozenset()
+    admins: bool = True
     scope: Scope = Scope.PROJECT
     audited: tuple[str, ...] | None = None
     is_bulk: bool = False
+
+    def allows(self, role: Role) -> bool:
+        """Returns True if a role may do it, in some project."""
+        return role in self.roles or (self.admins and role is Role.ADMIN)
 
 
 _KIND_PREFIX: Final = "publish "
@@ -65,6 +72,10 @@ def kind_action(kind: str) -> str:
 
 def _to(*roles: Role, scope: Scope = Scope.PROJECT, audited: tuple[str, ...] | None = None) -> Rule:
     return Rule(roles=frozenset(roles), scope=scope, audited=audited)
+
+
+def _only(*roles: Role) -> Rule:
+    return Rule(roles=frozenset(roles), admins=False)
 
 
 _SERVICE, _RUNNER, _CLIENT, _READER, _ATTEMPT = Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
@@ -135,6 +146,14 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RefreshToken": _to(_SERVICE, _RUNNER, audited=("project",)),
     },
     "fulmen.store.v1.UsageService": {"SyncUsage": _to(_SERVICE), "GetUsage": _to(*_VIEWERS)},
+    "fulmen.store.v1.SecretService": {
+        "SetSecret": _to(*_WRITERS, audited=("project", "name", "hosts")),
+        "ListSecrets": _to(*_VIEWERS),
+        "DeleteSecret": _to(*_WRITERS, audited=("project", "name")),
+        # The only readers of values.
+        "GetAttemptSecrets": _only(_RUNNER),
+        "GetBackendKeys": _only(_SERVICE),
+    },
     "fulmen.store.v1.PeerService": {"Notify": _to(_SERVICE, scope=_DEPLOYMENT)},
     "fulmen.llm_proxy.v1.RouteService": {
         "PutRoute": _to(_SERVICE, scope=_SHARED, audited=("route.name",)),
@@ -204,12 +223,15 @@ _KINDS: Final[Mapping[str, Rule]] = {
 }
 
 MODEL_CALL: Final = "call a model over HTTP"
+SET_BACKEND_KEY: Final = "set the key of a backend"
 MODEL_CALL_FOR_ATTEMPT: Final = "call a model over HTTP for an attempt"
 
 RULES: Final[Mapping[str, Rule]] = {
     f"/{service}/{rpc}": rule for service, rules in _RPCS.items() for rpc, rule in rules.items()
 } | {
     MODEL_CALL: _to(*_WRITERS, _ATTEMPT),
+    # Like backends: the proxy sends it where backends are.
+    SET_BACKEND_KEY: _to(_SERVICE),
     MODEL_CALL_FOR_ATTEMPT: _to(*_WRITERS, _ATTEMPT, _RUNNER),
     **{kind_action(kind): rule for kind, rule in _KINDS.items()},
 }
@@ -240,7 +262,7 @@ def is_allowed(caller: Caller, action: str, project: str | None) -> bool:
             none, or if the projects of its objects are checked one by one.
     """
     found = rule(action)
-    if caller.role is not Role.ADMIN and caller.role not in found.roles:
+    if not found.allows(caller.role):
         return False
     if found.scope is Scope.DEPLOYMENT:
         project = ALL_PROJECTS
@@ -256,8 +278,8 @@ def require(caller: Caller, action: str, project: str | None = None) -> None:
     if is_allowed(caller, action, project):
         return
     found, shown = rule(action), action.removeprefix("/")
-    if caller.role is not Role.ADMIN and caller.role not in found.roles:
-        roles = ", ".join(sorted({Role.ADMIN, *found.roles}))
+    if not found.allows(caller.role):
+        roles = ", ".join(sorted(role for role in Role if found.allows(role)))
         text = f"A token of role {caller.role} may not use {shown}. Use a token of role {roles}."
     elif found.scope is Scope.DEPLOYMENT:
         text = f"{shown} affects all projects. Use a token for all projects."

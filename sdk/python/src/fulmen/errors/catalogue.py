@@ -267,6 +267,12 @@ class ProjectNotFound(NotFound):
     reason = "PROJECT_NOT_FOUND"
 
 
+class SecretNotFound(NotFound):
+    """Secrets do not exist or can no longer be decrypted; `metadata["secrets"]` names them."""
+
+    reason = "SECRET_NOT_FOUND"
+
+
 class TokenNotFound(NotFound):
     """The token does not exist."""
 

@@ -163,3 +163,17 @@ create unlogged table usage_window (
     windows bytea not null,
     seen_at timestamptz not null default now()
 ) with (fillfactor = 50);
+
+-- Secrets of projects. `sealed` is encrypted with a key derived from a signing key, whose id is `key_id`, and bound to
+-- the names of project and secret and to the hosts.
+create table secret (
+    project_id int not null,
+    name text not null check (length(name) between 1 and 64),
+    -- Of a backend's key: where it may be sent. Empty for a variable of agents.
+    hosts text[] not null check (cardinality(hosts) <= 16),
+    key_id bytea not null check (length(key_id) = 8),
+    sealed bytea not null check (length(sealed) <= 65600),
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    primary key (project_id, name)
+);

@@ -1,0 +1,1 @@
+"""Secrets of projects: encrypted values that only runners and the LLM proxy read."""
