@@ -19,6 +19,7 @@ from fulmen_cli.rollout import backlog, spans, traces
 from fulmen_cli.rollout import commands as rollout_commands
 from fulmen_cli.run import commands as run_commands
 from fulmen_cli.runner import commands as runner_commands
+from fulmen_cli.secret import commands as secret_commands
 from fulmen_cli.stack import commands as stack_commands
 from fulmen_cli.train import commands as train_commands
 
@@ -66,6 +67,7 @@ for module in (
     project_commands,
     usage,
     tokens,
+    secret_commands,
     doctor_commands,
     support,
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -131,6 +132,7 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
             otlp_url=where.otlp_url,
             calls_of=recording.count,
             timeout_s=timeout_s,
+            secrets=_secrets(subject.agent.secrets),
         )
         os.chdir(subject.folder)
         sys.path.insert(0, str(subject.folder))
@@ -170,6 +172,19 @@ def _models(options: ModelOptions, state_dir: Path) -> Models:
         )
     token = Connection(state_dir=state_dir).bearer() or ""
     return Endpoint(base_url=f"{record.targets['llm_proxy_http']}/v1", key=token, model=model)
+
+
+def _secrets(names: Sequence[str]) -> dict[str, str]:
+    """Returns the agent's secrets, from the variables of the same names.
+
+    Raises:
+        CommandFailed: if any is not set.
+    """
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        text = f"The agent's secrets {', '.join(missing)} are not set in this shell; stored ones are not read here."
+        raise CommandFailed(text, exit_code=Exit.USAGE)
+    return {name: os.environ[name] for name in names}
 
 
 def _watch_hosts(recording: Recording) -> None:

@@ -1,1 +1,1 @@
-"""Secrets of a project."""
+"""`fulmen secret`: secrets of agents and keys of backends."""

@@ -188,7 +188,8 @@ class _Rules:
 
 def _ignored(path: str, rules: tuple[_Rules, ...]) -> str:
     """Returns why a path is ignored: the last pattern of the deepest file that matches it decides; empty if it is not."""
-    for rule in sorted(reversed(rules), key=lambda each: not each.wins):  # Stable: the deepest first.
+    deepest_first = rules[::-1]
+    for rule in (*(each for each in deepest_first if each.wins), *(each for each in deepest_first if not each.wins)):
         verdict = rule.spec.check_file(path.removeprefix(rule.base)).include
         if verdict is not None:
             return f"ignored by {rule.source}" if verdict else ""

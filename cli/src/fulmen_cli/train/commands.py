@@ -118,7 +118,7 @@ async def train(
     async with connection.open() as client:
         counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
         screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
-        await require_secrets(client, plan.agent.secrets)
+        await require_secrets(client, plan.agent.secrets, in_process=in_process)
         known = await _algorithms(client)
         training = _Training(
             client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process

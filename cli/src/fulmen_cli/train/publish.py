@@ -12,7 +12,7 @@ from fulmen.errors import ResourceNotFound
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.train_toml.agent import AgentConfig, agent_spec
 from fulmen.train_toml.train import ConfigError
-from fulmen_cli.secret.commands import list_secrets
+from fulmen_cli.secret.commands import list_secrets, set_from_environment
 from fulmen_cli.train.bundle import Bundle
 from fulmen_cli.train.task_files import Dataset
 
@@ -71,16 +71,19 @@ async def publish(
     return Published(inputs=inputs, new=tuple(publisher.new))
 
 
-async def require_secrets(client: Client, names: Sequence[str]) -> None:
-    """Checks that the project has the secrets that an agent names.
+async def require_secrets(client: Client, names: Sequence[str], *, in_process: bool = False) -> None:
+    """Checks that the project has the secrets that an agent names; a stack in this process gets them from its environment.
 
     Raises:
         ConfigError: if any is missing; lists all of them.
     """
     if not names:
         return
+    if in_process:
+        await set_from_environment(client, names)
     known = {each.name for each in await list_secrets(client)}
-    missing = [f"{name}: run `fulmen secret set {name}`" for name in names if name not in known]
+    how = "set the variable {0} in this shell" if in_process else "run `fulmen secret set {0}`"
+    missing = [f"{name}: {how.format(name)}" for name in names if name not in known]
     if missing:
         raise ConfigError("The agent names secrets that do not exist; nothing was created.", missing)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "MAX_SECRETS",
     "MAX_VALUE_BYTES",
     "MIN_VALUE_BYTES",
+    "VENDORS",
+    "Vendor",
     "is_backend_key",
     "name_problem",
     "place",
@@ -45,6 +48,32 @@ _SET_BY_RUNNERS: Final = frozenset(
     {"HOME", "NODE_EXTRA_CA_CERTS", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "TMPDIR", "TRACEPARENT"}
 )
 _PREFIXES_OF_RUNNERS: Final = ("FULMEN_", "OTEL_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """A model provider: the usual variable of its key, and the host of its API."""
+
+    variable: str
+    host: str
+
+
+VENDORS: Final[Mapping[str, Vendor]] = {
+    name: Vendor(variable=f"{name.upper()}_API_KEY", host=host)
+    for name, host in {
+        "anthropic": "api.anthropic.com",
+        "deepseek": "api.deepseek.com",
+        "fireworks": "api.fireworks.ai",
+        "gemini": "generativelanguage.googleapis.com",
+        "groq": "api.groq.com",
+        "mistral": "api.mistral.ai",
+        "openai": "api.openai.com",
+        "openrouter": "openrouter.ai",
+        "together": "api.together.xyz",
+        "xai": "api.x.ai",
+    }.items()
+}
+"""Well-known vendors, by the name of their key."""
 
 
 def is_backend_key(name: str) -> bool:

@@ -80,6 +80,7 @@ class Stage:
         otlp_url: Receiver of spans, OTLP over gRPC.
         calls_of: Returns the number of an attempt's model calls, and of those that failed because of the infrastructure.
         timeout_s: Timeout of an attempt, in seconds; None for none.
+        secrets: The agent's secrets by variable.
         attempt_key: Returns a new attempt key.
     """
 
@@ -90,6 +91,7 @@ class Stage:
     otlp_url: str
     calls_of: Callable[[str], tuple[int, int]]
     timeout_s: float | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     attempt_key: Callable[[], str] = field(default=lambda: f"fulmen-check-{secrets.token_hex(16)}", repr=False)
 
 
@@ -119,6 +121,7 @@ def run_attempts(
     library = FixedLibrary(
         _specification(spec, packed=bool(stage.archive)),
         Bundle(archive=stage.archive, sha256_hex=stage.archive_sha256_hex),
+        stage.secrets,
     )
     assignments = [_assignment(data, content_type, stage) for data, content_type in inputs]
     failures: list[BaseException] = []
@@ -156,6 +159,7 @@ class FixedLibrary:
 
     known: Specification
     files: Bundle
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     async def specification(self, name: str, project: str) -> Specification:
         """Returns the one agent."""
@@ -168,6 +172,10 @@ class FixedLibrary:
     async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns no prompts."""
         return {}
+
+    async def secrets(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns the agent's secrets."""
+        return self.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,10 @@ class _OneProgram:
         """Returns no prompts."""
         return {}
 
+    async def secrets(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns no secrets."""
+        return {}
+
 
 class _NoCaptures:
     """No proxies: a grader's calls are not recorded with the attempt that it scores."""

@@ -62,6 +62,9 @@ class Shelf:
     async def prompts(self, assignment: Assignment) -> dict[str, str]:
         return {}
 
+    async def secrets(self, assignment: Assignment) -> dict[str, str]:
+        return {}
+
     async def bundle(self, name: str, project: str) -> Bundle:
         return self.bundles[name]
 

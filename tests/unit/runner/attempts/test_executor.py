@@ -35,6 +35,9 @@ class HandedOut:
     async def prompts(self, assignment: Assignment) -> dict[str, str]:
         return {}
 
+    async def secrets(self, assignment: Assignment) -> dict[str, str]:
+        return {}
+
     async def resolve(self, assignment: Assignment) -> Program:
         if self._failure is not None:
             raise self._failure

@@ -55,6 +55,9 @@ class Library(Protocol):
     async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns the texts of an attempt's prompts, by name. Raises AgentFailed or ProgramUnavailable."""
 
+    async def secrets(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns the secrets that an attempt's agent names, by variable. Raises AgentFailed or ProgramUnavailable."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
@@ -100,6 +103,10 @@ class Catalogue:
         """Returns an attempt's prompts by name. Raises AgentFailed or ProgramUnavailable."""
         return await self.library.prompts(assignment)
 
+    async def secrets(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns the secrets that an attempt's agent names, by variable. Raises AgentFailed or ProgramUnavailable."""
+        return await self.library.secrets(assignment)
+
     def _settled(self, key: tuple[str, str], task: "asyncio.Task[Program]") -> None:
         failed = task.cancelled() or task.exception() is not None
         # It may have been evicted while loading, and another load started.
@@ -133,6 +140,7 @@ class Catalogue:
                 agent=await self._agent(specification, directory, graded=graded),
                 grader=await self._grader(specification, directory),
                 environment=dict(specification.environment),
+                secrets=specification.secrets,
                 files=files,
             )
 

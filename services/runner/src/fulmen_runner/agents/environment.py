@@ -93,8 +93,8 @@ class Endpoints:
         return variables
 
     def attempt_environment(self, assignment: Assignment) -> dict[str, str]:
-        """Returns the variables of an attempt, including its key."""
-        variables = self.environment(assignment.attempt_key)
+        """Returns the variables of an attempt, including its secrets and its key."""
+        variables = {**assignment.secrets, **self.environment(assignment.attempt_key)}
         if self.otlp_url:
             # Values are percent-encoded (OpenTelemetry Protocol Exporter specification).
             variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={_BEARER}{quote(assignment.attempt_key)}"

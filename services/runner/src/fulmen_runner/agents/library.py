@@ -1,14 +1,19 @@
-"""Fetches specifications, bundles and prompts from the store."""
+"""Fetches specifications, bundles, prompts and secrets from the store."""
 
 from collections import OrderedDict
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from fulmen.errors import ArgumentInvalid, FulmenError, ResourceNotFound
+from fulmen.errors import ArgumentInvalid, FulmenError, ResourceNotFound, SecretNotFound
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.runner.v1 import agent_spec_pb2 as pb
-from fulmen.store.v1 import resource_service_pb2, resource_service_pb2_grpc
+from fulmen.store.v1 import (
+    resource_service_pb2,
+    resource_service_pb2_grpc,
+    secret_service_pb2,
+    secret_service_pb2_grpc,
+)
 from fulmen.store.v1.resource_pb2 import ResourceVersion
 from fulmen_runner.agents.environment import prompts_text
 from fulmen_runner.agents.specification import (
@@ -39,6 +44,7 @@ class StoreLibrary:
     def __init__(self, channel: FulmenChannel) -> None:
         self._prompts: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
+        self._secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
 
     async def specification(self, name: str, project: str) -> Specification:
         """Returns a version of an agent.
@@ -94,6 +100,25 @@ class StoreLibrary:
             raise _prompts_too_large()
         return found
 
+    async def secrets(self, assignment: Assignment) -> dict[str, str]:
+        """Returns the secrets that an attempt's agent names, by variable. They are never cached.
+
+        Raises:
+            AgentFailed: If any does not exist.
+            ProgramUnavailable: If the store cannot be reached, or the lease is lost.
+        """
+        request = secret_service_pb2.GetAttemptSecretsRequest(attempt=assignment.attempt, lease_id=assignment.lease_id)
+        try:
+            answer = await self._secrets.GetAttemptSecrets(request, timeout=FETCH_TIMEOUT_S)
+        except SecretNotFound as error:
+            names = error.metadata.get("secrets", "").replace(",", ", ")
+            raise AgentFailed(
+                f"agent needs secrets that do not exist: {names}. Run `fulmen secret set NAME`."
+            ) from None
+        except FulmenError as error:
+            raise ProgramUnavailable(f"fetching the secrets of the agent failed: {error.message}") from None
+        return {name: value.decode(errors="replace") for name, value in answer.values.items()}
+
     async def _fetch(self, name: str, project: str) -> ResourceVersion:
         request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)
         try:
@@ -129,6 +154,7 @@ def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
         grader=_grader(spec.grader),
         environment=dict(spec.environment),
         limits=limits,
+        secrets=tuple(spec.secrets),
     )
 
 

@@ -119,6 +119,7 @@ class Specification:
         grader: None if the agent gives its own rewards.
         environment: Its variables; values are templates.
         limits: Limits of one attempt.
+        secrets: Names of the secrets that attempts get as variables.
     """
 
     bundle: str
@@ -126,6 +127,7 @@ class Specification:
     grader: GraderEntry | None
     environment: Mapping[str, str]
     limits: Limits = NO_LIMITS
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ class Assignment:
         attempt_key: The agent's key for the model API. Secret.
         timeout_s: Timeout of the attempt, in seconds.
         prompts: Text of each prompt among `resource_versions`, by name; fetched before the agent starts.
+        secrets: Values of the secrets that its agent names, by variable; fetched before the agent starts. Secret.
     """
 
     attempt: str
@@ -51,6 +52,12 @@ class Assignment:
     attempt_key: str = field(repr=False)
     timeout_s: float
     prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def masked_values(self) -> tuple[str, ...]:
+        """What must not appear in output: the key and the secrets."""
+        return (self.attempt_key, *self.secrets.values())
 
     def task(self) -> object:
         """Returns the decoded input; see `decoded_input`."""

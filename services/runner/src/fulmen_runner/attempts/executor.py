@@ -61,6 +61,9 @@ class Programs(Protocol):
     async def prompts(self, assignment: Assignment) -> Mapping[str, str]:
         """Returns an attempt's prompts by name. Raises AgentFailed or ProgramUnavailable."""
 
+    async def secrets(self, assignment: Assignment) -> Mapping[str, str]:
+        """Returns the secrets that an attempt's agent names, by variable. Raises AgentFailed or ProgramUnavailable."""
+
 
 class ExpandEnvironment(Protocol):
     """Expands the templates in an agent's environment."""
@@ -103,8 +106,10 @@ class AttemptExecutor:
         try:
             async with asyncio.timeout(assignment.timeout_s):
                 before = await self.captures.instances()
-                program = await self._program(assignment)
                 assignment = replace(assignment, prompts=await self.programs.prompts(assignment))
+                program = await self._program(assignment)
+                if program.secrets:
+                    assignment = replace(assignment, secrets=await self._secrets(program, assignment))
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except (ProgramUnavailable, HostUnavailable) as error:
@@ -127,6 +132,14 @@ class AttemptExecutor:
             # The catalogue may have evicted it meanwhile.
             if program.begin_use():
                 return program
+
+    async def _secrets(self, program: Program, assignment: Assignment) -> Mapping[str, str]:
+        """Fetches the attempt's secrets; ends the program's use if that fails."""
+        try:
+            return await self.programs.secrets(assignment)
+        except BaseException:
+            program.end_use()
+            raise
 
     async def _execute_program(
         self,
@@ -220,18 +233,18 @@ Execute = Callable[[Assignment], Coroutine[Any, Any, Outcome]]
 
 
 def _agent_error(message: str, assignment: Assignment) -> Failed:
-    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, assignment.attempt_key)))
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, assignment.masked_values)))
 
 
 def _without_secret(outcome: Outcome, assignment: Assignment) -> Outcome:
-    """Masks the attempt's key in an outcome, and truncates the message to the contract's limit."""
+    """Masks the attempt's key and secrets in an outcome, and truncates the message to the contract's limit."""
     output = outcome.output
-    content = masked_bytes(output.content, assignment.attempt_key)
+    content = masked_bytes(output.content, assignment.masked_values)
     if content is not output.content:
         output = replace(output, content=content)
     if isinstance(outcome, Failed):
         return replace(
-            outcome, message=cut_at_front(masked_message(outcome.message, assignment.attempt_key)), output=output
+            outcome, message=cut_at_front(masked_message(outcome.message, assignment.masked_values)), output=output
         )
     return outcome if output is outcome.output else replace(outcome, output=output)
 

@@ -1,11 +1,13 @@
-"""Masks an attempt's key in output of its agent.
+"""Masks an attempt's key and secrets in output of its agent.
 
-Invariant: masked text contains the key neither in plain form nor percent-encoded, and does not begin with a suffix of
-it, as text truncated at the front may. An agent can still reveal its key in another encoding; the key is valid for its
-own attempt only and expires with it.
+Invariant: masked text contains a secret neither in plain form, nor percent-encoded, nor as in a JSON string, and does
+not begin with a suffix of it, as text truncated at the front may. Of a secret of several lines, no line of at least
+`_MIN_LINE` characters appears either. An agent can still reveal a secret in another encoding.
 """
 
+import json
 import re
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote, quote_plus
 
 MASKED = "[masked]"
@@ -14,44 +16,59 @@ _UNRESERVED = re.compile(r"[A-Za-z0-9_.~-]*")
 """Characters that percent-encoding leaves unchanged (RFC 3986, section 2.3)."""
 
 _MIN_SUFFIX = 8
-"""Shortest suffix of the key that is masked at the beginning of a text."""
+"""Shortest suffix of a secret that is masked at the beginning of a text."""
+
+_MAX_BEGINNINGS = 1000
+"""Places of a secret that are compared with the beginning of a text; only one that repeats itself has more."""
+
+_MIN_LINE = 16
+"""Shortest line of a secret of several lines that is masked by itself."""
 
 
-def masked(text: str, key: str) -> str:
-    """Returns the text without the key."""
-    if not key or not text:
-        return text
-    for form in _forms(key):
-        text = text.replace(form, MASKED)
-        text = _without_suffix(text, form)
+def masked(text: str, secrets: Sequence[str]) -> str:
+    """Returns the text without the secrets."""
+    for secret in sorted(secrets, key=len, reverse=True) if text else ():
+        for form in dict.fromkeys(_forms(secret)):
+            text = text.replace(form, MASKED)
+            text = _without_suffix(text, form)
     return text
 
 
-def masked_message(text: str, key: str) -> str:
-    """Masks the runner's first line and the agent's output after it separately: the output may begin inside the key."""
+def masked_message(text: str, secrets: Sequence[str]) -> str:
+    """Masks the runner's first line and the agent's output after it separately: the output may begin inside a secret."""
     line, newline, written = text.partition("\n")
-    return f"{masked(line, key)}{newline}{masked(written, key)}"
+    return f"{masked(line, secrets)}{newline}{masked(written, secrets)}"
 
 
-def masked_bytes(content: bytes, key: str) -> bytes:
-    """Returns the content without the key; bytes that are not UTF-8 are kept."""
+def masked_bytes(content: bytes, secrets: Sequence[str]) -> bytes:
+    """Returns the content without the secrets; bytes that are not UTF-8 are kept."""
     text = content.decode(errors="surrogateescape")
-    found = masked(text, key)
-    return content if found is text or found == text else found.encode(errors="surrogateescape")
+    found = masked(text, secrets)
+    return content if found == text else found.encode(errors="surrogateescape")
 
 
 def _without_suffix(text: str, form: str) -> str:
-    """Masks a suffix of the key at the beginning of a text that was truncated inside it."""
+    """Masks a suffix of a secret at the beginning of a text that was truncated inside it."""
     start = text[:_MIN_SUFFIX]
     begin = form.find(start, 1) if len(start) == _MIN_SUFFIX else -1
-    while begin > 0:
+    for _ in range(_MAX_BEGINNINGS):
+        if begin <= 0:
+            break
         if text.startswith(form[begin:]):
             return MASKED + text[len(form) - begin :]
         begin = form.find(start, begin + 1)
     return text
 
 
-def _forms(key: str) -> tuple[str, ...]:
-    if _UNRESERVED.fullmatch(key):
-        return (key,)
-    return tuple(dict.fromkeys((key, quote(key), quote(key, safe=""), quote_plus(key))))
+def _forms(secret: str) -> Iterator[str]:
+    """Returns the forms in which a secret may appear, the whole one first."""
+    if not secret:
+        return
+    yield secret
+    if _UNRESERVED.fullmatch(secret):
+        return
+    yield from (quote(secret), quote(secret, safe=""), quote_plus(secret))
+    yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    lines = secret.splitlines()
+    if len(lines) > 1:
+        yield from (line for line in map(str.strip, lines) if len(line) >= _MIN_LINE)

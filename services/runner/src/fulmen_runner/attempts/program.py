@@ -85,12 +85,14 @@ class Program:
         agent: The agent.
         grader: None if the agent gives its own rewards.
         environment: Variables of the agent's specification; values are templates.
+        secrets: Names of the secrets that attempts get.
         files: Reference count of the unpacked bundle; None if there is none.
     """
 
     agent: Agent
     grader: Grader | None
     environment: Mapping[str, str]
+    secrets: tuple[str, ...] = ()
     files: Uses | None = None
 
     def begin_use(self) -> bool:

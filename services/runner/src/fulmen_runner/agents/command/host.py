@@ -105,7 +105,7 @@ class Command:
             # A NUL character from the input.
             raise AgentFailed(f"command {self.argv[0]!r} cannot be started: {error}") from None
         # Masked separately, since it may begin inside the key.
-        result = replace(result, stderr=masked_bytes(result.stderr, invocation.assignment.attempt_key))
+        result = replace(result, stderr=masked_bytes(result.stderr, invocation.assignment.masked_values))
         if result.failure:
             raise AgentFailed(f"command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)

@@ -176,8 +176,9 @@ class JobAgent:
 
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the Job on the rollout's input."""
-        if len(invocation.assignment.input) > MAX_INPUT_BYTES:
-            raise AgentFailed(f"input of the rollout exceeds the {MAX_INPUT_BYTES} bytes allowed for a Job")
+        assignment = invocation.assignment
+        if len(assignment.input) + sum(map(len, assignment.secrets.values())) > MAX_INPUT_BYTES:
+            raise AgentFailed(f"input and secrets of the rollout exceed the {MAX_INPUT_BYTES} bytes allowed for a Job")
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
         order = self._order(invocation, expanded_variables(self.environment, placeholders))
         job = job_of(self.template, placeholders, order)
