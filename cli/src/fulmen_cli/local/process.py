@@ -141,9 +141,16 @@ class ForkableServices:
         self._server: ForkServer | None = None
 
     async def start(
-        self, module: str, arguments: tuple[str, ...], *, environment: Mapping[str, str], log_file: Path, folder: Path
+        self,
+        module: str,
+        arguments: tuple[str, ...],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        folder: Path,
+        umask: int = -1,
     ) -> ServiceProcess:
-        """Starts `python -m module`; see `ChildProcess.start`."""
+        """Starts `python -m module`; see `ChildProcess.start`. A forked process has the umask of the fork server."""
         from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
         from fulmen_service_kit.forks import ForkServer, ForkServerLost
 
@@ -169,6 +176,7 @@ class ForkableServices:
                 log_file=log_file,
                 folder=folder,
                 inherited=(connection.fileno(),),
+                umask=umask,
             )
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from fulmen.secrets import VENDORS
 from fulmen_cli.local.errors import ExtraMissingError, StackError
 from fulmen_cli.local.ports import LOOPBACK
 
@@ -20,6 +21,8 @@ WARM_START_VARIABLE: Final = "FULMEN_ALGORITHM_WARM_START"
 # What the algorithm service and its engines import.
 PRELOADED: Final = "fulmen_algorithm.preloaded"
 ENGINE_KEY_NAME: Final = "engine"
+VENDOR_VARIABLES: Final = frozenset(vendor.variable for vendor in VENDORS.values())
+INHERITED_BY_AGENTS: Final = "FULMEN_RUNNER_INHERIT_ENVIRONMENT"
 # Settings of what runs inside a service, beside those that bear its name.
 INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
 # What clients read, not services, although the names begin as a service's settings do.
@@ -144,8 +147,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
         raise StackError(
             f"The local stack sets {', '.join(clashing)}: remove it from the environment (for ports use --port NAME=NUMBER)."
         )
-    # Without bytecode every start would compile torch and all else anew; images of containers like to set this.
-    system = {k: v for k, v in inherited.items() if not k.startswith(PREFIX) and k != "PYTHONDONTWRITEBYTECODE"}
+    system = {k: v for k, v in inherited.items() if _may_have(service.kind, k, inherited)}
     return ServiceSpec(
         name=service.name,
         kind=service.kind,
@@ -154,6 +156,19 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
         ports=service.ports,
         environment={**system, "PYTHONUNBUFFERED": "1", **settings, **service.environment},
     )
+
+
+def _may_have(kind: str, variable: str, inherited: Mapping[str, str]) -> bool:
+    """Returns True if a service gets a variable of whoever starts the stack that is no setting of Fulmen's.
+
+    A vendor's key is for the proxy alone, and for runners whose agents inherit it.
+    """
+    # Without bytecode every start would compile torch and all else anew; images of containers like to set this.
+    if variable.startswith(PREFIX) or variable == "PYTHONDONTWRITEBYTECODE":
+        return False
+    if variable not in VENDOR_VARIABLES or kind == "llm_proxy":
+        return True
+    return kind == "runner" and variable in inherited.get(INHERITED_BY_AGENTS, "").replace(" ", "").split(",")
 
 
 def _common(plan: StackPlan, name: str, kind: str, *, port: int) -> dict[str, str]:

@@ -26,6 +26,7 @@ from fulmen_llm_proxy.attempts.watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import BackendClient, open_session
 from fulmen_llm_proxy.backends.health_probe import HealthProbe
+from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
@@ -80,6 +81,7 @@ from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
 from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
+from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, Sealer
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
 
@@ -126,6 +128,7 @@ class _State:
     key_metrics: KeyMetrics
     session: aiohttp.ClientSession
     keys: BackendKeys
+    key_watch: BackendKeyWatch
     buffer: RequestBuffer
     limits: ProjectLimits
     siblings: Siblings | None
@@ -190,6 +193,7 @@ async def _state(
     keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
     published = PublishedKeys(secrets, file=keys_file)
     follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(channel, keys=published, clock=store_clock))
+    backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
     clock = LimitClock(wall=time.time, monotonic=time.monotonic)
     state = _State(
         instance_id=uuid.uuid4().hex,
@@ -211,7 +215,14 @@ async def _state(
         prices=PriceTable({pattern: price.resolved() for pattern, price in settings.prices.items()}),
         key_metrics=KeyMetrics(registry),
         session=session,
-        keys=BackendKeys(settings.backend_keys),
+        keys=backend_keys,
+        key_watch=BackendKeyWatch(
+            channel=channel,
+            project=settings.project,
+            keys=backend_keys,
+            sealer=Sealer(secrets.accepted, BACKEND_KEYS_LABEL) if secrets else None,
+            configured=settings.current_backend_keys,
+        ),
         buffer=RequestBuffer(max(settings.request_buffer_bytes, settings.max_request_bytes)),
         limits=ProjectLimits.configured(settings),
         siblings=siblings,
@@ -398,6 +409,7 @@ def _rpc_server(
         limits=state.limits,
     )
     server.readiness.add("keys", lambda: "" if state.published.is_known else "not loaded from the store yet")
+    server.readiness.add("backend keys", lambda: "" if state.key_watch.is_loaded else "not loaded from the store yet")
     server.readiness.add("routes", lambda: "" if state.tables.is_loaded else "not loaded from the store yet")
     return server
 
@@ -426,6 +438,7 @@ def _roles(
         ),
         "revocations": state.follower,
         "own-token": TokenRefresher(state.token, state.channel),
+        "backend-key-watch": state.key_watch,
         "attempt-watch": AttemptWatch(
             guard=state.guard, checks=AttemptChecks(state.channel), metrics=state.key_metrics
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
 
 from fulmen.ids import DEFAULT_PROJECT
+from fulmen.secrets import VENDORS
 from fulmen_llm_proxy.limits.prices import Price
 from fulmen_service_kit.security.secret import SigningKeys, problem_of, split_keys
 from fulmen_service_kit.settings import ServiceSettings, settings_config
@@ -39,6 +42,9 @@ class BackendKey(BaseModel):
 
     key: SecretStr
     hosts: tuple[str, ...] = Field(min_length=1)
+
+
+_BACKEND_KEYS = TypeAdapter(dict[str, BackendKey], config=ConfigDict(hide_input_in_errors=True))
 
 
 class LlmProxySettings(ServiceSettings):
@@ -86,6 +92,14 @@ class LlmProxySettings(ServiceSettings):
         ge=0,
         le=1_000_000,
         description="Calls of a project at the same time in this process, less than `max_in_flight`. 0: no limit.",
+    )
+    vendor_keys: str = Field(
+        default="",
+        max_length=256,
+        description="Vendors whose keys are taken from their usual variables, separated by commas: `openai` is the key"
+        " OPENAI_API_KEY, sent to api.openai.com only. A key of the same name in `backend_keys` or in the store wins. Known: "
+        + ", ".join(VENDORS)
+        + ".",
     )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."
@@ -198,6 +212,35 @@ class LlmProxySettings(ServiceSettings):
         if problem := problem_of(keys):
             raise ValueError(f"attempt_key_secret {problem}")
         return self
+
+    @model_validator(mode="after")
+    def _vendors_known(self) -> Self:
+        for name in self._vendors():
+            if name not in VENDORS:
+                raise ValueError(f"vendor_keys: {name!r} is not known; known are {', '.join(VENDORS)}")
+            if not os.environ.get(VENDORS[name].variable):
+                raise ValueError(f"vendor_keys: {VENDORS[name].variable} is not set")
+        return self
+
+    def _vendors(self) -> list[str]:
+        return [name.strip() for name in self.vendor_keys.split(",") if name.strip()]
+
+    def vendors_backend_keys(self) -> dict[str, BackendKey]:
+        """Returns the keys of vendors from their usual variables."""
+        found = {name: VENDORS[name] for name in self._vendors()}
+        return {
+            name: BackendKey(key=SecretStr(os.environ[vendor.variable]), hosts=(vendor.host,))
+            for name, vendor in found.items()
+        }
+
+    def current_backend_keys(self) -> Mapping[str, BackendKey]:
+        """Returns the setting `backend_keys`; from a file, as the file is now.
+
+        Raises:
+            ValueError: if the file is no longer valid.
+        """
+        file = self._secret_files.get("backend_keys")
+        return self.backend_keys if file is None else _BACKEND_KEYS.validate_json(file.content())
 
     def attempt_secrets(self) -> SigningKeys:
         """Returns the secrets of attempt keys, which follow their file."""

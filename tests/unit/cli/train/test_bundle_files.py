@@ -155,7 +155,8 @@ def test_a_file_whose_content_looks_like_a_secret_is_refused_without_showing_it(
     with pytest.raises(ConfigError) as refused:
         pack_bundle(tmp_path)
 
-    assert "tools.py" in str(refused.value) and what in str(refused.value)
+    assert "tools.py" in str(refused.value)
+    assert what in str(refused.value)
     assert FAKE_KEY not in str(refused.value)
     assert pack_bundle(tmp_path, agent=AgentConfig(python="agent.py:x", include=("tools.py",))).files
 

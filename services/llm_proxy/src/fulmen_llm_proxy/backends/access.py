@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -29,8 +30,26 @@ class BackendKeys:
     Invariant: a key is sent to the hosts of its entry only, whatever address a backend names.
     """
 
-    def __init__(self, keys: Mapping[str, BackendKey]) -> None:
-        self._keys = keys
+    def __init__(
+        self, configured: Mapping[str, BackendKey], *, defaults: Mapping[str, BackendKey] = MappingProxyType({})
+    ) -> None:
+        """Creates the keys.
+
+        Args:
+            configured: Keys of the settings, which win.
+            defaults: Keys that count where neither the settings nor the store has one.
+        """
+        self._configured = configured
+        self._stored: Mapping[str, BackendKey] = {}
+        self._defaults = defaults
+
+    def replace_configured(self, keys: Mapping[str, BackendKey]) -> None:
+        """Replaces the keys of the settings."""
+        self._configured = keys
+
+    def replace_stored(self, keys: Mapping[str, BackendKey]) -> None:
+        """Replaces the keys that the store keeps."""
+        self._stored = keys
 
     def headers(self, backend: Backend) -> dict[str, str]:
         """Returns the headers that carry a backend's key; empty for a backend without one.
@@ -40,11 +59,14 @@ class BackendKeys:
         """
         if not backend.key_name:
             return {}
-        entry = self._keys.get(backend.key_name)
+        name = backend.key_name
+        entry = self._configured.get(name) or self._stored.get(name) or self._defaults.get(name)
         if entry is None:
-            raise unavailable(backend.id, f"needs key '{backend.key_name}', which is not configured")
+            raise unavailable(
+                backend.id, f"needs key '{name}', which is not configured: run `fulmen secret set {name}`"
+            )
         if not _is_among(backend.base_url, entry.hosts):
-            text = f"is at a host that key '{backend.key_name}' may not be sent to; add the host to the key's `hosts`"
+            text = f"is at a host that key '{name}' may not be sent to; add the host to the key's `hosts`"
             raise unavailable(backend.id, text)
         key = entry.key.get_secret_value()
         if backend.dialect is Dialect.ANTHROPIC:
