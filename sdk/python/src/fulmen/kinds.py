@@ -15,6 +15,7 @@ from fulmen.errors import Violation
 from fulmen.ids import NOT_DOTS
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.runner.v1 import agent_spec_pb2
+from fulmen.secrets import secrets_problems
 
 __all__ = [
     "BACKEND_ID",
@@ -192,6 +193,8 @@ def _agent_problems(message: agent_spec_pb2.AgentSpec) -> list[Violation]:
     for entry in (message.command, message.container, message.grader.command):
         if len(entry.argv) > _MAX_ARGUMENTS:
             problems.add("argv", f"has more than {_MAX_ARGUMENTS} words")
+    for problem in secrets_problems(tuple(message.secrets), tuple(message.environment)):
+        problems.add("secrets", problem)
     return problems.found
 
 

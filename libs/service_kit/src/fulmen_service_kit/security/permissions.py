@@ -223,7 +223,7 @@ _KINDS: Final[Mapping[str, Rule]] = {
 }
 
 MODEL_CALL: Final = "call a model over HTTP"
-SET_BACKEND_KEY: Final = "set the key of a backend"
+SET_BACKEND_KEY: Final = "SetSecret and DeleteSecret of a backend's key"
 MODEL_CALL_FOR_ATTEMPT: Final = "call a model over HTTP for an attempt"
 
 RULES: Final[Mapping[str, Rule]] = {
