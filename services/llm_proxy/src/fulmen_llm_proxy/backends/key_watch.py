@@ -60,10 +60,14 @@ class BackendKeyWatch:
     async def run(self) -> None:
         """Follows until cancelled."""
         while True:
-            self._follow_file()
-            if self._sealer is not None:
-                await self._follow_store(self._sealer)
+            await self.follow_once()
             await asyncio.sleep(INTERVAL_S)
+
+    async def follow_once(self) -> None:
+        """Reads both once."""
+        self._follow_file()
+        if self._sealer is not None:
+            await self._follow_store(self._sealer)
 
     def _follow_file(self) -> None:
         try:
