@@ -224,7 +224,7 @@ def find_running(state_dir: Path) -> LocalStack | None:
 
 
 def make_private(folder: Path) -> None:
-    """Makes a state directory, unless it exists: nobody else can read it, and git takes nothing of it."""
+    """Makes a state directory, unless it exists, for its owner alone; git takes nothing of it."""
     folder.mkdir(mode=PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
     folder.chmod(PRIVATE_FOLDER_MODE)
     ignore = folder / ".gitignore"

@@ -63,7 +63,7 @@ async def set_secret(
     """Sets a secret, new or not. Without an option, the value is read from standard input, or asked for.
 
     Attempts that start from now on use the new value, and so does the proxy within seconds. The store keeps it
-    encrypted, and nobody can read it back.
+    encrypted, and it cannot be read back.
 
     Examples:
 
