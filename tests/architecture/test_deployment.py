@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fulmen.ids import ALL_PROJECTS
+from fulmen.secret_names import VENDORS
 from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
@@ -98,7 +99,8 @@ def test_images_and_compose_set_only_settings_that_exist(service: Distribution) 
 
     assert containers
     known = variables(service)
-    assert set(image_environment(service)).union(*given) <= known | {f"{name}_FILE" for name in known}
+    vendors = {each.variable for each in VENDORS.values()} if service.folder.name == "llm_proxy" else set()
+    assert set(image_environment(service)).union(*given) <= known | {f"{name}_FILE" for name in known} | vendors
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)

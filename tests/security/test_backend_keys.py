@@ -146,9 +146,7 @@ async def test_a_known_key_stays_in_force_while_the_store_is_away(database_url: 
         await with_key(store, "sk-the-only-key")
         token = store.token(Role.SERVICE)
         channel = open_channel(store.target, token=token)
-        watch = BackendKeyWatch(
-            channel=channel, project=DEFAULT_PROJECT, keys=keys, sealer=sealer, configured=dict
-        )
+        watch = BackendKeyWatch(channel=channel, project=DEFAULT_PROJECT, keys=keys, sealer=sealer, configured=dict)
         await watch.follow_once()
         assert watch.is_loaded
         assert keys.headers(backend) == {"Authorization": "Bearer sk-the-only-key"}

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fulmen.errors import ArgumentInvalid, FulmenError, LeaseLost, PermissionDenied, QuotaExceeded, SecretNotFound
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, PythonEntry
-from fulmen.secrets import MAX_SECRETS, place
+from fulmen.secret_names import MAX_SECRETS, place
 from fulmen.store.v1 import lease_pb2, resource_pb2, resource_service_pb2
 from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen_service_kit.security.keys import attempt_secrets

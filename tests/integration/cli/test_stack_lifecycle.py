@@ -74,6 +74,8 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
 
     again = fulmen("up", *there)
     assert "already running" in again.stdout
+    assert readable_by_others(state) == []
+    assert (state / ".gitignore").read_text() == "*\n"
 
     first = pids(state)
     created = json.loads(
@@ -89,6 +91,12 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     assert shown["name"] == created[0]["name"]
     # A client that waits for the stack knows it by the ports that it had.
     assert StackFolder(state).read_running().service("store").ports["store"] == port
+
+
+def readable_by_others(folder: Path) -> list[str]:
+    """Returns the files and folders of a state directory that others than their owner may read, sockets excepted."""
+    entries = (folder, *folder.rglob("*"))
+    return [str(each) for each in entries if each.stat().st_mode & 0o077 and not each.is_socket()]
 
 
 @pytest.mark.long(short=True)

@@ -63,6 +63,8 @@ WITHOUT_DATA = frozenset(
         "proxy route delete",
         "proxy backend delete",
         "token revoke",
+        "secret set",
+        "secret remove",
     }
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fulmen.secrets import VENDORS
+from fulmen.secret_names import VENDORS
 from fulmen_cli.local.errors import ExtraMissingError, StackError
 from fulmen_cli.local.ports import LOOPBACK
 

@@ -58,7 +58,12 @@ class BackendOptions:
         typer.Option("--api", help="API that it serves itself, if not the dialect's usual ones. May be repeated."),
     ] = None
     api_version: Annotated[str, typer.Option(help="API version; required by Azure.")] = ""
-    key_name: Annotated[str, typer.Option(help="Name of its API key, as in `fulmen secret set NAME`, or of an entry of FULMEN_LLM_PROXY_BACKEND_KEYS.")] = ""
+    key_name: Annotated[
+        str,
+        typer.Option(
+            help="Name of its API key, as in `fulmen secret set NAME`, or of an entry of FULMEN_LLM_PROXY_BACKEND_KEYS."
+        ),
+    ] = ""
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can include token ids.")] = False
     rpm: Annotated[
         int | None, typer.Option(min=1, help="Requests per minute over all proxies; by default unlimited.")

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from fulmen.client import Client
-from fulmen.secrets import MAX_VALUE_BYTES, VENDORS, is_backend_key, name_problem
+from fulmen.secret_names import MAX_VALUE_BYTES, VENDORS, is_backend_key, name_problem
 from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection

@@ -15,7 +15,7 @@ from fulmen.errors import Violation
 from fulmen.ids import NOT_DOTS
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.secrets import secrets_problems
+from fulmen.secret_names import secrets_problems
 
 __all__ = [
     "BACKEND_ID",

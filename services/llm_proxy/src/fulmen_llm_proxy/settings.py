@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
 
 from fulmen.ids import DEFAULT_PROJECT
-from fulmen.secrets import VENDORS
+from fulmen.secret_names import VENDORS
 from fulmen_llm_proxy.limits.prices import Price
 from fulmen_service_kit.security.secret import SigningKeys, problem_of, split_keys
 from fulmen_service_kit.settings import ServiceSettings, settings_config

@@ -77,8 +77,8 @@ from fulmen_store.scheduling.queue_stats import StatsCache
 from fulmen_store.scheduling.quotas import QueueQuotas
 from fulmen_store.scheduling.runner_streams import Drained, RunnerStreams
 from fulmen_store.scheduling.table import DemandTable, DurationTable, QueueStatsTable
-from fulmen_store.secrets.secrets import SecretResealer, Secrets
-from fulmen_store.secrets.table import SecretTable
+from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
+from fulmen_store.sealed_secrets.table import SecretTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.spans import Spans

@@ -35,6 +35,15 @@ def test_services_start_in_the_order_of_their_needs() -> None:
     assert list(planned({})) == ["store", "llm_proxy", "algorithm", "runner-1", "runner-2"]
 
 
+def test_vendors_usual_variables_reach_the_proxy_and_runners_whose_agents_inherit_them_alone() -> None:
+    services = planned({"OPENAI_API_KEY": "sk-1", "GROQ_API_KEY": "gsk-2", "OTHER": "x"})
+    assert [name for name, each in services.items() if "OPENAI_API_KEY" in each.environment] == ["llm_proxy"]
+    assert all(each.environment["OTHER"] == "x" for each in services.values())
+    inherited = {"GROQ_API_KEY": "gsk-2", "FULMEN_RUNNER_INHERIT_ENVIRONMENT": "A, GROQ_API_KEY"}
+    found = [name for name, each in planned(inherited).items() if "GROQ_API_KEY" in each.environment]
+    assert found == ["llm_proxy", "runner-1", "runner-2"]
+
+
 def test_a_service_gets_only_its_own_settings() -> None:
     inherited = {"PATH": "/bin", "FULMEN_STORE_TARGET": "x", "FULMEN_TOKEN": "y", "FULMEN_RUNNER_LABELS": "gpu=none"}
     inherited["FULMEN_ALERTS_URL"] = "https://alerts.example"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.secrets import secrets_problems
+from fulmen.secret_names import secrets_problems
 from fulmen.train_toml.reader import TableReader
 
 __all__ = [

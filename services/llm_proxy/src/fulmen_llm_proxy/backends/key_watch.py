@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from fulmen.errors import FulmenError, NotFound, PermissionDenied, Unimplemented
 from fulmen.rpc.channel import FulmenChannel
-from fulmen.secrets import place
+from fulmen.secret_names import place
 from fulmen.store.v1 import secret_service_pb2, secret_service_pb2_grpc
 from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.settings import BackendKey

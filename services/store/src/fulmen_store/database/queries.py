@@ -98,7 +98,7 @@ class _Sql:
 
 SQL: Final = _Sql(
     "database", "leases", "projects", "replicas", "resources", "retention", "rollouts", "runners", "scheduling",
-    "secrets", "spans", "usage",
+    "sealed_secrets", "spans", "usage",
 )  # fmt: skip
 FRAGMENTS: Final = _Sql("rollouts/fragments")
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from fulmen.errors import LeaseLost, ResourceNotFound
 from fulmen.ids import AttemptName, parse_attempt_name
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec
-from fulmen.secrets import MAX_AGENT_SECRETS, is_backend_key
+from fulmen.secret_names import MAX_AGENT_SECRETS, is_backend_key
 from fulmen.store.v1 import rollout_pb2, secret_service_pb2_grpc
 from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen_service_kit.security.auth import current_caller, require_project
@@ -21,8 +21,8 @@ from fulmen_service_kit.security.sealing import Sealer
 from fulmen_store.projects.names import NO_PROJECT, ProjectNames
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.versions import parse_ref
-from fulmen_store.secrets.secrets import NewSecret, Secrets
-from fulmen_store.secrets.table import SecretTable, SecretView
+from fulmen_store.sealed_secrets.sealed_secrets import NewSecret, Secrets
+from fulmen_store.sealed_secrets.table import SecretTable, SecretView
 
 __all__ = ["SecretService"]
 

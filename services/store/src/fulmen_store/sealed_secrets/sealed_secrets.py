@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, QuotaExceeded, SecretNotFound, Violation
-from fulmen.secrets import (
+from fulmen.secret_names import (
     MAX_BACKEND_KEY_BYTES,
     MAX_HOST,
     MAX_HOSTS,
@@ -27,7 +27,7 @@ from fulmen.secrets import (
     place,
 )
 from fulmen_service_kit.security.sealing import CannotOpen, Sealer
-from fulmen_store.secrets.table import SealedSecret, SecretTable, SecretView
+from fulmen_store.sealed_secrets.table import SealedSecret, SecretTable, SecretView
 
 __all__ = ["NewSecret", "SecretResealer", "Secrets"]
 
