@@ -93,9 +93,14 @@ async def train(
     ended for taking long. The database is a child process, as are the script that builds the first weights and agents
     that are commands. State starts empty and ends with the command; run few steps.
 
+    The folder of the train.toml becomes the agent's bundle, without what may hold secrets and what .gitignore and
+    .fulmenignore name. --dry-run shows the list, as does the first publication.
+
     Examples:
 
         fulmen train examples/arithmetic/train.toml
+
+        fulmen train train.toml --dry-run
 
         fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20 --set grpo.loss.kind=gspo
 
@@ -116,16 +121,7 @@ async def train(
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
     folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
     async with connection.open() as client:
-        counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
-        screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
-        await require_secrets(client, plan.agent.secrets, in_process=in_process)
-        known = await _algorithms(client)
-        training = _Training(
-            client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
-        )
-        await training.validate()
-        training.inputs = await _published(client, plan, bundle, datasets, screen)
-        await training.validate()
+        training = await _begun(client, plan, bundle, datasets, stamp=stamp, screen=screen, in_process=in_process)
         outcomes = await training.run()
         compared = compared_stage(outcomes)
         sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
@@ -136,9 +132,9 @@ async def train(
     (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if output is Output.JSON:
         print_json(summary)
-    else:
-        print_summary(screen, outcomes, sample, folder, has_store=not in_process)
-        screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
+        return
+    print_summary(screen, outcomes, sample, folder, has_store=not in_process)
+    screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 
 def _show_files(bundle: Bundle, output: Output) -> None:
@@ -147,6 +143,30 @@ def _show_files(bundle: Bundle, output: Output) -> None:
         return
     files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
     print_json({"files": files, "left_out": [{"name": each.name, "why": each.why} for each in bundle.left_out]})
+
+
+async def _begun(
+    client: Client,
+    plan: TrainConfig,
+    bundle: Bundle,
+    datasets: dict[str, Dataset],
+    *,
+    stamp: str,
+    screen: Console,
+    in_process: bool,
+) -> _Training:
+    """Validates a training, publishes its inputs, and validates it with them."""
+    counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
+    screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
+    await require_secrets(client, plan.agent.secrets, in_process=in_process)
+    known = await _algorithms(client)
+    training = _Training(
+        client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
+    )
+    await training.validate()
+    training.inputs = await _published(client, plan, bundle, datasets, screen)
+    await training.validate()
+    return training
 
 
 async def _published(

@@ -352,14 +352,7 @@ class _Services:
             verifier=verifier,
             keys=keys,
         )
-        secrets, sealer = SecretTable(database), Sealer(keys.lines, SECRETS_LABEL)
-        self.secrets = SecretService(
-            secrets=Secrets(table=secrets, sealer=sealer),
-            table=secrets,
-            resources=queue.resource_table,
-            projects=queue.project_names,
-            proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
-        )
+        self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
             table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
@@ -382,7 +375,7 @@ class _Services:
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "usage-retention": UsageRetention(table=usage),
-            "secret-resealer": SecretResealer(table=secrets, sealer=sealer),
+            "secret-resealer": resealer,
         }
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -418,6 +411,19 @@ class _Services:
         caller = self.server.authenticator.identify(rpc, authorization, address)
         (await self.server.limits.admit(caller)).end()
         return caller
+
+
+def _secrets(queue: _Queue, database: Database, keys: StoreKeys) -> tuple[SecretService, SecretResealer]:
+    """Returns the servicer of secrets, and the role that seals them anew."""
+    table, sealer = SecretTable(database), Sealer(keys.lines, SECRETS_LABEL)
+    service = SecretService(
+        secrets=Secrets(table=table, sealer=sealer),
+        table=table,
+        resources=queue.resource_table,
+        projects=queue.project_names,
+        proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
+    )
+    return service, SecretResealer(table=table, sealer=sealer)
 
 
 async def _drain(queue: _Queue, membership: MembershipRenewer) -> None:
