@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import replace
 from urllib.parse import unquote
 
 from fulmen.ids import trace_id_of
 from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
+from fulmen_runner.agents.kubernetes.manifest import JobOrder, job_of, secret_of
+from fulmen_runner.agents.kubernetes.template import read_template
+from fulmen_runner.agents.ownership import Owner
+from fulmen_runner.agents.specification import Limits
+from fulmen_runner.agents.templates import Placeholders
 from tests.support.runner.assignments import assignment
 
 ENDPOINTS = Endpoints(
@@ -32,6 +40,40 @@ def test_an_agent_finds_models_tracing_and_its_task() -> None:
         "FULMEN_ATTEMPT": "1",
         "FULMEN_TASK": '{"question": "why"}',
     }
+
+
+def test_an_attempts_secrets_are_variables_that_replace_none_of_its_own_and_no_repr_shows_them() -> None:
+    item = replace(assignment(key="the-key"), secrets={"WEATHER_KEY": "sunny-and-warm", "OPENAI_API_KEY": "sk-vendor"})
+    found = ENDPOINTS.attempt_environment(item)
+    assert (found["WEATHER_KEY"], found["OPENAI_API_KEY"]) == ("sunny-and-warm", "the-key")
+    assert "sunny-and-warm" not in repr(item)
+    assert "WEATHER_KEY" not in ENDPOINTS.attempt_environment(assignment())
+
+
+def test_a_job_refers_to_its_attempts_secrets_and_its_manifest_holds_none() -> None:
+    item = replace(assignment(), secrets={"WEATHER_KEY": "sunny-and-warm"})
+    order = JobOrder(
+        name="fulmen-1",
+        rollout_id="1",
+        attempt=item.attempt,
+        owner=Owner.this_process("host"),
+        variables=ENDPOINTS.attempt_environment(item),
+        defaults={},
+        input=item.input,
+        timeout_s=item.timeout_s,
+        ttl_s=60,
+        limits=Limits(memory_bytes=1 << 20, cpu_count=1),
+        requested_limits=Limits(),
+        created_unix_s=0.0,
+    )
+    pod = {"containers": [{"name": "agent", "image": "agents/mine:1"}]}
+    text = json.dumps({"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}})
+    template = read_template(text, host_access=False, max_limits=Limits(memory_bytes=1 << 30, cpu_count=2))
+    job = job_of(template, Placeholders(input=item.input, task={}, named={}), order)
+    encoded = base64.b64encode(b"sunny-and-warm").decode()
+    assert secret_of(order)["data"]["WEATHER_KEY"] == encoded
+    assert "WEATHER_KEY" in json.dumps(job)
+    assert not {"sunny-and-warm", encoded} & set(json.dumps(job).split('"'))
 
 
 def test_a_task_that_no_variable_can_hold_is_left_out() -> None:

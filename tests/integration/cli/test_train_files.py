@@ -1,0 +1,114 @@
+"""`fulmen train` shows what leaves the machine, before it does, and refuses agents whose secrets do not exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from fulmen.client import Targets, connect
+from fulmen.store.v1 import secret_service_pb2 as pb
+from fulmen.train_toml.agent import AgentConfig
+from fulmen.train_toml.reader import ConfigError
+from fulmen_cli.exits import Exit
+from fulmen_cli.train.bundle import Bundle, pack_bundle
+from fulmen_cli.train.publish import publish, require_secrets
+from tests.support.cli.screens import check_screen
+from tests.support.store.running import StoreHandle
+
+Fulmen = Callable[..., Awaitable[Result]]
+CONFIG = """
+name = "tool"
+[agent]
+python = "agent.py:solve"
+secrets = ["WEATHER_KEY"]
+include = ["certs/test.pem"]
+[data]
+train = "tasks.jsonl"
+[[stage]]
+algorithm = "grpo"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns the folder of an agent, with much that is not to leave it."""
+    files = {
+        "train.toml": CONFIG,
+        "agent.py": "def solve(task): return 1.0\n",
+        "tasks.jsonl": '{"input": "hello"}\n',
+        ".env": "OPENAI_API_KEY=sk-secret\n",
+        "certs/test.pem": "a test's certificate\n",
+        "certs/server.pem": "another\n",
+        "node_modules/a/index.js": "1\n",
+        "notes/today.txt": "private\n",
+        ".gitignore": "notes/\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+async def test_a_dry_run_lists_what_is_taken_and_left_out_and_publishes_nothing(fulmen: Fulmen, folder: Path) -> None:
+    shown = await fulmen("train", folder / "train.toml", "--dry-run")
+    check_screen("train-dry-run", shown.stdout)
+    listed = json.loads((await fulmen("train", folder / "train.toml", "--dry-run", "-o", "json")).stdout)
+    assert [each["name"] for each in listed["files"]] == [
+        ".gitignore", "agent.py", "certs/test.pem", "tasks.jsonl", "train.toml",
+    ]  # fmt: skip
+    assert json.loads((await fulmen("resources", "list", "-o", "json")).stdout) == []
+
+
+async def test_a_file_with_a_key_in_it_is_refused_by_line_also_in_a_dry_run(fulmen: Fulmen, folder: Path) -> None:
+    key = "sk-proj-" + "a1B2" * 12
+    (folder / "agent.py").write_text(f"import os\nKEY = '{key}'\n")
+    refused = await fulmen("train", folder / "train.toml", "--dry-run", status=Exit.USAGE)
+    assert "agent.py, line 2: looks like an OpenAI key" in refused.output
+    assert key not in refused.output
+
+
+async def test_the_list_is_shown_before_the_first_publication_alone(store: StoreHandle, folder: Path) -> None:
+    shown: list[Bundle] = []
+    targets = Targets(store=store.target, algorithm="127.0.0.1:1", llm_proxy="127.0.0.1:1")
+    agent = AgentConfig(python="agent.py:solve")
+    async with connect(targets, token=store.token()) as client:
+        for _ in range(2):
+            bundle = pack_bundle(folder)
+            await publish(client, name="tool", agent=agent, bundle=bundle, datasets={}, show_first=shown.append)
+    assert [each.files for each in shown] == [(".gitignore", "agent.py", "tasks.jsonl", "train.toml")]
+
+
+async def test_an_agent_whose_secrets_do_not_exist_is_refused_with_all_of_them(store: StoreHandle) -> None:
+    targets = Targets(store=store.target, algorithm="127.0.0.1:1", llm_proxy="127.0.0.1:1")
+    async with connect(targets, token=store.token()) as client:
+        await client.secrets.SetSecret(pb.SetSecretRequest(name="WEATHER_KEY", value=b"sunny-and-warm"))
+        await require_secrets(client, ["WEATHER_KEY"])
+        with pytest.raises(ConfigError) as refused:
+            await require_secrets(client, ["WEATHER_KEY", "A_KEY", "B_KEY"])
+    assert refused.value.problems == (
+        "A_KEY: run `fulmen secret set A_KEY`",
+        "B_KEY: run `fulmen secret set B_KEY`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('secrets = ["OPENAI_API_KEY"]', "through the proxy"),
+        ('secrets = ["openai"]', "agents never get"),
+        ('secrets = ["lower_case"]', "agents never get"),
+        ('secrets = ["A", "A"]', "each only once"),
+        ('secrets = ["A"]\nenvironment = {A = "x"}', "also in environment"),
+        ("secrets = 3", "a list of texts"),
+    ],
+)
+async def test_secrets_that_agents_cannot_have_are_refused_in_the_configuration(
+    fulmen: Fulmen, folder: Path, line: str, problem: str
+) -> None:
+    (folder / "train.toml").write_text(CONFIG.replace('secrets = ["WEATHER_KEY"]', line))
+    refused = await fulmen("train", folder / "train.toml", "--dry-run", status=Exit.USAGE)
+    assert problem in refused.output
