@@ -177,13 +177,13 @@ def test_a_vendors_usual_variable_is_taken_only_where_the_operator_says_so(monke
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     assert LlmProxySettings(dev_mode=True).vendors_backend_keys() == {}
-    settings = LlmProxySettings(dev_mode=True, vendor_keys="openai")
+    settings = LlmProxySettings(dev_mode=True, vendors="openai")
     taken = settings.vendors_backend_keys()
     assert {name: each.hosts for name, each in taken.items()} == {"openai": ("api.openai.com",)}
     assert KEY not in repr((settings, taken, settings.describe()))
     for wrong, problem in (("anthropic", "ANTHROPIC_API_KEY is not set"), ("nobody", "'nobody' is not known")):
         with pytest.raises(ValidationError, match=problem):
-            LlmProxySettings(dev_mode=True, vendor_keys=wrong)
+            LlmProxySettings(dev_mode=True, vendors=wrong)
 
 
 def test_a_setting_wins_over_the_store_and_the_store_over_a_vendors_variable() -> None:

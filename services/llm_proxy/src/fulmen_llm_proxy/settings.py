@@ -94,6 +94,8 @@ class LlmProxySettings(ServiceSettings):
         description="Calls of a project at the same time in this process, less than `max_in_flight`. 0: no limit.",
     )
     vendor_keys: str = Field(
+    )
+    vendors: str = Field(
         default="",
         max_length=256,
         description="Vendors whose keys are taken from their usual variables, separated by commas: `openai` is the key"
@@ -217,13 +219,13 @@ class LlmProxySettings(ServiceSettings):
     def _vendors_known(self) -> Self:
         for name in self._vendors():
             if name not in VENDORS:
-                raise ValueError(f"vendor_keys: {name!r} is not known; known are {', '.join(VENDORS)}")
+                raise ValueError(f"vendors: {name!r} is not known; known are {', '.join(VENDORS)}")
             if not os.environ.get(VENDORS[name].variable):
-                raise ValueError(f"vendor_keys: {VENDORS[name].variable} is not set")
+                raise ValueError(f"vendors: {VENDORS[name].variable} is not set")
         return self
 
     def _vendors(self) -> list[str]:
-        return [name.strip() for name in self.vendor_keys.split(",") if name.strip()]
+        return [name.strip() for name in self.vendors.split(",") if name.strip()]
 
     def vendors_backend_keys(self) -> dict[str, BackendKey]:
         """Returns the keys of vendors from their usual variables."""
