@@ -164,5 +164,6 @@ def announce(settings: ServiceSettings, ports: Mapping[str, int], **more: int) -
     if settings.ready_file:
         path = Path(settings.ready_file)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.touch(mode=0o600)
         temporary.write_text(json.dumps({**ports, "pid": os.getpid()}))
         temporary.replace(path)
