@@ -109,8 +109,7 @@ async def train(
         fulmen train train.toml --in-process --set sft.steps=20 --set sft.warmup_steps=2
     """
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
-    if in_process:
-        plan = unhurried(plan)
+    plan = unhurried(plan) if in_process else plan
     datasets = read_datasets(plan.data)
     bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
     if dry_run:
@@ -132,8 +131,14 @@ async def train(
     (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if output is Output.JSON:
         print_json(summary)
-        return
-    print_summary(screen, outcomes, sample, folder, has_store=not in_process)
+    else:
+        _show_end(screen, outcomes, sample, folder, has_store=not in_process)
+
+
+def _show_end(
+    screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
+) -> None:
+    print_summary(screen, outcomes, sample, folder, has_store=has_store)
     screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 
