@@ -127,17 +127,18 @@ async def train(
     if report_dir is None:
         make_private(connection.state_dir)
     save_report(folder, f"Training of {plan.name}", outcomes, sample)
-    summary = _as_json(outcomes, sample, folder)
-    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    if output is Output.JSON:
-        print_json(summary)
-    else:
-        _show_end(screen, outcomes, sample, folder, has_store=not in_process)
+    _show_end(screen, outcomes, sample, folder, has_store=not in_process)
 
 
 def _show_end(
     screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
 ) -> None:
+    """Writes the summary and shows it, as JSON where the screen is quiet."""
+    summary = _as_json(outcomes, sample, folder)
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if screen.quiet:
+        print_json(summary)
+        return
     print_summary(screen, outcomes, sample, folder, has_store=has_store)
     screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
