@@ -100,6 +100,22 @@ def test_a_configuration_of_an_agent_and_no_more_is_enough(folder: Path) -> None
     assert found["failure"] is None
 
 
+def test_an_agents_secrets_come_from_the_shell_and_a_packed_agent_names_what_stays_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("WEATHER_KEY=of the file\n")
+    (tmp_path / "run.sh").write_text('echo "said $WEATHER_KEY"; echo 0.5\n')
+    (tmp_path / "agent.toml").write_text('[agent]\ncommand = ["sh", "run.sh"]\nsecrets = ["WEATHER_KEY"]\n')
+    missing = check(tmp_path, "agent.toml", "--input", "x")
+    assert (missing.returncode, "WEATHER_KEY are not set in this shell" in missing.stderr) == (Exit.USAGE, True)
+    monkeypatch.setenv("WEATHER_KEY", "sunny-and-warm")
+    done = check(tmp_path, "agent.toml", "--input", "x")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out, as they may hold secrets: .env" in done.stdout
+    assert "said [masked]" in done.stdout
+    assert "sunny-and-warm" not in done.stdout + done.stderr
+
+
 def test_a_generator_is_walked_step_by_step(folder: Path) -> None:
     found = document(folder, "agent.py:walks", "--input", '{"question": "a"}')
 

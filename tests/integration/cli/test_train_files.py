@@ -95,6 +95,18 @@ async def test_an_agent_whose_secrets_do_not_exist_is_refused_with_all_of_them(s
     )
 
 
+async def test_a_stack_in_this_process_takes_an_agents_secrets_from_the_shell(
+    store: StoreHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEATHER_KEY", "sunny-and-warm")
+    monkeypatch.delenv("B_KEY", raising=False)
+    targets = Targets(store=store.target, algorithm="127.0.0.1:1", llm_proxy="127.0.0.1:1")
+    async with connect(targets, token=store.token()) as client:
+        await require_secrets(client, ["WEATHER_KEY"], in_process=True)
+        with pytest.raises(ConfigError, match="B_KEY: set the variable B_KEY in this shell"):
+            await require_secrets(client, ["WEATHER_KEY", "B_KEY"], in_process=True)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
