@@ -71,7 +71,7 @@ def test_a_job_refers_to_its_attempts_secrets_and_its_manifest_holds_none() -> N
     template = read_template(text, host_access=False, max_limits=Limits(memory_bytes=1 << 30, cpu_count=2))
     job = job_of(template, Placeholders(input=item.input, task={}, named={}), order)
     encoded = base64.b64encode(b"sunny-and-warm").decode()
-    assert secret_of(order)["data"]["WEATHER_KEY"] == encoded
+    assert secret_of(order, job={"metadata": {"name": "fulmen-1", "uid": "u"}})["data"]["WEATHER_KEY"] == encoded
     assert "WEATHER_KEY" in json.dumps(job)
     assert not {"sunny-and-warm", encoded} & set(json.dumps(job).split('"'))
 
