@@ -93,8 +93,6 @@ class LlmProxySettings(ServiceSettings):
         le=1_000_000,
         description="Calls of a project at the same time in this process, less than `max_in_flight`. 0: no limit.",
     )
-    vendor_keys: str = Field(
-    )
     vendors: str = Field(
         default="",
         max_length=256,
