@@ -75,7 +75,7 @@ def unhurried(config: TrainConfig) -> TrainConfig:
     )
     agent = config.agent
     if agent.python or agent.grader:
-        agent = replace(agent, isolation="runner")
+        agent = replace(agent, isolation="trusted")
     if agent.python:
         agent = replace(agent, limits=LimitsConfig())
     return replace(config, agent=agent, stages=stages)

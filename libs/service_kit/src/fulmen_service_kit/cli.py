@@ -9,6 +9,7 @@ import uvloop
 
 from fulmen.errors import FulmenError
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.isolation.hiding import forget_variables, hide_process
 from fulmen_service_kit.lifecycle import Build, run_service
 from fulmen_service_kit.observability.logs import configure_logs
 from fulmen_service_kit.settings import ServiceSettings
@@ -30,6 +31,9 @@ def service_cli(settings_class: type[ServiceSettings], build: Build, *, run: Run
     def serve() -> None:
         """Runs the service until SIGTERM or Ctrl-C."""
         settings = load_settings(settings_class)
+        # Code of tenants may run as this user, and services keep secrets in memory.
+        hide_process()
+        forget_variables(settings.secret_variables)
         configure_logs(service=settings.service_name, log_format=settings.log_format, level=settings.log_level)
         try:
             status = uvloop.run(run(settings, build))

@@ -6,7 +6,9 @@ A secret may come from a file: `FULMEN_STORE_SIGNING_KEY_FILE` names the file of
 import ipaddress
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
@@ -108,6 +110,7 @@ class ServiceSettings(BaseSettings):
     )
 
     _secret_files: dict[str, WatchedFile] = PrivateAttr(default_factory=dict)
+    _secret_variables: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
@@ -162,6 +165,8 @@ class ServiceSettings(BaseSettings):
         if violations or settings is None:
             raise SettingsInvalid(f"settings of {cls.service_name} are invalid", violations=violations)
         settings._secret_files.update(secret_files)
+        secrets = (f"{prefix}{name.upper()}" for name in cls.secret_names())
+        settings._secret_variables.update({name: os.environ[name] for name in secrets if name in os.environ})
         return settings
 
     @classmethod
@@ -181,6 +186,17 @@ class ServiceSettings(BaseSettings):
         """
         value: SecretStr = getattr(self, name)
         return Secret(value.get_secret_value(), file=self._secret_files.get(name))
+
+    @property
+    def secret_variables(self) -> Mapping[str, str]:
+        """Secret settings that came from the environment itself, by variable."""
+        return self._secret_variables
+
+    @property
+    def private_files(self) -> tuple[Path, ...]:
+        """Files that no code of a tenant may see: secrets, keys of certificates, the audit log."""
+        named = (*(file.path for file in self._secret_files.values()), self.tls_key_file, self.audit_file)
+        return tuple(Path(file) for file in named if str(file))
 
     def own_tls(self) -> TlsFiles | None:
         """Returns the TLS files of this service's ports; None for no TLS."""

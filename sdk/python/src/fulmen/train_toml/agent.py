@@ -26,7 +26,7 @@ __all__ = [
     "read_agent",
 ]
 
-ISOLATIONS: Final = ("", "runner", "process")
+ISOLATIONS: Final = ("", "trusted", "process", "sandbox")
 MAX_JOB_BYTES: Final = 64 * 1024
 MAX_PROMPT_BYTES: Final = 64 * 1024
 MAX_OUTPUT_BYTES: Final = 65_536
@@ -40,8 +40,9 @@ _ENTRIES: Final = ("python", "command", "container", "job")
 _GRADERS: Final = ("grader", "grader_command", "judge")
 _ISOLATION_VALUES: Final = {
     "": agent_spec_pb2.ISOLATION_UNSPECIFIED,
-    "runner": agent_spec_pb2.ISOLATION_RUNNER,
+    "trusted": agent_spec_pb2.ISOLATION_TRUSTED,
     "process": agent_spec_pb2.ISOLATION_PROCESS,
+    "sandbox": agent_spec_pb2.ISOLATION_SANDBOX,
 }
 _ISOLATION_NAMES: Final = {value: name for name, value in _ISOLATION_VALUES.items()}
 
@@ -82,8 +83,8 @@ class AgentConfig:
 
     Attributes:
         python: `file.py:name` or `package.module:name`.
-        isolation: Where Python callables (agent and grader) run: `runner`, `process` for a separate child each, or
-            empty for the runner's setting.
+        isolation: Least isolation of agent and grader: `trusted`, `process` or `sandbox`; empty for the runner's setting,
+            which also applies if it is higher.
         command: A program with its arguments.
         container: A container.
         job: The text of a Kubernetes Job.
@@ -165,6 +166,7 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
     else:
         spec.command.argv.extend(agent.command)
         spec.command.max_output_bytes = agent.max_output_bytes
+        spec.command.isolation = isolation
     if agent.limits != LimitsConfig():
         limits = agent.limits
         spec.limits.memory_bytes = limits.memory_bytes
@@ -175,6 +177,7 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
         spec.grader.python.isolation = isolation
     elif agent.grader_command:
         spec.grader.command.argv.extend(agent.grader_command)
+        spec.grader.command.isolation = isolation
     elif agent.judge is not None:
         _write_judge(agent.judge, spec.grader.judge)
     return spec
@@ -185,13 +188,14 @@ def agent_config(spec: agent_spec_pb2.AgentSpec) -> AgentConfig:
     entry = spec.WhichOneof("entry")
     grader = spec.grader.WhichOneof("entry")
     # The table has one setting for both; if they differ, the agent's is used.
-    isolation = spec.python.isolation if entry == "python" else spec.grader.python.isolation
+    entries = (spec.python, spec.command, spec.grader.python, spec.grader.command)
+    isolation = next((each.isolation for each in entries if each.isolation), agent_spec_pb2.ISOLATION_UNSPECIFIED)
     # At most one of the three is set; the sizes of the others are 0.
     sizes = (spec.command.max_output_bytes, spec.container.max_output_bytes, spec.job.max_output_bytes)
     return AgentConfig(
         python=spec.python.target,
-        # The contract requires unknown values to mean a process.
-        isolation=_ISOLATION_NAMES.get(isolation, "process"),
+        # By the contract, an unknown value is the highest known one.
+        isolation=_ISOLATION_NAMES.get(isolation, "sandbox"),
         command=tuple(spec.command.argv),
         container=ContainerConfig(
             image=spec.container.image, command=tuple(spec.container.argv), network=spec.container.network
@@ -336,11 +340,11 @@ def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
 
 def _without_effect(table: TableReader, agent: AgentConfig) -> None:
     """Reports settings without effect."""
-    if agent.isolation and not (agent.python or agent.grader):
-        table.problem("isolation", "only Python agents and graders have it: all others run in processes of their own")
+    if agent.isolation and not (agent.python or agent.command or agent.grader or agent.grader_command):
+        table.problem("isolation", "only Python and command agents and graders have it: containers and jobs are isolated")
     if agent.python and agent.max_output_bytes:
         table.problem("max_output", "a Python agent has none: its return value is the outcome")
-    if agent.python and agent.isolation != "process" and agent.limits != LimitsConfig():
+    if agent.python and agent.isolation not in ("process", "sandbox") and agent.limits != LimitsConfig():
         table.problem("limits", 'inside the runner they cannot be kept: add isolation = "process"')
     elif agent.limits.cpu_count and not (agent.container or agent.job):
         table.problem("limits.cpus", "only containers and jobs have it")

@@ -94,7 +94,8 @@ class WorkerSupervisor:
 
     def _environment(self, ports: dict[str, int]) -> dict[str, str]:
         own = {f"FULMEN_LLM_PROXY_{name.upper()}": str(port) for name, port in ports.items()}
-        return {**os.environ, **own, "FULMEN_LLM_PROXY_WORKERS_DIR": str(self._folder)}
+        secrets = self._settings.secret_variables
+        return {**os.environ, **secrets, **own, "FULMEN_LLM_PROXY_WORKERS_DIR": str(self._folder)}
 
     async def _start(self, index: int, environment: dict[str, str]) -> None:
         """Starts a worker and waits until it serves.

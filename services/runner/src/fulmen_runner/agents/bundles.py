@@ -1,15 +1,11 @@
 """Unpacks agents' bundles, once per content.
 
-Invariant: a bundle's directory appears complete or not at all. tarfile's `data` filter (PEP 706) rejects links and
-names that lead outside, devices and special permissions. Attempts share the directory read-only (root can still write);
-it is deleted when its last user has ended.
+Invariant: a bundle's directory appears complete or not at all, within the limits of `fulmen.bundles`. Attempts share the
+directory read-only (root can still write); it is deleted when its last user has ended.
 """
 
-import io
-import tarfile
 import tempfile
 import threading
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,19 +14,15 @@ from pathlib import Path
 
 import structlog
 
+from fulmen.bundles import BundleInvalid, unpack
 from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import Bundle
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.uses import Uses
 from fulmen_runner.attempts.workspace import delete_tree
 
-MAX_UNPACKED_BYTES = 256 * 1024 * 1024
-MAX_MEMBERS = 20_000
-
 _READ_ONLY_DIRECTORY = 0o555
-_UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, RecursionError, zlib.error)
-"""Errors of a malformed archive; KeyError for a dangling link, ValueError for a name with NUL."""
-
+_READABLE, _SEARCHABLE = 0o444, 0o111
 _WRITABLE = 0o222
 _PREFIX = "bundle-"
 
@@ -96,10 +88,10 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
         inside = Path(directory, "bundle")
         inside.mkdir()
         try:
-            _extract(archive, inside)
-            _protect(inside)
-        except _UNREADABLE as error:
-            raise AgentFailed(f"agent bundle cannot be unpacked: {_problem(error, inside)}") from None
+            unpack(archive, inside)
+        except BundleInvalid as error:
+            raise AgentFailed(f"agent bundle cannot be unpacked: {error}") from None
+        _protect(inside)
         try:
             inside.rename(target)
             # A read-only directory could not be renamed.
@@ -109,15 +101,6 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
             if not target.is_dir():
                 raise
     return target
-
-
-def _problem(error: Exception, inside: Path) -> str:
-    """Describes an error without the runner's own directories."""
-    if isinstance(error, RecursionError):
-        return "folders are nested too deeply"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).replace(str(inside.resolve()), "bundle").replace(str(inside.parent.resolve()), "")
 
 
 def _directory(work_dir: Path, name: str) -> Path:
@@ -132,19 +115,9 @@ def _delete(directory: Path) -> None:
 
 
 def _protect(directory: Path) -> None:
-    """Makes everything in a directory read-only."""
+    """Makes everything in a directory readable for the users of attempts, and read-only."""
     for path in directory.rglob("*"):
         if not path.is_symlink():
-            path.chmod(path.stat().st_mode & ~_WRITABLE)
-
-
-def _extract(archive: bytes, directory: Path) -> None:
-    total_bytes = 0
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        for count, member in enumerate(tar, start=1):
-            total_bytes += member.size
-            if count > MAX_MEMBERS or total_bytes > MAX_UNPACKED_BYTES:
-                raise AgentFailed(
-                    f"agent bundle exceeds {MAX_MEMBERS} files or {MAX_UNPACKED_BYTES} bytes when unpacked"
-                )
-            tar.extract(member, directory, filter="data")
+            mode = path.stat().st_mode
+            more = _READABLE | (_SEARCHABLE if mode & _SEARCHABLE else 0)
+            path.chmod((mode | more) & ~_WRITABLE)

@@ -9,11 +9,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ISOLATION_UNSPECIFIED: _ClassVar[Isolation]
-    ISOLATION_RUNNER: _ClassVar[Isolation]
+    ISOLATION_TRUSTED: _ClassVar[Isolation]
     ISOLATION_PROCESS: _ClassVar[Isolation]
+    ISOLATION_SANDBOX: _ClassVar[Isolation]
 ISOLATION_UNSPECIFIED: Isolation
-ISOLATION_RUNNER: Isolation
+ISOLATION_TRUSTED: Isolation
 ISOLATION_PROCESS: Isolation
+ISOLATION_SANDBOX: Isolation
 
 class AgentSpec(_message.Message):
     __slots__ = ("bundle", "python", "command", "container", "job", "grader", "environment", "limits", "secrets")
@@ -63,12 +65,14 @@ class PythonEntry(_message.Message):
     def __init__(self, target: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ...) -> None: ...
 
 class CommandEntry(_message.Message):
-    __slots__ = ("argv", "max_output_bytes")
+    __slots__ = ("argv", "max_output_bytes", "isolation")
     ARGV_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[str]
     max_output_bytes: int
-    def __init__(self, argv: _Optional[_Iterable[str]] = ..., max_output_bytes: _Optional[int] = ...) -> None: ...
+    isolation: Isolation
+    def __init__(self, argv: _Optional[_Iterable[str]] = ..., max_output_bytes: _Optional[int] = ..., isolation: _Optional[_Union[Isolation, str]] = ...) -> None: ...
 
 class ContainerEntry(_message.Message):
     __slots__ = ("image", "argv", "max_output_bytes", "network")
