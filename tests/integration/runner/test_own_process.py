@@ -191,10 +191,10 @@ async def test_what_blocks_is_killed_and_frees_its_slot(world: World, tmp_path: 
 
 
 async def test_no_child_outlives_a_killed_runner(world: World) -> None:
-    runner = await world.start(slots=1, isolation="process")
+    runner = await world.start(slots=1)
     world.proxy.holding = True
-    [idle] = await run(world, "pid", [{}], isolation=Isolation.ISOLATION_UNSPECIFIED)
-    agent = await world.publish(FILES, python="agent.py:calls", environment={"OWN": "1"})
+    [idle] = await run(world, "pid", [{}])
+    agent = await world.publish(FILES, python="agent.py:calls", environment={"OWN": "1"}, isolation=PROCESS)
     await world.store.create(rollouts_of(agent, [{}]))
     await world.proxy.until_waiting(1)
     runner.send(signal.SIGKILL)

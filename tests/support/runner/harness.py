@@ -41,7 +41,7 @@ class RunnerProcess:
         python: str = sys.executable,
     ) -> None:
         self._python = python
-        base = {"TOKEN": token(), "PORT": "0", "METRICS_PORT": "0"}
+        base = {"TOKEN": token(), "PORT": "0", "METRICS_PORT": "0", "ISOLATION": "trusted"}
         merged = {**base, **{key.upper(): str(value) for key, value in settings.items()}}
         self._environment = {
             **os.environ,

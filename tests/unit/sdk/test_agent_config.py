@@ -63,8 +63,9 @@ def test_a_python_agent_in_a_process_of_its_own_has_limits_and_a_judge(folder: P
     ("line", "value"),
     [
         ("", agent_spec_pb2.ISOLATION_UNSPECIFIED),
-        ('isolation = "runner"', agent_spec_pb2.ISOLATION_RUNNER),
+        ('isolation = "trusted"', agent_spec_pb2.ISOLATION_TRUSTED),
         ('isolation = "process"', agent_spec_pb2.ISOLATION_PROCESS),
+        ('isolation = "sandbox"', agent_spec_pb2.ISOLATION_SANDBOX),
     ],
 )
 def test_isolation_is_as_it_is_said_for_agent_and_grader_and_the_runners_if_it_is_not(
@@ -73,16 +74,15 @@ def test_isolation_is_as_it_is_said_for_agent_and_grader_and_the_runners_if_it_i
     agent, problems = read(folder, f'python = "agent.py:solve"\ngrader = "agent.py:solve"\n{line}')
     spec = agent_spec(agent, "")
     assert (problems, spec.python.isolation, spec.grader.python.isolation) == ([], value, value)
-    # A command runs in a process anyway; its grader need not.
     agent, problems = read(folder, f'command = ["a"]\ngrader = "agent.py:solve"\n{line}')
     spec = agent_spec(agent, "")
-    assert (problems, spec.grader.python.isolation) == ([], value)
+    assert (problems, spec.command.isolation, spec.grader.python.isolation) == ([], value, value)
     assert agent_config(spec) == agent
 
 
-def test_a_newer_isolation_is_a_process() -> None:
+def test_a_newer_isolation_is_the_highest_known_one() -> None:
     spec = agent_spec_pb2.AgentSpec(python=agent_spec_pb2.PythonEntry(target="a:f", isolation=9))  # type: ignore[arg-type]  # A value of a later version.
-    assert agent_config(spec).isolation == "process"
+    assert agent_config(spec).isolation == "sandbox"
 
 
 def test_a_container_is_an_image_with_a_command_a_network_and_processors(folder: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_job_travels_as_the_text_of_its_file(folder: Path) -> None:
         ("", "agent: give python ="),
         ('python = "agent.py:f"\njob = "job.yaml"', "agent: give python ="),
         ('python = "agent.py:f"\nisolation = "proces"', "did you mean 'process'?"),
-        ('command = ["a"]\nisolation = "process"', "agent.isolation: only Python agents and graders have it"),
-        ('python = "agent.py:f"\nisolation = "runner"\nlimits = {processes = 2}', "agent.limits: inside the runner"),
+        ('job = "job.yaml"\nisolation = "process"', "agent.isolation: only Python and command agents"),
+        ('python = "agent.py:f"\nisolation = "trusted"\nlimits = {processes = 2}', "agent.limits: inside the runner"),
         ('python = "agent.py:f"\nlimits = {memory = "1GiB"}', 'agent.limits: inside the runner they cannot be kept: add'),
         ('command = ["a"]\nlimits = {cpus = 1}', "agent.limits.cpus: only containers and jobs have it"),
         ('command = ["a"]\nlimits = {memory = "1 gig"}', 'agent.limits.memory: must be a size, such as "512MiB"'),
@@ -167,10 +167,10 @@ LIMITS = st.builds(
     process_count=st.integers(0, 1000),
 )
 CONTAINERS = st.builds(ContainerConfig, image=st.just("i"), command=st.just(()) | WORDS, network=st.text(max_size=5))
-ISOLATIONS = st.sampled_from(["", "runner", "process"])
+ISOLATIONS = st.sampled_from(["", "trusted", "process", "sandbox"])
 ENTRIES = st.one_of(
     st.builds(dict, python=st.just("a.py:f"), isolation=ISOLATIONS),
-    st.builds(dict, command=WORDS, max_output_bytes=st.integers(0, 65_536)),
+    st.builds(dict, command=WORDS, isolation=ISOLATIONS, max_output_bytes=st.integers(0, 65_536)),
     st.builds(dict, container=CONTAINERS, max_output_bytes=st.integers(0, 65_536)),
     st.builds(dict, job=st.text(min_size=1, max_size=9), max_output_bytes=st.integers(0, 65_536)),
 )

@@ -1,10 +1,13 @@
 """Composition root of the runner: the one module that knows all parts."""
 
+import asyncio
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
+import structlog
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
@@ -15,12 +18,14 @@ from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.host import CommandHost
 from fulmen_runner.agents.environment import (
+    CA_VARIABLES,
     Endpoints,
     expanded_environment,
     inherited_environment,
     network_environment,
 )
 from fulmen_runner.agents.hosts import Hosts
+from fulmen_runner.agents.isolation import SETTING, AgentIsolation
 from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.library import StoreLibrary
 from fulmen_runner.agents.own_directory import own_directory
@@ -50,6 +55,7 @@ from fulmen_runner.slots.control import SlotControl, SlotPolicy
 from fulmen_runner.slots.keeper import SlotKeeper, SlotMonitor
 from fulmen_runner.slots.load import LoadMeter
 from fulmen_runner.slots.machine import Machine
+from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.observability.own_traces import own_traces
 from fulmen_service_kit.rpc.server import build_server
@@ -58,6 +64,7 @@ from fulmen_service_kit.security.introspection import StoreVerifier
 from fulmen_service_kit.settings import ServiceSettings
 
 VERSION = version("fulmen")
+_log = structlog.get_logger()
 SERVICE_NAMES = ("fulmen.runner.v1.RunnerService",)
 
 
@@ -73,6 +80,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     control = _slot_control(settings)
     monitor = SlotMonitor(control, _captures(settings, token, stack))
     hosts = Hosts(settings, agent_endpoints(settings))
+    isolation = agent_isolation(settings)
+    await _report_isolation(isolation.isolator)
     executor = build_executor(
         settings,
         stack,
@@ -81,6 +90,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         stragglers=stragglers,
         hosts=hosts,
         token=token,
+        isolation=isolation,
     )
     execute, traces = monitor.observed(executor.execute), own_traces()
     if traces is not None:
@@ -141,6 +151,7 @@ def build_executor(
     stragglers: Stragglers,
     hosts: Hosts | None = None,
     token: Callable[[], str] | None = None,
+    isolation: AgentIsolation | None = None,
 ) -> AttemptExecutor:
     """Builds the executor of attempts, for the service and for offline runs."""
     endpoints = agent_endpoints(settings)
@@ -160,6 +171,7 @@ def build_executor(
     stack.callback(workspaces.close)
     guardian = Guardian()
     stack.push_async_callback(guardian.close)
+    isolation = isolation or agent_isolation(settings)
     # Variables of the runner's own environment, without those set for in-process agents.
     inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
     children = Children(
@@ -170,6 +182,8 @@ def build_executor(
             flush_s=settings.flush_s,
             output_allowed_bytes=settings.max_command_output_bytes,
             limits=Limits(memory_bytes=settings.attempt_memory_bytes, process_count=settings.attempt_processes),
+            disk_bytes=settings.attempt_disk_bytes,
+            isolation=isolation,
         ),
         policy=ChildPolicy(
             max_attempts=settings.child_attempts,
@@ -189,10 +203,10 @@ def build_executor(
             output_allowed_bytes=settings.max_command_output_bytes,
             memory_bytes=settings.attempt_memory_bytes,
             process_count=settings.attempt_processes,
+            disk_bytes=settings.attempt_disk_bytes,
+            isolation=isolation,
         ),
-        python=PythonHost(
-            stragglers=stragglers, spans=spans, children=children, own_process=settings.isolation == "process"
-        ),
+        python=PythonHost(stragglers=stragglers, spans=spans, children=children),
         default=_default_agent(settings),
         hosts=hosts,
         judges=judges,
@@ -208,6 +222,30 @@ def build_executor(
         flush_spans=spans.flush,
         hooks=_hooks(settings, stack, spans),
     )
+
+
+def agent_isolation(settings: RunnerSettings) -> AgentIsolation:
+    """Returns the isolation of the runner's agents."""
+    readable = [*split(settings.sandbox_readable), settings.agents_ca_file]
+    readable += [os.environ.get(name, "") for name in CA_VARIABLES]
+    # The default agent's file is the operator's, wherever it is.
+    readable += [str(Path(each).parent) for each in (settings.agent, settings.grader) if Path(each).is_absolute()]
+    isolator = Isolator(
+        settings.isolation,
+        setting=SETTING,
+        readable=[Path(path) for path in readable if path],
+        hidden=settings.private_files,
+    )
+    return AgentIsolation(isolator=isolator)
+
+
+async def _report_isolation(isolator: Isolator) -> None:
+    """Tries the operator's level and logs the layers that are in force."""
+    problem = await asyncio.to_thread(lambda: isolator.problem)
+    if problem:
+        _log.error("isolation_unavailable", level=isolator.floor, reason=problem)
+    else:
+        _log.info("isolation", level=isolator.floor, layers=isolator.layers)
 
 
 def agent_endpoints(settings: RunnerSettings) -> Endpoints:

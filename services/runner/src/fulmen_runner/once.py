@@ -221,6 +221,8 @@ def _assignment(data: bytes, content_type: str, stage: Stage) -> Assignment:
 def _settings(stage: Stage) -> RunnerSettings:
     values: Mapping[str, object] = {
         "dev_mode": True,
+        # The user's own code, on the user's own machine.
+        "isolation": "trusted",
         "llm_proxy_url": stage.llm_proxy_url,
         "llm_proxy_targets": "127.0.0.1:1",  # Never called: calls are recorded by the caller.
         "agents_otlp_url": stage.otlp_url,

@@ -255,6 +255,8 @@ def _assignment(stored: Stored, bench: Bench) -> Assignment:
 def _settings(bench: Bench, otlp_url: str) -> RunnerSettings:
     values: Mapping[str, object] = {
         "dev_mode": True,
+        # The user's own code, on the user's own machine.
+        "isolation": "trusted",
         "llm_proxy_url": bench.llm_proxy_url,
         # Never called: nothing is recorded.
         "llm_proxy_targets": _NO_PROXY_TARGET if bench.llm_proxy_url else "",

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 MAX_SLOTS = 10_000
@@ -186,9 +187,14 @@ class RunnerSettings(ContainerSettings, JobSettings):
         default="", description="Python target (`file.py:name`) of the default agent, for rollouts that name none."
     )
     grader: str = Field(default="", description="Python target of the default agent's grader.")
-    isolation: Literal["runner", "process"] = Field(
-        default="runner",
-        description="Default isolation of Python agents and graders: in the runner's process or in a child process.",
+    isolation: Isolation = Field(
+        default=Isolation.SANDBOX,
+        description="Least isolation of agents and graders, which they can only raise: `trusted` (as the runner itself), "
+        "`process`, `sandbox`, `container` or `job` (docs/agents.md).",
+    )
+    sandbox_readable: str = Field(
+        default="",
+        description="Further files and folders that sandboxed agents may read, comma-separated.",
     )
     child_attempts: int = Field(
         default=100, ge=1, le=1_000_000, description="Attempts per child process; 1 starts one for each attempt."
@@ -208,10 +214,15 @@ class RunnerSettings(ContainerSettings, JobSettings):
         description="Maximum output of a command, bytes; above it the command is killed.",
     )
     attempt_memory_bytes: int = Field(
-        default=0, ge=0, description="Memory limit of all processes of an attempt, bytes; 0: no limit."
+        default=4 * 1024**3, ge=0, description="Memory limit of all processes of an attempt, bytes; 0: no limit."
     )
     attempt_processes: int = Field(
         default=4096, ge=0, description="Limit of concurrent processes and threads of an attempt; 0: no limit."
+    )
+    attempt_disk_bytes: int = Field(
+        default=4 * 1024**3,
+        ge=0,
+        description="Limit of the files of an attempt, each and together, bytes; 0: no limit.",
     )
     proxy_reach_s: float = Field(
         default=60.0, gt=0, le=3600, description="Timeout for reaching the proxies when an attempt starts, seconds."

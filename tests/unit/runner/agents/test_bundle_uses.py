@@ -28,6 +28,7 @@ from fulmen_runner.attempts.executor import AttemptExecutor
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.settings import RunnerSettings
+from fulmen_service_kit.isolation.levels import Isolation
 from tests.support.runner.assignments import assignment, tracing_restored
 from tests.support.runner.bundles import archive, file
 from tests.support.runner.captures import Captures, all_acknowledged
@@ -56,7 +57,7 @@ class Shelf:
 
     async def specification(self, name: str, project: str) -> Specification:
         return Specification(
-            bundle=name, entry=PythonTarget(target="agent.py:solve", own_process=False), grader=None, environment={}
+            bundle=name, entry=PythonTarget(target="agent.py:solve", isolation=Isolation.TRUSTED), grader=None, environment={}
         )
 
     async def prompts(self, assignment: Assignment) -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_runner.agents import bundles
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.python.loader import load_callable
 from fulmen_runner.attempts.errors import AgentFailed
@@ -59,7 +58,7 @@ def test_attempts_cannot_write_to_the_bundle_that_they_share(tmp_path: Path) -> 
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr("fulmen.bundles.MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(AgentFailed, match="1000 bytes"):
         unpack_bundle(archive(file("zeros", b"\0" * 1001)), "abc", tmp_path)
 

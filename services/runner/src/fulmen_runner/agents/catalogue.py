@@ -7,8 +7,9 @@ holds its files, which are deleted when it has been evicted and its last attempt
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,7 @@ from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.attempts.program import Agent, Grader, Program
 from fulmen_runner.attempts.uses import Uses
+from fulmen_service_kit.isolation.levels import Isolation
 
 MAX_PROGRAMS = 64
 """Number of cached programs; the least recently used is evicted first."""
@@ -80,6 +82,7 @@ class Catalogue:
     hosts: Hosts
     judges: JudgeClient
     bundles: UnpackedBundles
+    _numbers: "count[int]" = field(default_factory=count)
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, assignment: Assignment) -> Program:
@@ -135,19 +138,27 @@ class Catalogue:
     async def _program(self, specification: Specification, directory: Path | None, files: Uses | None) -> Program:
         graded = specification.grader is not None
         # Visible to modules during their import; the agents themselves get it with each attempt.
+        folder = self.bundles.work_dir / f"program-{next(self._numbers)}"
         with viewing(plain_environment(specification)):
-            return Program(
-                agent=await self._agent(specification, directory, graded=graded),
-                grader=await self._grader(specification, directory),
-                environment=dict(specification.environment),
-                secrets=specification.secrets,
-                files=files,
-            )
+            agent = await self._agent(specification, directory, folder, graded=graded)
+            grader = await self._grader(specification, directory, folder)
+        has_children = isinstance(agent, ChildAgent) or isinstance(grader, ChildGrader)
+        return Program(
+            agent=agent,
+            grader=grader,
+            environment=dict(specification.environment),
+            secrets=specification.secrets,
+            files=files,
+            folder=folder if has_children else None,
+        )
 
-    async def _agent(self, specification: Specification, directory: Path | None, *, graded: bool) -> Agent:
+    async def _agent(
+        self, specification: Specification, directory: Path | None, folder: Path, *, graded: bool
+    ) -> Agent:
+        isolation = self.commands.isolation
         match target := specification.entry:
-            case PythonTarget() if self.python.isolates(target):
-                program = child_program(target, directory, specification, grading=False)
+            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED:
+                program = child_program(target, directory, specification, level=level, folder=folder, grading=False)
                 return ChildAgent(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
@@ -155,6 +166,7 @@ class Catalogue:
             case CommandTarget():
                 return CommandAgent(command=self._command(target, directory, specification.limits), graded=graded)
             case ContainerTarget():
+                isolation.check(Isolation.CONTAINER, "a container")
                 containers = await self.hosts.containers()
                 environment, limits = specification.environment, specification.limits
                 return await containers.agent(target, directory, environment=environment, limits=limits, graded=graded)
@@ -163,12 +175,12 @@ class Catalogue:
                 environment, limits = specification.environment, specification.limits
                 return await jobs.agent(target, directory, environment=environment, limits=limits, graded=graded)
 
-    async def _grader(self, specification: Specification, directory: Path | None) -> Grader | None:
+    async def _grader(self, specification: Specification, directory: Path | None, folder: Path) -> Grader | None:
         match target := specification.grader:
             case None:
                 return None
-            case PythonTarget() if self.python.isolates(target):
-                program = child_program(target, directory, specification, grading=True)
+            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED:
+                program = child_program(target, directory, specification, level=level, folder=folder, grading=True)
                 return ChildGrader(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
@@ -188,12 +200,21 @@ class Catalogue:
             cwd=directory,
             output_kept_bytes=target.output_kept_bytes or MAX_OUTPUT_BYTES,
             allowance=allowance(
-                limits, memory_bytes=self.commands.memory_bytes, process_count=self.commands.process_count
+                limits,
+                memory_bytes=self.commands.memory_bytes,
+                process_count=self.commands.process_count,
+                disk_bytes=self.commands.disk_bytes,
             ),
+            level=self.commands.isolation.level(target.isolation, f"the command {target.argv[0]}"),
         )
 
 
 def _end_use(task: "asyncio.Task[Program]") -> None:
     """Ends the catalogue's use of a program; one that failed to load has none."""
     if not task.cancelled() and task.exception() is None:
-        task.result().end_use()
+        program = task.result()
+        program.end_use()
+        if program.folder is not None:
+            # Attempts that still use it make it again.
+            with suppress(OSError):
+                program.folder.rmdir()

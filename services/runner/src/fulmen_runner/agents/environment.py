@@ -42,7 +42,7 @@ QUIET = {
 }
 """Disables the telemetry of frameworks, which would send the attempt's key along. Agents and runners may override it."""
 
-_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
 """Variables that name a CA file for OpenSSL and httpx, requests, Node, and OpenTelemetry's SDKs."""
 
 _PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy", "https_proxy")
@@ -89,7 +89,7 @@ class Endpoints:
         if self.otlp_http_url:
             variables["FULMEN_TRACES_URL"] = f"{self.otlp_http_url.rstrip('/')}/v1/traces"
         if self.ca_file:
-            variables |= dict.fromkeys(_CA_VARIABLES, self.ca_file)
+            variables |= dict.fromkeys(CA_VARIABLES, self.ca_file)
         return variables
 
     def attempt_environment(self, assignment: Assignment) -> dict[str, str]:

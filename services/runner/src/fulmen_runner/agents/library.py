@@ -30,6 +30,7 @@ from fulmen_runner.agents.specification import (
 )
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
+from fulmen_service_kit.isolation.levels import Isolation
 
 FETCH_TIMEOUT_S = 30.0
 PROMPT_PREFIX = "resources/prompt."
@@ -191,14 +192,28 @@ def _grader(grader: pb.Grader) -> GraderEntry | None:
 
 
 def _python(entry: pb.PythonEntry) -> PythonTarget:
-    if entry.isolation == pb.Isolation.ISOLATION_UNSPECIFIED:
-        return PythonTarget(target=entry.target)
-    # By contract, values unknown to this version mean a process as well.
-    return PythonTarget(target=entry.target, own_process=entry.isolation != pb.Isolation.ISOLATION_RUNNER)
+    return PythonTarget(target=entry.target, isolation=_isolation(entry.isolation))
+
+
+def _isolation(value: int) -> Isolation | None:
+    match value:
+        case pb.ISOLATION_UNSPECIFIED:
+            return None
+        case pb.ISOLATION_TRUSTED:
+            return Isolation.TRUSTED
+        case pb.ISOLATION_PROCESS:
+            return Isolation.PROCESS
+        case _:
+            # By the contract, a value unknown to this version is the highest known one.
+            return Isolation.SANDBOX
 
 
 def _command(entry: pb.CommandEntry) -> CommandTarget:
-    return CommandTarget(argv=tuple(entry.argv), output_kept_bytes=entry.max_output_bytes)
+    return CommandTarget(
+        argv=tuple(entry.argv),
+        output_kept_bytes=entry.max_output_bytes,
+        isolation=_isolation(entry.isolation),
+    )
 
 
 def _judge(entry: pb.JudgeEntry) -> JudgeTarget:

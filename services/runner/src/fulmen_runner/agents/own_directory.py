@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_runner.attempts.workspace import delete_tree
+from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, delete_tree
 
 PREFIX = "fulmen-runner-"
 LOCK = "lock"
@@ -31,6 +31,8 @@ def own_directory(parent: Path | None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    # Attempts may have users of their own, which can enter their own folders in it.
+    path.chmod(ENTERED_BY_ALL)
     unnamed = path / f".{LOCK}"
     held = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from fulmen.agent import FINAL_DIMENSION
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
+from fulmen_service_kit.isolation.levels import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,19 +16,20 @@ class PythonTarget:
 
     Attributes:
         target: The callable.
-        own_process: Whether it runs in a child process; None for the runner's default.
+        isolation: Its least isolation; None for the runner's.
     """
 
     target: str
-    own_process: bool | None = None
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandTarget:
-    """A program with its arguments; `output_kept_bytes` 0 means the maximum."""
+    """A program with its arguments; `output_kept_bytes` 0 means the maximum, `isolation` None the runner's."""
 
     argv: tuple[str, ...]
     output_kept_bytes: int = 0
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def inside_runner(specification: Specification) -> Specification:
     """Returns the specification with all Python callables in the runner's own process."""
     entry, grader = specification.entry, specification.grader
     if isinstance(entry, PythonTarget):
-        entry = replace(entry, own_process=False)
+        entry = replace(entry, isolation=Isolation.TRUSTED)
     if isinstance(grader, PythonTarget):
-        grader = replace(grader, own_process=False)
+        grader = replace(grader, isolation=Isolation.TRUSTED)
     return replace(specification, entry=entry, grader=grader)

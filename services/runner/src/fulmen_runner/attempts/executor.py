@@ -165,7 +165,7 @@ class AttemptExecutor:
         )
 
     async def _run(self, program: Program, assignment: Assignment, deadline: float) -> Outcome:
-        workspace = self.workspaces.of(assignment.input)
+        workspace = self.workspaces.of(assignment.input, program.folder)
         try:
             return await self._run_in(workspace, program, assignment, deadline)
         finally:

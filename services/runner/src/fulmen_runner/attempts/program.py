@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from fulmen.agent import Context
@@ -87,6 +88,7 @@ class Program:
         environment: Variables of the agent's specification; values are templates.
         secrets: Names of the secrets that attempts get.
         files: Reference count of the unpacked bundle; None if there is none.
+        folder: Parent of its attempts' files, which its children may write; None for that of all attempts.
     """
 
     agent: Agent
@@ -94,6 +96,7 @@ class Program:
     environment: Mapping[str, str]
     secrets: tuple[str, ...] = ()
     files: Uses | None = None
+    folder: Path | None = None
 
     def begin_use(self) -> bool:
         """Holds the files; returns False if they are already released. Pair with `end_use`."""

@@ -24,6 +24,8 @@ DELETE_TIMEOUT_S = 5.0
 _DELETING_THREADS = 2
 _PREFIX = "attempt-"
 _OWNER_ONLY = 0o700
+ENTERED_BY_ALL = 0o711
+"""Mode of a folder with the folders of several attempts, which may have users of their own."""
 
 _log = structlog.get_logger()
 
@@ -104,13 +106,35 @@ class Workspaces:
         # Own threads: deleting huge trees must not delay the default executor's DNS lookups.
         self._threads = ThreadPoolExecutor(max_workers=_DELETING_THREADS, thread_name_prefix="delete")
 
-    def of(self, content: bytes) -> Workspace:
-        """Returns the workspace of an attempt; `content` is its input."""
-        return Workspace(parent=self._parent, content=content, threads=self._threads)
+    def of(self, content: bytes, parent: Path | None = None) -> Workspace:
+        """Returns the workspace of an attempt.
+
+        Args:
+            content: Its input.
+            parent: Folder for its files, created if missing; None for that of all attempts.
+        """
+        return Workspace(parent=parent or self._parent, content=content, threads=self._threads)
 
     def close(self) -> None:
         """Cancels deletions that have not started; the runner deletes the parent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def give_files(root: Path, uid: int) -> None:
+    """Makes a user and its group the owner of a directory tree. Blocks; nothing may change the tree meanwhile.
+
+    A file with several names is left as it is: it may be a link to a file outside.
+    """
+    todo = [root]
+    os.chown(root, uid, uid, follow_symlinks=False)
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder:
+                    todo.append(Path(entry.path))
+                if is_folder or entry.stat(follow_symlinks=False).st_nlink == 1:
+                    os.chown(entry.path, uid, uid, follow_symlinks=False)
 
 
 def delete_tree(root: Path) -> None:
@@ -160,6 +184,8 @@ def _delete_files(directory: Path) -> list[Path]:
 
 
 def _make(parent: Path | None, content: bytes) -> Files:
+    if parent is not None:
+        parent.mkdir(mode=ENTERED_BY_ALL, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     files = Files(root=root, work_dir=root / "work", temporary_dir=root / "tmp", task_file=root / "task")
     files.work_dir.mkdir(mode=_OWNER_ONLY)

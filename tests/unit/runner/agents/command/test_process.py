@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -23,7 +24,7 @@ from fulmen_runner.agents.command.limits import (
     grows_fast,
     measure,
 )
-from fulmen_runner.agents.command.process import Process, ProcessLimits, ProcessResult, run_process
+from fulmen_runner.agents.command.process import Process, ProcessLimits, ProcessResult, run_process, unconfined
 from fulmen_runner.agents.specification import Limits
 
 PATH = {"PATH": os.defpath}
@@ -56,7 +57,7 @@ async def run(
 ) -> ProcessResult:
     async with asyncio.timeout(60):
         return await run_process(
-            ("/bin/sh", "-c", script, "sh"),
+            unconfined(("/bin/sh", "-c", script, "sh")),
             cwd=cwd,
             environment=environment,
             stdin=stdin,
@@ -104,7 +105,7 @@ async def test_what_cannot_be_started_says_why_and_leaves_no_file_open(
     await run(guardian, "exit 0")
     before = open_files()
     with pytest.raises(error):
-        await run_process(argv, cwd=None, environment=environment, stdin=b"", limits=limits(), guardian=guardian)
+        await run_process(unconfined(argv), cwd=None, environment=environment, stdin=b"", limits=limits(), guardian=guardian)
     # Fewer, if something of the first command was closed only now.
     assert open_files() <= before
 
@@ -138,14 +139,12 @@ class ForkingGuardian(Guardian):
 
     fork = 0
 
-    async def start(
-        self, argv: Sequence[str], *, cwd: Path | None, environment: Mapping[str, str], files: Sequence[int]
-    ) -> KeptCommand:
+    async def start(self, argv: Sequence[str], **options: Any) -> KeptCommand:
         self.fork = os.fork()
         if not self.fork:
             signal.pause()
             os._exit(0)
-        return await super().start(argv, cwd=cwd, environment=environment, files=files)
+        return await super().start(argv, **options)
 
 
 async def test_an_input_ends_though_a_fork_of_this_process_lives_on() -> None:
@@ -217,7 +216,7 @@ signal.pause()
 """
     # The program that runs these tests: the system's may be another.
     process = await Process.start(
-        (sys.executable, "-c", script),
+        unconfined((sys.executable, "-c", script)),
         cwd=None, environment=PATH, stdin=0, limits=limits(), guardian=guardian,
     )  # fmt: skip
     try:

@@ -2,7 +2,7 @@
 
 Invariant: all descendants of a command are dead when its `KeptCommand.gone` is done, and soon after the runner's death,
 even by SIGKILL. On Linux this includes descendants that leave the process group and session; elsewhere only the group.
-An agent that kills the guardian or a keeper defeats this: run such agents in containers.
+A trusted agent that kills the guardian or a keeper defeats this; a sandboxed one cannot.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from fulmen_runner.agents.command.guardian_main import LENGTH_BYTES, MAX_FILES
 from fulmen_runner.agents.command.limits import LimitEnforcer
+from fulmen_service_kit.isolation.launch import SCRIPT
 
 START_TIMEOUT_S = 30.0
 """Timeout for starting a command, even on an overloaded machine."""
@@ -107,9 +109,17 @@ class Guardian:
         self._starting = asyncio.Semaphore(_MAX_STARTING)
 
     async def start(
-        self, argv: Sequence[str], *, cwd: Path | None, environment: Mapping[str, str], files: Sequence[int]
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None,
+        environment: Mapping[str, str],
+        files: Sequence[int],
+        confinement: Mapping[str, Any] | None = None,
     ) -> KeptCommand:
         """Starts a command in a session of its own; `files` become its file descriptors 0, 1 and so on.
+
+        It is confined first, see `Launch.confinement`.
 
         Raises:
             OSError: If it cannot be started.
@@ -118,7 +128,12 @@ class Guardian:
         _check(argv, environment)
         if len(files) > MAX_FILES:
             raise ValueError(f"too many file descriptors; at most {MAX_FILES} are allowed")
-        request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "environment": dict(environment)}
+        request = {
+            "argv": list(argv),
+            "cwd": str(cwd or Path.cwd()),
+            "environment": dict(environment),
+            "confinement": dict(confinement or {}),
+        }
         ours, theirs = socket.socketpair()
         try:
             async with asyncio.timeout(START_TIMEOUT_S), self._starting:
@@ -170,7 +185,7 @@ class Guardian:
         self._socket.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SCRIPT)],
+                [sys.executable, "-I", "-S", str(_SCRIPT), str(SCRIPT)],
                 env={name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,

@@ -1,5 +1,7 @@
 """The guardian process: starts commands and kills all their descendants. A script without site packages; see `guardian`.
 
+Its argument is the file of `fulmen_service_kit.isolation.confine`, which confines each command.
+
 The guardian forks a keeper for each command. The keeper is the command's parent and, on Linux, the subreaper of all its
 descendants: one that leaves its process group or session (`setsid`, a double fork) is reparented to the keeper when its
 parent exits, and is killed like the others. A keeper exits when all descendants of its command are dead. It starts
@@ -14,13 +16,16 @@ later `exited <code>`, negative for a signal; then the connection closes when al
 
 import errno
 import gc
+import importlib.util
 import json
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 MAX_FILES = 16
 LENGTH_BYTES = 8
@@ -28,10 +33,11 @@ KILL_PAUSE_S = 0.02
 OOM_SCORE = b"500"
 """oom_score_adj of commands (0 to 1000): the kernel kills them before the runner when memory runs out."""
 
-Request = tuple[list[str], str, dict[str, str]]
-"""Arguments, working directory, environment."""
+Confinement = Mapping[str, Any]
+Request = tuple[list[str], str, dict[str, str], Confinement]
+"""Arguments, working directory, environment, argument of `confine`."""
 
-NOTHING: Request = ([], "", {})
+NOTHING: Request = ([], "", {}, {})
 
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -41,6 +47,8 @@ _LINUX = sys.platform == "linux"
 def main() -> None:
     """Serves until the runner is dead and all keepers have exited."""
     runner = _connection()
+    # Loaded once; keepers are forked with it.
+    confine = _confine_of(sys.argv[1])
     wake = _begin()
     keepers: set[int] = set()
     gc.freeze()
@@ -50,7 +58,7 @@ def main() -> None:
         if runner in ready:
             _, files, _, _ = socket.recv_fds(runner, 1, 1)
             if files:
-                _fork_keeper(files[0], keepers, (runner, wake))
+                _fork_keeper(files[0], keepers, (runner, wake), confine)
             else:
                 open_ = False
         if wake in ready:
@@ -65,6 +73,16 @@ def _connection() -> socket.socket:
     os.dup2(nothing, 0)
     os.close(nothing)
     return runner
+
+
+def _confine_of(file: str) -> Callable[[Confinement], None]:
+    specification = importlib.util.spec_from_file_location("confine", file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    found: Callable[[Confinement], None] = module.confine
+    return found
 
 
 def _begin() -> socket.socket:
@@ -83,7 +101,12 @@ def _begin() -> socket.socket:
     return wake
 
 
-def _fork_keeper(connection: int, keepers: set[int], unwanted: tuple[socket.socket, ...]) -> None:
+def _fork_keeper(
+    connection: int,
+    keepers: set[int],
+    unwanted: tuple[socket.socket, ...],
+    confine: Callable[[Confinement], None],
+) -> None:
     try:
         keeper = os.fork()
     except OSError:
@@ -98,7 +121,7 @@ def _fork_keeper(connection: int, keepers: set[int], unwanted: tuple[socket.sock
         for each in unwanted:
             each.close()
         os.set_inheritable(connection, False)
-        _Keeper(socket.socket(fileno=connection)).keep()
+        _Keeper(socket.socket(fileno=connection), confine).keep()
     finally:
         os._exit(0)
 
@@ -121,8 +144,9 @@ def _reap_keepers(keepers: set[int]) -> None:
 class _Keeper:
     """Parent of one command."""
 
-    def __init__(self, runner: socket.socket) -> None:
+    def __init__(self, runner: socket.socket, confine: Callable[[Confinement], None]) -> None:
         self._runner = runner
+        self._confine = confine
         self._group = 0
         self._killing = False
 
@@ -148,7 +172,7 @@ class _Keeper:
         read, write = os.pipe()
         group = os.fork()
         if not group:
-            _become(request, files, write)
+            _become(request, files, write, self._confine)
         os.close(write)
         for each in files:
             os.close(each)
@@ -207,14 +231,14 @@ def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
         parts.append(part)
         missing -= len(part)
     document = json.loads(b"".join(parts))
-    return (document["argv"], document["cwd"], document["environment"]), files
+    return (document["argv"], document["cwd"], document["environment"], document["confinement"]), files
 
 
-def _become(request: Request, files: list[int], errors: int) -> None:
+def _become(request: Request, files: list[int], errors: int, confine: Callable[[Confinement], None]) -> None:
     """Executes the command in this process; never returns."""
     import fcntl
 
-    argv, cwd, environment = request
+    argv, cwd, environment, confinement = request
     number = errno.EINVAL
     try:
         signal.set_wakeup_fd(-1)
@@ -227,6 +251,8 @@ def _become(request: Request, files: list[int], errors: int) -> None:
         # Including those inherited from the runner: a shell makes background processes ignore SIGQUIT.
         for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(each, signal.SIG_DFL)
+        if confinement:
+            confine(confinement)
         os.chdir(cwd)
         os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is its purpose.
     except OSError as error:

@@ -7,13 +7,14 @@ runner's own environment it gets only an allow-list.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.agents.command.process import ProcessLimits, run_process
 from fulmen_runner.agents.environment import files_environment, named_files
+from fulmen_runner.agents.isolation import AgentIsolation
 from fulmen_runner.agents.rewards_file import read_rewards_file
 from fulmen_runner.agents.templates import expand, placeholders_of
 from fulmen_runner.attempts.errors import AgentFailed
@@ -21,6 +22,8 @@ from fulmen_runner.attempts.masking import masked_bytes
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward
 from fulmen_runner.attempts.program import Answer, Invocation
 from fulmen_runner.attempts.rewards import joined, rewards_of_grade, rewards_of_last_line
+from fulmen_service_kit.isolation.launch import Files
+from fulmen_service_kit.isolation.levels import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class CommandHost:
         output_allowed_bytes: Output above which a command is killed.
         memory_bytes: Memory limit per attempt; 0 for no limit.
         process_count: Limit of processes and threads per attempt; 0 for no limit.
+        disk_bytes: Limit of an attempt's files; 0 for no limit.
+        isolation: Isolates them.
     """
 
     guardian: Guardian
@@ -42,6 +47,8 @@ class CommandHost:
     output_allowed_bytes: int
     memory_bytes: int = 0
     process_count: int = 0
+    disk_bytes: int = 0
+    isolation: AgentIsolation = field(default_factory=AgentIsolation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,7 @@ class Command:
         cwd: The unpacked bundle; None for the attempt's working directory.
         output_kept_bytes: Size of the end of its standard output that is kept.
         allowance: Resource limits.
+        level: Its isolation.
     """
 
     host: CommandHost
@@ -69,6 +77,7 @@ class Command:
     cwd: Path | None
     output_kept_bytes: int = MAX_OUTPUT_BYTES
     allowance: Allowance = UNLIMITED
+    level: Isolation = Isolation.TRUSTED
 
     async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
         """Runs the command.
@@ -76,6 +85,7 @@ class Command:
         Raises:
             AgentFailed: If its templates do not match the input, it cannot be started, exits with a non-zero status,
                 exceeds a limit, or leaves a malformed rewards file.
+            HostUnavailable: If it cannot be isolated on this machine.
         """
         files = await invocation.workspace.open()
         argv = _expanded(self.argv, invocation, named_files(files))
@@ -85,10 +95,21 @@ class Command:
             **invocation.context.environment,
             **files_environment(files, rewards_file),
         }
+        cwd = self.cwd or files.work_dir
+        launch = await self.host.isolation.launch(
+            argv,
+            self.level,
+            files=Files(readable=(cwd,), writable=(files.root,), folder=cwd),
+            allowance=self.allowance,
+            owned=files.root,
+        )
+        if launch.needs_home:
+            environment["HOME"] = str(files.temporary_dir)
         try:
             result = await run_process(
-                argv,
-                cwd=self.cwd or files.work_dir,
+                launch,
+                cwd=cwd,
+                folder=files.root,
                 environment=environment,
                 stdin=stdin,
                 limits=ProcessLimits(

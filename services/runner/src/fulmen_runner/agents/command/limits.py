@@ -4,8 +4,9 @@ Invariant: one task measures all commands of a runner in one pass over /proc. It
 hundred idle commands, at most 10 % for any number, and at most 25 % while one grows fast. Memory is proportional
 (shared pages count once).
 
-Limits are enforced by measuring. cgroups would prevent excess, but few runners may create one. RLIMIT_AS counts reserved
-memory that is never touched, which is most of Node's and Java's, and RLIMIT_NPROC counts all processes of the user.
+Limits are enforced by measuring, also where control groups keep them in the kernel: few runners may create one. RLIMIT_AS
+counts reserved memory that is never touched, which is most of Node's and Java's, and RLIMIT_NPROC counts all processes of
+the user.
 """
 
 import asyncio
@@ -38,6 +39,10 @@ LONG_INTERVAL_S = 1.0
 _PAUSES_PER_MEASUREMENT = 10
 _PAUSES_WHILE_NOTHING_GROWS = 50
 _PAUSES_WHILE_GROWING = 3
+MAX_FILES = 200_000
+"""Files of one attempt; to measure more would take longer than the limit allows."""
+
+_BLOCK_BYTES = 512
 _PROC = Path("/proc")
 _MIB = 1024 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -53,11 +58,17 @@ class Allowance:
     memory_source: str = ""
     process_count: int = 0
     process_source: str = ""
+    disk_bytes: int = 0
 
     @property
     def is_unlimited(self) -> bool:
         """Whether there is no limit."""
-        return not (self.memory_bytes or self.process_count)
+        return not (self.memory_bytes or self.process_count or self.disk_bytes)
+
+    @property
+    def memory_breach(self) -> str:
+        """Description of a memory limit that the kernel has kept."""
+        return f"exceeded the memory limit of {_mib(self.memory_bytes)} ({self.memory_source}) and was killed"
 
 
 UNLIMITED = Allowance()
@@ -92,12 +103,18 @@ def grows_fast(allowed: Allowance, before: Usage, now: Usage) -> bool:
     return any(limit and grown > 1 and grown >= limit * _FAST for limit, grown in pairs)
 
 
-def allowance(asked: Limits = NO_LIMITS, *, memory_bytes: int = 0, process_count: int = 0) -> Allowance:
+def allowance(
+    asked: Limits = NO_LIMITS, *, memory_bytes: int = 0, process_count: int = 0, disk_bytes: int = 0
+) -> Allowance:
     """Returns the smaller of the agent's and the runner's limits; 0 for no limit."""
     memory, memory_source = _smaller(asked.memory_bytes, memory_bytes, "memory_bytes", "ATTEMPT_MEMORY_BYTES")
     processes, process_source = _smaller(asked.process_count, process_count, "process_count", "ATTEMPT_PROCESSES")
     return Allowance(
-        memory_bytes=memory, memory_source=memory_source, process_count=processes, process_source=process_source
+        memory_bytes=memory,
+        memory_source=memory_source,
+        process_count=processes,
+        process_source=process_source,
+        disk_bytes=disk_bytes,
     )
 
 
@@ -106,6 +123,7 @@ class LimitEnforcer:
 
     def __init__(self) -> None:
         self._watched: dict[int, tuple[Allowance, asyncio.Future[str]]] = {}
+        self._folders: dict[int, Path] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
 
@@ -119,9 +137,14 @@ class LimitEnforcer:
                 self._measuring = asyncio.create_task(self._measure(), name="limits")
         return breach
 
+    def watch_folder(self, keeper: int, folder: Path) -> None:
+        """Counts the files in a folder toward the limit of a keeper's descendants, instead of those before."""
+        self._folders[keeper] = folder
+
     def forget(self, keeper: int) -> None:
         """Stops watching a keeper's descendants."""
         self._watched.pop(keeper, None)
+        self._folders.pop(keeper, None)
 
     async def close(self) -> None:
         """Stops measuring."""
@@ -135,7 +158,8 @@ class LimitEnforcer:
         while self._watched:
             self._started.clear()
             allowed = {keeper: allowance for keeper, (allowance, _) in self._watched.items()}
-            usages, took_s = await asyncio.to_thread(_measure_and_kill, allowed, partial(self._report, loop))
+            report = partial(self._report, loop)
+            usages, took_s = await asyncio.to_thread(_measure_and_kill, allowed, dict(self._folders), report)
             if any(grows_fast(allowed[each], before.get(each, NOTHING), usages[each]) for each in allowed):
                 await asyncio.sleep(max(GROWING_INTERVAL_S, _PAUSES_WHILE_GROWING * took_s))
             else:
@@ -168,18 +192,18 @@ def regular_pause_s(took_s: float) -> float:
     return max(MEASURE_INTERVAL_S, idle_pause_s, _PAUSES_PER_MEASUREMENT * took_s)
 
 
-def breaches(allowed: Mapping[int, Allowance]) -> dict[int, str]:
+def breaches(allowed: Mapping[int, Allowance], folders: Mapping[int, Path] | None = None) -> dict[int, str]:
     """Returns descriptions of the exceeded limits by keeper. Blocks."""
-    return _check(allowed)[1]
+    return _check(allowed, folders or {})[1]
 
 
 def _measure_and_kill(
-    allowed: Mapping[int, Allowance], report: Callable[[Mapping[int, str]], object]
+    allowed: Mapping[int, Allowance], folders: Mapping[int, Path], report: Callable[[Mapping[int, str]], object]
 ) -> tuple[dict[int, Usage], float]:
     """Reports exceeded limits and kills their commands; returns the usage and the CPU time taken, in seconds."""
     # CPU time, not elapsed time: while thousands of processes fork, this thread mostly waits for a processor.
     begin_s = time.thread_time()
-    usages, exceeded = _check(allowed)
+    usages, exceeded = _check(allowed, folders)
     if exceeded:
         report(exceeded)
     for keeper in exceeded:
@@ -190,7 +214,9 @@ def _measure_and_kill(
     return usages, time.thread_time() - begin_s
 
 
-def _check(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str]]:
+def _check(
+    allowed: Mapping[int, Allowance], folders: Mapping[int, Path]
+) -> tuple[dict[int, Usage], dict[int, str]]:
     usages = measure(allowed)
     exceeded: dict[int, str] = {}
     for keeper, usage in usages.items():
@@ -208,6 +234,8 @@ def _check(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int
                     f"exceeded the memory limit of {_mib(limit.memory_bytes)} ({limit.memory_source}) with "
                     f"{_mib(taken)} in {len(usage.processes)} processes and was killed"
                 )
+        elif limit.disk_bytes and keeper in folders and (problem := _disk_problem(folders[keeper], limit.disk_bytes)):
+            exceeded[keeper] = f"{problem} and was killed"
     return usages, exceeded
 
 
@@ -242,6 +270,29 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
             groups=tuple(child for child in children.get(keeper, ()) if int(fields_of[child][2]) == child),
         )
     return usages
+
+
+def _disk_problem(folder: Path, limit_bytes: int) -> str:
+    """Returns how the files in a folder exceed a limit; empty if they do not."""
+    total_bytes, entries, todo = 0, 0, [str(folder)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    total_bytes += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+                    if entries > MAX_FILES:
+                        return f"exceeded the limit of {MAX_FILES} files"
+        except OSError:
+            # Deleted meanwhile.
+            continue
+    if total_bytes <= limit_bytes:
+        return ""
+    return (
+        f"exceeded the limit of {_mib(limit_bytes)} of files (FULMEN_RUNNER_ATTEMPT_DISK_BYTES) with {_mib(total_bytes)}"
+    )
 
 
 def _proportional_bytes(process: int) -> int:

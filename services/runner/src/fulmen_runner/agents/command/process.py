@@ -17,6 +17,7 @@ from typing import Self
 from fulmen_runner.agents.command.guardian import Guardian, KeptCommand
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
+from fulmen_service_kit.isolation.launch import Launch
 
 TERMINATE_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
@@ -72,16 +73,24 @@ class ProcessResult:
         return f"{reason}\n{cut_at_front(stderr, _MAX_STDERR_BYTES)}".rstrip()
 
 
+def unconfined(argv: Sequence[str]) -> Launch:
+    """Returns the launch of a program that nothing confines."""
+    return Launch(argv=tuple(argv), confinement={})
+
+
 async def run_process(
-    argv: Sequence[str],
+    launch: Launch,
     *,
     cwd: Path | None,
     environment: Mapping[str, str],
     stdin: bytes,
     limits: ProcessLimits,
     guardian: Guardian,
+    folder: Path | None = None,
 ) -> ProcessResult:
-    """Runs a command to its end. On cancellation, ends it with SIGTERM, then SIGKILL.
+    """Runs a command to its end, and removes its control groups. On cancellation, ends it with SIGTERM, then SIGKILL.
+
+    Its limit of files is that of `folder`.
 
     Raises:
         OSError: If it cannot be started.
@@ -92,11 +101,13 @@ async def run_process(
         rest = _filled(pipe, stdin)
         try:
             process = await Process.start(
-                argv, cwd=cwd, environment=environment, stdin=reader, limits=limits, guardian=guardian
+                launch, cwd=cwd, environment=environment, stdin=reader, limits=limits, guardian=guardian
             )
         finally:
             os.close(reader)
         try:
+            if folder is not None:
+                process.watch_folder(folder)
             if rest:
                 await process.feed(pipe, rest)
             await process.wait()
@@ -114,16 +125,19 @@ class Process:
         breach: Description of an exceeded limit other than output.
     """
 
-    def __init__(self, kept: KeptCommand, watch: "Watch", limits: ProcessLimits, guardian: Guardian) -> None:
+    def __init__(
+        self, kept: KeptCommand, watch: "Watch", limits: ProcessLimits, guardian: Guardian, launch: Launch
+    ) -> None:
         self.kept, self.watch = kept, watch
         self.breach = guardian.limits.watch(kept.keeper, limits.allowance)
-        self._limits, self._guardian = limits, guardian
+        self._limits, self._guardian, self._launch = limits, guardian, launch
+        self._memory_breach = ""
         self._transports: list[asyncio.BaseTransport] = []
 
     @classmethod
     async def start(
         cls,
-        argv: Sequence[str],
+        launch: Launch,
         *,
         cwd: Path | None,
         environment: Mapping[str, str],
@@ -138,15 +152,20 @@ class Process:
             OSError: If it cannot be started.
             ValueError: If an argument or variable contains a NUL character.
         """
-        with ExitStack() as ends:
+        with ExitStack() as ends, ExitStack() as undo:
+            if launch.cgroup is not None:
+                undo.callback(launch.cgroup.remove)
             reads: list[FileIO] = []
             given = [stdin]
             for _ in (_STDOUT, _STDERR):
                 read, write = os.pipe()
                 reads.append(ends.enter_context(FileIO(read, "rb")))
                 given.append(ends.enter_context(FileIO(write, "wb")).fileno())
-            kept = await guardian.start(argv, cwd=cwd, environment=environment, files=[*given, *files])
-            process = cls(kept, Watch(limits), limits, guardian)
+            kept = await guardian.start(
+                launch.argv, cwd=cwd, environment=environment, files=[*given, *files], confinement=launch.confinement
+            )
+            process = cls(kept, Watch(limits), limits, guardian, launch)
+            undo.pop_all()
             try:
                 for number, stream in zip((_STDOUT, _STDERR), reads, strict=True):
                     await process._read(number, stream)
@@ -167,6 +186,10 @@ class Process:
         reading, _ = await asyncio.get_running_loop().connect_read_pipe(stream, _taken(pipe))
         self._transports.append(reading)
 
+    def watch_folder(self, folder: Path) -> None:
+        """Counts the files in a folder toward its limit."""
+        self._guardian.limits.watch_folder(self.kept.keeper, folder)
+
     async def wait(self) -> None:
         """Waits until it has exited or exceeded a limit."""
         await asyncio.wait((self.kept.exited, self.watch.flooded, self.breach), return_when=asyncio.FIRST_COMPLETED)
@@ -183,10 +206,19 @@ class Process:
             await asyncio.wait((kept.gone,), timeout=TERMINATE_GRACE_S)
             await asyncio.wait((self.watch.closed,), timeout=PIPE_TIMEOUT_S)
         finally:
+            self._leave_cgroup()
             self._guardian.limits.forget(kept.keeper)
             for transport in self._transports:
                 _abandon(transport)
             await kept.close()
+
+    def _leave_cgroup(self) -> None:
+        cgroup = self._launch.cgroup
+        if cgroup is None:
+            return
+        if cgroup.has_killed:
+            self._memory_breach = self._limits.allowance.memory_breach
+        cgroup.remove()
 
     def result(self) -> ProcessResult:
         """Returns the result, after `end`."""
@@ -199,6 +231,8 @@ class Process:
             )
         elif self.breach.done():
             breach = self.breach.result()
+        elif self._memory_breach:
+            breach = self._memory_breach
         elif exit_code is None:
             breach = "was killed because its keeper process died"
         return ProcessResult(

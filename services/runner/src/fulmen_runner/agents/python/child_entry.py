@@ -12,6 +12,7 @@ from fulmen_runner.agents.specification import PythonTarget, Specification
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.program import Answer, Invocation
+from fulmen_service_kit.isolation.levels import Isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,15 @@ class ChildGrader:
 
 
 def child_program(
-    target: PythonTarget, directory: Path | None, specification: Specification, *, grading: bool
+    target: PythonTarget,
+    directory: Path | None,
+    specification: Specification,
+    *,
+    level: Isolation,
+    folder: Path,
+    grading: bool,
 ) -> ChildProgram:
-    """Returns the child program for a Python target of a specification."""
+    """Returns the child program for a Python target of a specification; `folder` holds its attempts' files."""
     return ChildProgram(
         target=target.target,
         directory=directory,
@@ -53,6 +60,8 @@ def child_program(
         graded=specification.grader is not None,
         environment=tuple(sorted(plain_environment(specification).items())),
         limits=specification.limits,
+        level=level,
+        folder=folder,
     )
 
 
@@ -78,7 +87,7 @@ async def _called(children: Children, program: ChildProgram, invocation: Invocat
         "outcome": outcome,
     }
     try:
-        answer = await children.call(program, request, assignment.input)
+        answer = await children.call(program, request, assignment.input, files)
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"outcome cannot be sent to the grader's process: {error}") from None
     if answer.get("undelivered_spans"):

@@ -7,9 +7,11 @@ dead with all its descendants. A child knows the key of its current attempt only
 import asyncio
 import socket
 import sys
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -17,13 +19,17 @@ from typing import Self
 import structlog
 
 from fulmen_runner.agents.command.guardian import Guardian
-from fulmen_runner.agents.command.limits import allowance, measure
+from fulmen_runner.agents.command.limits import Allowance, allowance, measure
 from fulmen_runner.agents.command.process import PIPE_TIMEOUT_S, Process, ProcessLimits
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
+from fulmen_runner.agents.isolation import AgentIsolation
 from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
+from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files, delete_tree, give_files
+from fulmen_service_kit.isolation import launch as launching
+from fulmen_service_kit.isolation.levels import Isolation
 
 _MODULE = "fulmen_runner.agents.python.child_main"
 
@@ -41,6 +47,8 @@ class ChildProgram:
         graded: True for an agent whose outcome is passed to a grader.
         environment: The specification's variables without placeholders, set before its modules are imported.
         limits: Resource limits.
+        level: Its isolation, above `trusted`.
+        folder: Parent of its attempts' files.
     """
 
     target: str
@@ -49,6 +57,8 @@ class ChildProgram:
     graded: bool
     environment: tuple[tuple[str, str], ...]
     limits: Limits
+    level: Isolation
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +87,8 @@ class ChildHost:
         flush_s: Timeout for flushing an attempt's spans, in seconds.
         output_allowed_bytes: Output per attempt above which a child is killed.
         limits: Upper bounds of the programs' limits.
+        disk_bytes: Limit of an attempt's files; 0 for no limit.
+        isolation: Isolates them.
     """
 
     guardian: Guardian
@@ -85,16 +97,28 @@ class ChildHost:
     flush_s: float
     output_allowed_bytes: int
     limits: Limits
+    disk_bytes: int = 0
+    isolation: AgentIsolation = field(default_factory=AgentIsolation)
 
 
 class Child:
     """One child process."""
 
-    def __init__(self, process: Process, streams: "_Streams") -> None:
+    def __init__(self, process: Process, streams: "_Streams", *, home: Path, uid: int | None) -> None:
+        """Use `start`.
+
+        Args:
+            process: The process.
+            streams: Connection to it.
+            home: Folder of its temporary files, deleted with it.
+            uid: Its user; None for the runner's.
+        """
         self.attempt_count = 0
         self.idle_since_s = 0.0
         self._process = process
         self._reader, self._writer = streams
+        self._home, self._uid = home, uid
+        self._own_processes = 1
 
     @classmethod
     async def start(cls, program: ChildProgram, host: ChildHost) -> Self:
@@ -104,34 +128,16 @@ class Child:
             AgentFailed: If the child cannot be started or cannot load the program.
         """
         allowed = allowance(
-            program.limits, memory_bytes=host.limits.memory_bytes, process_count=host.limits.process_count
+            program.limits,
+            memory_bytes=host.limits.memory_bytes,
+            process_count=host.limits.process_count,
+            disk_bytes=host.disk_bytes,
         )
-        limits = ProcessLimits(
-            stdout_kept_bytes=MAX_MESSAGE_BYTES,
-            stderr_kept_bytes=MAX_MESSAGE_BYTES,
-            output_allowed_bytes=host.output_allowed_bytes,
-            allowance=allowed,
-        )
-        environment = {**host.inherited, **dict(program.environment), **host.endpoints.environment(PLACEHOLDER_KEY)}
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = await Process.start(
-                    # -P: modules of the bundle such as `numbers.py` must not shadow the standard library here.
-                    (sys.executable, "-P", "-m", _MODULE),
-                    cwd=program.directory,
-                    environment=environment,
-                    stdin=theirs.fileno(),
-                    limits=limits,
-                    guardian=host.guardian,
-                )
-            except (OSError, ValueError) as error:
-                ours.close()
-                raise AgentFailed(f"process for the agent cannot be started: {error}") from None
-            except BaseException:
-                ours.close()
-                raise
-        child = cls(process, await asyncio.open_unix_connection(sock=ours))
+        home = await asyncio.to_thread(_new_home, program.folder)
+        with ExitStack() as undo:
+            undo.callback(delete_tree, home)
+            child = await cls._started(program, host, allowed, home)
+            undo.pop_all()
         setup = {
             "target": program.target,
             "directory": str(program.directory or ""),
@@ -144,12 +150,53 @@ class Child:
             loaded = await child._request(encode(setup))
             if "error" in loaded:
                 raise AgentFailed(str(loaded["error"]))
+            if program.level is Isolation.SANDBOX:
+                child._own_processes = await child._process_count()
         except BaseException:
             await child.end()
             raise
         return child
 
-    async def call(self, request: Document, body: bytes) -> Document:
+    @classmethod
+    async def _started(cls, program: ChildProgram, host: ChildHost, allowed: Allowance, home: Path) -> Self:
+        folder = program.directory or (home if program.level is Isolation.SANDBOX else Path.cwd())
+        launch = await host.isolation.launch(
+            # -P: modules of the bundle such as `numbers.py` must not shadow the standard library here.
+            (sys.executable, "-P", "-m", _MODULE),
+            program.level,
+            files=launching.Files(readable=(folder,), writable=(program.folder,), folder=folder),
+            allowance=allowed,
+            owned=home,
+        )
+        environment = {**host.inherited, **dict(program.environment), **host.endpoints.environment(PLACEHOLDER_KEY)}
+        if launch.needs_home:
+            environment |= {"HOME": str(home), "TMPDIR": str(home)}
+        limits = ProcessLimits(
+            stdout_kept_bytes=MAX_MESSAGE_BYTES,
+            stderr_kept_bytes=MAX_MESSAGE_BYTES,
+            output_allowed_bytes=host.output_allowed_bytes,
+            allowance=allowed,
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await Process.start(
+                    launch,
+                    cwd=folder,
+                    environment=environment,
+                    stdin=theirs.fileno(),
+                    limits=limits,
+                    guardian=host.guardian,
+                )
+            except (OSError, ValueError) as error:
+                ours.close()
+                raise AgentFailed(f"process for the agent cannot be started: {error}") from None
+            except BaseException:
+                ours.close()
+                raise
+        return cls(process, await asyncio.open_unix_connection(sock=ours), home=home, uid=launch.uid)
+
+    async def call(self, request: Document, body: bytes, files: Files) -> Document:
         """Runs one attempt and returns the child's answer. After a cancellation the caller has to end the child.
 
         Raises:
@@ -157,6 +204,9 @@ class Child:
         """
         self.attempt_count += 1
         self._process.watch.begin()
+        self._process.watch_folder(files.root)
+        if self._uid is not None:
+            await asyncio.to_thread(give_files, files.root, self._uid)
         return await self._request(encode(request, body))
 
     @property
@@ -166,10 +216,11 @@ class Child:
 
     async def has_no_descendants(self) -> bool:
         """Returns True if no descendant is alive. Always False without /proc."""
-        if not Path("/proc/self/stat").exists():
-            return False
+        return Path("/proc/self/stat").exists() and await self._process_count() == self._own_processes
+
+    async def _process_count(self) -> int:
         keeper = self._process.kept.keeper
-        return len((await asyncio.to_thread(measure, (keeper,)))[keeper].processes) == 1
+        return len((await asyncio.to_thread(measure, (keeper,)))[keeper].processes)
 
     async def end(self) -> None:
         """Ends the child and all its descendants."""
@@ -177,6 +228,7 @@ class Child:
             await self._process.end()
         finally:
             self._writer.close()
+            await asyncio.to_thread(_delete_home, self._home)
 
     async def _request(self, message: bytes) -> Document:
         process = self._process
@@ -224,7 +276,7 @@ class Children:
     _idle: "OrderedDict[Child, ChildProgram]" = field(default_factory=OrderedDict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def call(self, program: ChildProgram, request: Document, body: bytes) -> Document:
+    async def call(self, program: ChildProgram, request: Document, body: bytes, files: Files) -> Document:
         """Runs one attempt in an idle or new child. On cancellation, ends the child.
 
         Raises:
@@ -233,7 +285,7 @@ class Children:
         child = self._take(program) or await self._start(program)
         keep = False
         try:
-            answer = await child.call(request, body)
+            answer = await child.call(request, body, files)
             keep = (
                 answer.get("reusable") is True
                 and child.attempt_count < self.policy.max_attempts
@@ -285,6 +337,20 @@ class Children:
         task = asyncio.create_task(child.end(), name="end child")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _new_home(folder: Path) -> Path:
+    folder.mkdir(mode=ENTERED_BY_ALL, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="home-", dir=folder))
+
+
+def _delete_home(home: Path) -> None:
+    try:
+        delete_tree(home)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _log.warning("home_not_deleted", path=str(home), error=str(error))
 
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -25,6 +25,7 @@ from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.program import Answer, Invocation
 from fulmen_runner.attempts.rewards import reward_of_number, rewards_of_grade
 from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_service_kit.isolation.levels import Isolation
 
 _CONTEXT_NAMES = ("context", "ctx")
 
@@ -39,17 +40,19 @@ class PythonHost:
         stragglers: Counts threads that outlive their attempt.
         spans: Processor of their OpenTelemetry spans.
         children: Child processes for isolated agents.
-        own_process: Whether agents are isolated by default.
     """
 
     stragglers: Stragglers
     spans: AttemptSpans
     children: Children
-    own_process: bool = False
 
-    def isolates(self, target: PythonTarget) -> bool:
-        """Returns True if a target runs in a child process."""
-        return self.own_process if target.own_process is None else target.own_process
+    def level(self, target: PythonTarget) -> Isolation:
+        """Returns the level of a target; above `trusted` it runs in a child process.
+
+        Raises:
+            AgentFailed: If the operator requires containers or Jobs.
+        """
+        return self.children.host.isolation.level(target.isolation, f"the Python target {target.target}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

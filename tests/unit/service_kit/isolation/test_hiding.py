@@ -1,4 +1,4 @@
-"""The runner's secrets are not its agents' to read."""
+"""What a service holds is not readable by other processes of its user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, subprocess, sys
-from fulmen_runner.__main__ import hide_process
+from fulmen_service_kit.isolation.hiding import hide_process
 dumpable = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"
 exec(dumpable)
 hide_process()
