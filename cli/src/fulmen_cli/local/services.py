@@ -25,6 +25,10 @@ VENDOR_VARIABLES: Final = frozenset(vendor.variable for vendor in VENDORS.values
 INHERITED_BY_AGENTS: Final = "FULMEN_RUNNER_INHERIT_ENVIRONMENT"
 # Settings of what runs inside a service, beside those that bear its name.
 INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
+# A stack of one person on loopback trusts the code that it runs; a setting in the environment decides otherwise.
+DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {kind: {f"{PREFIX}{kind.upper()}_ISOLATION": "trusted"} for kind in ("algorithm", "runner")}
+)
 # What clients read, not services, although the names begin as a service's settings do.
 CLIENT_VARIABLES: Final = frozenset(
     {"FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET", "FULMEN_TOKEN", "FULMEN_STATE_DIR"}
@@ -154,7 +158,13 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
         module=service.module,
         grpc_port_name=service.grpc_port_name,
         ports=service.ports,
-        environment={**system, "PYTHONUNBUFFERED": "1", **settings, **service.environment},
+        environment={
+            **system,
+            "PYTHONUNBUFFERED": "1",
+            **DEFAULTS.get(service.kind, {}),
+            **settings,
+            **service.environment,
+        },
     )
 
 

@@ -19,6 +19,7 @@ MAX_MEMBERS: Final = 20_000
 MAX_DEPTH: Final = 32
 MAX_NAME_BYTES: Final = 1024
 MAX_LINKS: Final = 1000
+_READABLE, _SEARCHABLE, _WRITABLE = 0o444, 0o111, 0o222
 _HEADERS_BYTES: Final = MAX_MEMBERS * 3 * tarfile.BLOCKSIZE
 """Room for headers and padding beside the content."""
 
@@ -49,6 +50,15 @@ def unpack(archive: bytes, folder: Path) -> None:
         if error.errno in _MACHINE_ERRORS:
             raise
         raise BundleInvalid(_reason(error)) from None
+
+
+def protect(folder: Path) -> None:
+    """Makes everything in an unpacked bundle readable for all users and writable for none. Blocks."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            more = _READABLE | (_SEARCHABLE if mode & _SEARCHABLE else 0)
+            path.chmod((mode | more) & ~_WRITABLE)
 
 
 def _extract(archive: bytes, folder: Path) -> None:

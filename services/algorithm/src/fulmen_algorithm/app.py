@@ -85,6 +85,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         settings, store=store, proxy=proxy, engines=engines, rank_tokens=rank_tokens, modules=modules
     )
     stack.callback(connections.close)
+    await connections.isolator.report()
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,

@@ -13,7 +13,7 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen.tls import TlsFiles
 from fulmen_algorithm.clients.chat import ChatClient
 from fulmen_algorithm.clients.forked_child import ModuleStarter
-from fulmen_algorithm.clients.model_builder import ModelBuilder
+from fulmen_algorithm.clients.model_builder import BuildLimits, ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
 from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
@@ -26,13 +26,18 @@ from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_exchange.links.settings import ServerAccess
+from fulmen_service_kit.isolation.launch import Isolator
 
 if TYPE_CHECKING:
     from fulmen_algorithm.trainers.in_process import TorchThread
 
 
 class ServiceConnections:
-    """See `runs.execution.Connections`."""
+    """See `runs.execution.Connections`.
+
+    Attributes:
+        isolator: Isolates the code of clients.
+    """
 
     def __init__(
         self,
@@ -50,7 +55,14 @@ class ServiceConnections:
         self._proxy = proxy
         self._engines = engines
         self._rank_tokens = rank_tokens
-        self._builder = ModelBuilder(deadline_s=settings.build_deadline_s, torch_threads=settings.torch_threads)
+        limits = BuildLimits(
+            deadline_s=settings.build_deadline_s,
+            memory_bytes=settings.build_memory_bytes,
+            disk_bytes=settings.build_disk_bytes,
+            torch_threads=settings.torch_threads,
+        )
+        self.isolator = _isolator(settings)
+        self._builder = ModelBuilder(self.isolator, limits, folder=Path(settings.build_dir) if settings.build_dir else None)
         self._torch_thread: TorchThread | None = None
 
     def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> StoreQueue:
@@ -144,6 +156,16 @@ class ServiceConnections:
         except OSError as error:
             raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
         return TlsFiles(ca_file=file, certificate_file=settings.tls_certificate_file, key_file=settings.tls_key_file)
+
+
+def _isolator(settings: AlgorithmServiceSettings) -> Isolator:
+    """Returns the isolation of clients' code."""
+    return Isolator(
+        settings.isolation,
+        setting="FULMEN_ALGORITHM_ISOLATION",
+        readable=[Path(part.strip()) for part in settings.sandbox_readable.split(",") if part.strip()],
+        hidden=(*settings.private_files, settings.state_dir),
+    )
 
 
 def by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:

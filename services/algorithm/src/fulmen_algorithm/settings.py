@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from fulmen_algorithm.sinks.sink import NAMES as SINK_NAMES
+from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_config
 
 ALGORITHM_PORT = 7301
@@ -126,6 +127,24 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Timeout of one call to a group of ranks, after which the group counts as lost, in seconds.",
     )
     build_deadline_s: float = Field(default=600.0, gt=0, description="Timeout of a model-building script, in seconds.")
+    isolation: Isolation = Field(
+        default=Isolation.SANDBOX,
+        description="Isolation of the code of clients that builds the first weights of a policy: `trusted` (as the service"
+        " itself), `process` or `sandbox`; at `container` and `job` none is run (docs/agents.md).",
+    )
+    sandbox_readable: str = Field(
+        default="", description="Further files and folders that sandboxed code may read, separated by commas."
+    )
+    build_dir: str = Field(
+        default="",
+        description="Folder for the files of building; its users need to reach it. Empty: the system's temporary folder.",
+    )
+    build_memory_bytes: int = Field(
+        default=64 * 2**30, ge=0, description="Memory limit of building a policy, in bytes; 0: no limit."
+    )
+    build_disk_bytes: int = Field(
+        default=64 * 2**30, ge=2**20, description="Limit of the files of a built policy, each and together, in bytes."
+    )
     metric_sinks: str = Field(
         default="tensorboard",
         description="Metric sinks besides the event log, separated by commas: `tensorboard`, `wandb`, `mlflow`.",

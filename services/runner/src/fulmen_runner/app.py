@@ -1,13 +1,11 @@
 """Composition root of the runner: the one module that knows all parts."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-import structlog
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
@@ -64,7 +62,6 @@ from fulmen_service_kit.security.introspection import StoreVerifier
 from fulmen_service_kit.settings import ServiceSettings
 
 VERSION = version("fulmen")
-_log = structlog.get_logger()
 SERVICE_NAMES = ("fulmen.runner.v1.RunnerService",)
 
 
@@ -81,7 +78,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     monitor = SlotMonitor(control, _captures(settings, token, stack))
     hosts = Hosts(settings, agent_endpoints(settings))
     isolation = agent_isolation(settings)
-    await _report_isolation(isolation.isolator)
+    await isolation.isolator.report()
     executor = build_executor(
         settings,
         stack,
@@ -237,15 +234,6 @@ def agent_isolation(settings: RunnerSettings) -> AgentIsolation:
         hidden=settings.private_files,
     )
     return AgentIsolation(isolator=isolator)
-
-
-async def _report_isolation(isolator: Isolator) -> None:
-    """Tries the operator's level and logs the layers that are in force."""
-    problem = await asyncio.to_thread(lambda: isolator.problem)
-    if problem:
-        _log.error("isolation_unavailable", level=isolator.floor, reason=problem)
-    else:
-        _log.info("isolation", level=isolator.floor, layers=isolator.layers)
 
 
 def agent_endpoints(settings: RunnerSettings) -> Endpoints:

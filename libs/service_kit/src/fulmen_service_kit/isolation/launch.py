@@ -5,7 +5,9 @@ limited; where the service may change users, it has a user of its own. From `san
 given and no others, and reaches no process but its own.
 """
 
+import asyncio
 import base64
+import json
 import os
 import secrets
 import shutil
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from fulmen_service_kit.isolation import confine
 from fulmen_service_kit.isolation.cgroups import Cgroup, Cgroups
@@ -37,6 +41,7 @@ _SYSTEM: Final = (
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _FIRST_UID: Final = 1 << 30
 _UID_MAP: Final = Path("/proc/self/uid_map")
+_log = structlog.get_logger()
 _TRUE: Final = (sys.executable, "-I", "-S", "-c", "")
 
 
@@ -48,11 +53,13 @@ class Bounds:
         memory_bytes: Memory of all its processes; kept by the kernel where control groups can be written.
         process_count: Concurrent processes and threads; likewise, or where the child has its own user.
         file_bytes: Size of one file.
+        is_measured: Whether the service measures the memory, too; otherwise a process is limited where groups are not.
     """
 
     memory_bytes: int = 0
     process_count: int = 0
     file_bytes: int = 0
+    is_measured: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +174,14 @@ class Isolator:
             return str(error)
         return ""
 
+    async def report(self) -> None:
+        """Tries the operator's level, and logs which layers are in force or why it cannot be had."""
+        problem = await asyncio.to_thread(lambda: self.problem)
+        if problem:
+            _log.error("isolation_unavailable", level=self.floor.value, reason=problem)
+        else:
+            _log.info("isolation", level=self.floor.value, layers=await asyncio.to_thread(lambda: self.layers))
+
     @cached_property
     def _sandbox(self) -> "_Bubblewrap | _Landlock":
         tried: list[str] = []
@@ -213,6 +228,8 @@ class Isolator:
         group = None
         if self._cgroups is not None and (bounds.memory_bytes or most):
             group = self._cgroups.create(memory_bytes=bounds.memory_bytes, process_count=most)
+        elif bounds.memory_bytes and not bounds.is_measured:
+            limits["DATA"] = bounds.memory_bytes
         files = group.process_files if group is not None else ()
         return Launch(
             argv=launch.argv,
@@ -322,8 +339,6 @@ class _Landlock:
 
 def supervised(launch: Launch) -> list[str]:
     """Returns the arguments that start a launch below a process that confines it and kills what it leaves behind."""
-    import json
-
     return [sys.executable, "-I", "-S", str(SCRIPT), json.dumps(dict(launch.confinement)), *launch.argv]
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import IO
 
 
+_READ_BYTES = 65_536
+
+
 class Child:
     """A child process, the leader of its own process group."""
 
@@ -58,6 +61,26 @@ class Child:
         if self._process.stdout is None:
             return b""
         return await asyncio.to_thread(self._process.stdout.readline)
+
+    async def last_output(self, shown_bytes: int, *, allowed_bytes: int) -> bytes | None:
+        """Reads its output to the end and returns the last part; None, and kills it, if it is more than allowed."""
+        assert self._process.stdout is not None
+        reader = asyncio.StreamReader()
+        # A duplicate: the transport closes its file, in uvloop by descriptor.
+        pipe = os.fdopen(os.dup(self._process.stdout.fileno()), "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        tail, total = b"", 0
+        try:
+            while part := await reader.read(_READ_BYTES):
+                tail, total = (tail + part)[-shown_bytes:], total + len(part)
+                if total > allowed_bytes:
+                    self._signal(signal.SIGTERM)
+                    return None
+        finally:
+            transport.close()
+        return tail
 
     async def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""

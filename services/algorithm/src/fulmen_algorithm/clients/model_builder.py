@@ -1,25 +1,46 @@
-"""Runs the model-building function of a bundle in a child process.
+"""Runs the model-building function of a bundle in a child process, and takes its files as data.
 
-Invariant: the bundle's code never runs in the service's process and never sees its settings; nothing is unpacked outside
-the given folder.
+Invariant: the bundle's code never runs in the service's process and never sees its settings; what it wrote is copied into
+the run's folder only if no reader of it runs code.
 """
 
 import asyncio
-import io
 import os
 import shutil
+import stat
+import subprocess
 import sys
-import tarfile
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from fulmen.bundles import BundleInvalid, protect, unpack
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_service_kit.isolation.launch import Bounds, Files, Isolator, Launch, supervised
+from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
 
 HIDDEN_PREFIX = "FULMEN_"
 OUTPUT_SHOWN_CHARS = 1500
-MAX_BUNDLE_BYTES = 256 * 2**20
+MAX_OUTPUT_BYTES = 64 * 2**20
+MAX_FILES = 10_000
+MAX_PROCESSES = 4096
+END_GRACE_S = 5.0
+DATA_SUFFIXES: Final = frozenset(
+    {".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".md"}
+)
+"""Files whose readers run no code in them. Pickles (`.bin`, `.pt`) and Python are none."""
+
+_INHERITED = (
+    "ALL_PROXY", "CUDA_VISIBLE_DEVICES", "CURL_CA_BUNDLE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "HTTP_PROXY", "LANG",
+    "LC_ALL", "LD_LIBRARY_PATH", "NO_PROXY", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ",
+    "all_proxy", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+_ENTERED_BY_ALL = 0o711
 
 _CALL = """\
 import importlib.util, os, sys
@@ -34,53 +55,163 @@ getattr(module, name)(output, seed=int(seed))
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildLimits:
+    """Limits of one call: seconds, bytes of memory and of files, threads of one torch operation."""
+
+    deadline_s: float
+    memory_bytes: int
+    disk_bytes: int
+    torch_threads: int
+
+
 class ModelBuilder:
     """Builds the first weights of a policy."""
 
-    def __init__(self, *, deadline_s: float, torch_threads: int) -> None:
-        self._deadline_s = deadline_s
-        self._torch_threads = torch_threads
+    def __init__(self, isolator: Isolator, limits: BuildLimits, *, folder: Path | None = None) -> None:
+        """Initializes the builder; `folder` is the parent of its files, None for the system's temporary folder."""
+        self._isolator = isolator
+        self._limits = limits
+        self._folder = folder
 
     async def build(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
-        """Unpacks a bundle to `files.bundle` and calls `function(files.initial, seed=seed)` of its `file.py:function`.
+        """Calls `function(folder, seed=seed)` of `file.py:function` in a bundle; its files become `files.initial`.
 
         Raises:
-            RunFailed: if the bundle cannot be unpacked, or the function fails or takes too long; the text ends with the
-                end of the process' output.
+            RunFailed: if the bundle cannot be unpacked, this machine cannot isolate its code, the function fails or
+                exceeds a limit, or a file that it wrote is not data; the text ends with the end of the process' output.
         """
-        await asyncio.to_thread(_unpack, bundle, files.bundle)
-        shutil.rmtree(files.initial, ignore_errors=True)
-        file, _, name = target.rpartition(":")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN_PREFIX)}
-        argv = [sys.executable, "-c", _CALL, file, name, str(files.initial.resolve()), str(seed)]
-        environment |= {"OMP_NUM_THREADS": str(self._torch_threads), "TQDM_DISABLE": "1"}
-        with tempfile.TemporaryFile() as output:
-            child = Child.start(argv, environment=environment, output=output, folder=files.bundle)
+        with tempfile.TemporaryDirectory(prefix="fulmen-build-", dir=self._folder, ignore_cleanup_errors=True) as place:
+            root = Path(place)
+            await asyncio.to_thread(_prepare, bundle, root)
+            launch = await asyncio.to_thread(self._launch, target, root, seed)
             try:
-                async with asyncio.timeout(self._deadline_s):
-                    status = await child.wait()
-            except TimeoutError as error:
-                raise RunFailed(f"{target} took longer than {self._deadline_s:.0f} s.") from error
+                await self._run(launch, target, root)
             finally:
-                await child.end(grace_s=0)
-            if status:
-                output.seek(0)
-                shown = output.read().decode(errors="replace")[-OUTPUT_SHOWN_CHARS:].strip()
-                raise RunFailed(f"{target} ended with status {status}: {shown}")
+                if launch.cgroup is not None:
+                    launch.cgroup.remove()
+            await asyncio.to_thread(_take, root / "initial", files.initial, self._limits.disk_bytes)
+
+    def _launch(self, target: str, root: Path, seed: int) -> Launch:
+        file, _, name = target.rpartition(":")
+        argv = [sys.executable, "-P", "-c", _CALL, file, name, str(root / "initial"), str(seed)]
+        written = (root / "initial", root / "home")
+        limits = self._limits
+        try:
+            launch = self._isolator.launch(
+                argv,
+                self._isolator.floor,
+                Files(readable=(root / "bundle",), writable=written, folder=root / "bundle"),
+                Bounds(
+                    memory_bytes=limits.memory_bytes,
+                    process_count=MAX_PROCESSES,
+                    file_bytes=limits.disk_bytes,
+                    is_measured=False,
+                ),
+            )
+        except IsolationUnavailable as error:
+            raise RunFailed(f"{target} is not run on this service: {error}.") from error
+        if launch.uid is not None:
+            for folder in written:
+                os.chown(folder, launch.uid, launch.uid)
+        return launch
+
+    async def _run(self, launch: Launch, target: str, root: Path) -> None:
+        environment = self._environment(root / "home")
+        child = Child.start(supervised(launch), environment=environment, output=subprocess.PIPE, folder=root / "bundle")
+        output = asyncio.create_task(child.last_output(OUTPUT_SHOWN_CHARS, allowed_bytes=MAX_OUTPUT_BYTES))
+        try:
+            async with asyncio.timeout(self._limits.deadline_s):
+                shown = await output
+                status = await child.wait()
+        except TimeoutError as error:
+            raise RunFailed(f"{target} took longer than {self._limits.deadline_s:.0f} s.") from error
+        finally:
+            output.cancel()
+            await child.end(grace_s=END_GRACE_S)
+        if shown is None:
+            raise RunFailed(f"{target} printed more than {MAX_OUTPUT_BYTES} bytes.")
+        if launch.cgroup is not None and launch.cgroup.has_killed:
+            raise RunFailed(
+                f"{target} exceeded the memory limit of {self._limits.memory_bytes} bytes (FULMEN_ALGORITHM_BUILD_MEMORY_BYTES)."
+            )
+        if status:
+            raise RunFailed(f"{target} ended with status {status}: {shown.decode(errors='replace').strip()}")
+
+    def _environment(self, home: Path) -> dict[str, str]:
+        if self._isolator.floor is Isolation.TRUSTED:
+            environment = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN_PREFIX)}
+        else:
+            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            environment |= {"HOME": str(home), "TMPDIR": str(home)}
+        return environment | {"OMP_NUM_THREADS": str(self._limits.torch_threads), "TQDM_DISABLE": "1"}
 
 
-def _unpack(bundle: bytes, folder: Path) -> None:
-    """Unpacks a tar.gz into a new folder.
+def _prepare(bundle: bytes, root: Path) -> None:
+    """Unpacks a bundle into a new folder beside those for the function's files.
 
     Raises:
-        RunFailed: if it is not one, is too large unpacked, or a member would leave the folder.
+        RunFailed: if it cannot be unpacked.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    # The function may have a user of its own, which can enter its folders in it.
+    root.chmod(_ENTERED_BY_ALL)
+    for name in ("bundle", "initial", "home"):
+        (root / name).mkdir()
     try:
-        with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
-            if sum(member.size for member in archive.getmembers()) > MAX_BUNDLE_BYTES:
-                raise RunFailed("The unpacked bundle is too large.")
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise RunFailed("The bundle is not a valid tar.gz archive.") from error
+        unpack(bundle, root / "bundle")
+    except BundleInvalid as error:
+        raise RunFailed(f"The bundle of the policy cannot be unpacked: {error}.") from error
+    protect(root / "bundle")
+
+
+def _take(source: Path, target: Path, limit_bytes: int) -> None:
+    """Copies what a function wrote; all its processes are dead.
+
+    Raises:
+        RunFailed: if a file is not data, or they are too many or too large; lists the first of them.
+    """
+    found = list(_files(source, limit_bytes))
+    refused = [path.relative_to(source).as_posix() for path in found if not _is_data(path)]
+    if refused:
+        raise RunFailed(
+            f"The policy was built with files that are not read as data: {_named(refused)}. Weights are taken as safetensors "
+            f"(`save_pretrained(folder)`), the rest as {', '.join(sorted(DATA_SUFFIXES))}."
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in found:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            read = stack.enter_context(os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb"))
+            shutil.copyfileobj(read, stack.enter_context(copy.open("xb")), 2**20)
+
+
+def _files(source: Path, limit_bytes: int) -> Iterator[Path]:
+    """Yields all that is no folder, without hidden names, which libraries use for caches."""
+    total_bytes, todo, count = 0, [source], 0
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                count += 1
+                total_bytes += entry.stat(follow_symlinks=False).st_size
+                if count > MAX_FILES or total_bytes > limit_bytes:
+                    raise RunFailed(
+                        f"The policy was built with more than {MAX_FILES} files or {limit_bytes} bytes "
+                        "(FULMEN_ALGORITHM_BUILD_DISK_BYTES)."
+                    )
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(Path(entry.path))
+                else:
+                    yield Path(entry.path)
+
+
+def _is_data(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and path.suffix in DATA_SUFFIXES
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

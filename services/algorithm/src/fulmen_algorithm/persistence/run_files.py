@@ -56,11 +56,6 @@ class RunFiles:
         return self.folder / "models"
 
     @property
-    def bundle(self) -> Path:
-        """Folder of the unpacked bundle."""
-        return self.folder / "bundle"
-
-    @property
     def initial(self) -> Path:
         """Folder of the model built by the run's script."""
         return self.folder / "initial"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from fulmen.bundles import BundleInvalid, unpack
+from fulmen.bundles import BundleInvalid, protect, unpack
 from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import Bundle
 from fulmen_runner.attempts.errors import AgentFailed
@@ -22,8 +22,6 @@ from fulmen_runner.attempts.uses import Uses
 from fulmen_runner.attempts.workspace import delete_tree
 
 _READ_ONLY_DIRECTORY = 0o555
-_READABLE, _SEARCHABLE = 0o444, 0o111
-_WRITABLE = 0o222
 _PREFIX = "bundle-"
 
 _log = structlog.get_logger()
@@ -91,7 +89,7 @@ def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
             unpack(archive, inside)
         except BundleInvalid as error:
             raise AgentFailed(f"agent bundle cannot be unpacked: {error}") from None
-        _protect(inside)
+        protect(inside)
         try:
             inside.rename(target)
             # A read-only directory could not be renamed.
@@ -113,11 +111,3 @@ def _delete(directory: Path) -> None:
     except OSError as error:
         _log.warning("bundle_not_deleted", path=str(directory), error=str(error))
 
-
-def _protect(directory: Path) -> None:
-    """Makes everything in a directory readable for the users of attempts, and read-only."""
-    for path in directory.rglob("*"):
-        if not path.is_symlink():
-            mode = path.stat().st_mode
-            more = _READABLE | (_SEARCHABLE if mode & _SEARCHABLE else 0)
-            path.chmod((mode | more) & ~_WRITABLE)

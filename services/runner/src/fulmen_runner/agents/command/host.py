@@ -109,7 +109,7 @@ class Command:
             result = await run_process(
                 launch,
                 cwd=cwd,
-                folder=files.root,
+                folders=(files.root,),
                 environment=environment,
                 stdin=stdin,
                 limits=ProcessLimits(

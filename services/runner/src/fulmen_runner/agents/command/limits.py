@@ -123,7 +123,7 @@ class LimitEnforcer:
 
     def __init__(self) -> None:
         self._watched: dict[int, tuple[Allowance, asyncio.Future[str]]] = {}
-        self._folders: dict[int, Path] = {}
+        self._folders: dict[int, tuple[Path, ...]] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
 
@@ -137,9 +137,9 @@ class LimitEnforcer:
                 self._measuring = asyncio.create_task(self._measure(), name="limits")
         return breach
 
-    def watch_folder(self, keeper: int, folder: Path) -> None:
-        """Counts the files in a folder toward the limit of a keeper's descendants, instead of those before."""
-        self._folders[keeper] = folder
+    def watch_folders(self, keeper: int, folders: tuple[Path, ...]) -> None:
+        """Counts the files in folders toward the limit of a keeper's descendants, instead of those before."""
+        self._folders[keeper] = folders
 
     def forget(self, keeper: int) -> None:
         """Stops watching a keeper's descendants."""
@@ -192,13 +192,15 @@ def regular_pause_s(took_s: float) -> float:
     return max(MEASURE_INTERVAL_S, idle_pause_s, _PAUSES_PER_MEASUREMENT * took_s)
 
 
-def breaches(allowed: Mapping[int, Allowance], folders: Mapping[int, Path] | None = None) -> dict[int, str]:
+def breaches(allowed: Mapping[int, Allowance], folders: Mapping[int, tuple[Path, ...]] | None = None) -> dict[int, str]:
     """Returns descriptions of the exceeded limits by keeper. Blocks."""
     return _check(allowed, folders or {})[1]
 
 
 def _measure_and_kill(
-    allowed: Mapping[int, Allowance], folders: Mapping[int, Path], report: Callable[[Mapping[int, str]], object]
+    allowed: Mapping[int, Allowance],
+    folders: Mapping[int, tuple[Path, ...]],
+    report: Callable[[Mapping[int, str]], object],
 ) -> tuple[dict[int, Usage], float]:
     """Reports exceeded limits and kills their commands; returns the usage and the CPU time taken, in seconds."""
     # CPU time, not elapsed time: while thousands of processes fork, this thread mostly waits for a processor.
@@ -215,7 +217,7 @@ def _measure_and_kill(
 
 
 def _check(
-    allowed: Mapping[int, Allowance], folders: Mapping[int, Path]
+    allowed: Mapping[int, Allowance], folders: Mapping[int, tuple[Path, ...]]
 ) -> tuple[dict[int, Usage], dict[int, str]]:
     usages = measure(allowed)
     exceeded: dict[int, str] = {}
@@ -234,7 +236,7 @@ def _check(
                     f"exceeded the memory limit of {_mib(limit.memory_bytes)} ({limit.memory_source}) with "
                     f"{_mib(taken)} in {len(usage.processes)} processes and was killed"
                 )
-        elif limit.disk_bytes and keeper in folders and (problem := _disk_problem(folders[keeper], limit.disk_bytes)):
+        elif limit.disk_bytes and (problem := _disk_problem(folders.get(keeper, ()), limit.disk_bytes)):
             exceeded[keeper] = f"{problem} and was killed"
     return usages, exceeded
 
@@ -272,9 +274,9 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
     return usages
 
 
-def _disk_problem(folder: Path, limit_bytes: int) -> str:
-    """Returns how the files in a folder exceed a limit; empty if they do not."""
-    total_bytes, entries, todo = 0, 0, [str(folder)]
+def _disk_problem(folders: Iterable[Path], limit_bytes: int) -> str:
+    """Returns how the files in folders exceed a limit; empty if they do not."""
+    total_bytes, entries, todo = 0, 0, [str(folder) for folder in folders]
     while todo:
         try:
             with os.scandir(todo.pop()) as found:

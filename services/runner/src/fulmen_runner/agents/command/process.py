@@ -86,11 +86,11 @@ async def run_process(
     stdin: bytes,
     limits: ProcessLimits,
     guardian: Guardian,
-    folder: Path | None = None,
+    folders: tuple[Path, ...] = (),
 ) -> ProcessResult:
     """Runs a command to its end, and removes its control groups. On cancellation, ends it with SIGTERM, then SIGKILL.
 
-    Its limit of files is that of `folder`.
+    Its limit of files is that of `folders`.
 
     Raises:
         OSError: If it cannot be started.
@@ -106,8 +106,7 @@ async def run_process(
         finally:
             os.close(reader)
         try:
-            if folder is not None:
-                process.watch_folder(folder)
+            process.watch_folders(*folders)
             if rest:
                 await process.feed(pipe, rest)
             await process.wait()
@@ -186,9 +185,9 @@ class Process:
         reading, _ = await asyncio.get_running_loop().connect_read_pipe(stream, _taken(pipe))
         self._transports.append(reading)
 
-    def watch_folder(self, folder: Path) -> None:
-        """Counts the files in a folder toward its limit."""
-        self._guardian.limits.watch_folder(self.kept.keeper, folder)
+    def watch_folders(self, *folders: Path) -> None:
+        """Counts the files in folders toward its limit."""
+        self._guardian.limits.watch_folders(self.kept.keeper, folders)
 
     async def wait(self) -> None:
         """Waits until it has exited or exceeded a limit."""

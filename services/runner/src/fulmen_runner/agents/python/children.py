@@ -119,6 +119,7 @@ class Child:
         self._reader, self._writer = streams
         self._home, self._uid = home, uid
         self._own_processes = 1
+        process.watch_folders(home)
 
     @classmethod
     async def start(cls, program: ChildProgram, host: ChildHost) -> Self:
@@ -204,7 +205,7 @@ class Child:
         """
         self.attempt_count += 1
         self._process.watch.begin()
-        self._process.watch_folder(files.root)
+        self._process.watch_folders(files.root, self._home)
         if self._uid is not None:
             await asyncio.to_thread(give_files, files.root, self._uid)
         return await self._request(encode(request, body))
