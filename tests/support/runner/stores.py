@@ -56,6 +56,12 @@ class RealStore:
         self._channel: FulmenChannel | None = None
         self.target = f"127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
     async def __aenter__(self) -> RealStore:
         await self.start()
         return self

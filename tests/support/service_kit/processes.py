@@ -1,0 +1,59 @@
+"""Services as processes, with their secrets in the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+LIMIT_S = 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceProcess:
+    """A service that serves."""
+
+    pid: int
+    port: int
+
+
+@asynccontextmanager
+async def serving_process(module: str, settings: Mapping[str, object]) -> AsyncIterator[ServiceProcess]:
+    """Runs `python -m module serve` with settings without their prefix; stops it at the end."""
+    prefix = f"{module.upper()}_"
+    variables = {f"{prefix}{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, "serve"],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    output = process.stdout
+    lines: list[str] = []
+
+    def announced() -> dict[str, int]:
+        for line in output:
+            lines.append(line)
+            if '"event": "serving"' in line:
+                found: dict[str, int] = json.loads(line)
+                return found
+        raise AssertionError("".join(lines))
+
+    draining = None
+    try:
+        ports = await asyncio.to_thread(announced)
+        draining = asyncio.create_task(asyncio.to_thread(lambda: [None for _ in output]))
+        yield ServiceProcess(pid=process.pid, port=ports["port"])
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, LIMIT_S)
+        if draining is not None:
+            await draining
+        output.close()
