@@ -23,7 +23,7 @@ from fulmen_cli.local.fleet import FleetRange, fleet_range
 from fulmen_cli.local.ports import DEFAULT_PORTS
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState, private_opener
-from fulmen_cli.local.services import port_names, require_installed
+from fulmen_cli.local.services import DEFAULTS, port_names, require_installed
 from fulmen_cli.output import console, print_json
 from fulmen_cli.stack.status import stack_table, status_of
 
@@ -275,6 +275,11 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
     ]
     if moved:
         screen.print(f"Default ports in use, replaced by: {', '.join(moved)}.")
+    trusting = [name for each in DEFAULTS.values() for name in each if os.environ.get(name, "trusted") == "trusted"]
+    if trusting:
+        screen.print(
+            f"Agents and model builders are trusted: they run as you. For code of others set {' and '.join(trusting)} to sandbox."
+        )
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
 
 

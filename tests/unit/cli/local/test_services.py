@@ -87,6 +87,13 @@ def test_only_the_algorithm_service_is_forked_unless_its_setting_says_no() -> No
     assert not [name for name, each in planned({WARM_START_VARIABLE: "False"}).items() if each.is_forkable]
 
 
+def test_the_stack_of_one_person_trusts_its_code_unless_the_environment_says_otherwise() -> None:
+    services = planned({"FULMEN_RUNNER_ISOLATION": "sandbox"})
+    assert services["algorithm"].environment["FULMEN_ALGORITHM_ISOLATION"] == "trusted"
+    assert services["runner-1"].environment["FULMEN_RUNNER_ISOLATION"] == "sandbox"
+    assert planned({})["runner-2"].environment["FULMEN_RUNNER_ISOLATION"] == "trusted"
+
+
 def test_setting_what_the_stack_decides_is_an_error() -> None:
     with pytest.raises(StackError, match="FULMEN_STORE_PORT"):
         planned({"FULMEN_STORE_PORT": "1"})
