@@ -130,6 +130,10 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
            str(found.completed_count), str(found.unacknowledged_count), str(found.straggler_count), found.version)  # fmt: skip
     columns = ("runner", "slots", "decided", "drains", "ended", "unreported", "stragglers", "version")
     print_rows(output, columns, [row], messages=[found], empty="")
+    if found.isolation:
+        console().print()
+        told = found.isolation_problem or ", ".join(found.isolation_layers) or "agents run as the runner does"
+        console().print(f"isolation: {found.isolation} ({told})")
     if found.running:
         console().print()
         rows = [(one.attempt, when(one.start_time), _ago(one.start_time.ToDatetime())) for one in found.running]

@@ -116,7 +116,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     _register(stack, RunnerMetrics(pool, control, guard))
 
     # The runner's own rpcs.
-    servicer = RunnerServicer(pool=pool, drain=drain, keeper=keeper, version=VERSION)
+    servicer = RunnerServicer(
+        pool=pool, drain=drain, keeper=keeper, isolator=isolation.isolator, version=VERSION
+    )
     server = build_server(
         settings,
         verifier=StoreVerifier(store),

@@ -14,6 +14,7 @@ from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.slots.control import SlotChange
 from fulmen_runner.slots.keeper import SlotKeeper
 from fulmen_runner.stacks import stacks_text
+from fulmen_service_kit.isolation.launch import Isolator
 
 MAX_SLOTS = 10_000
 
@@ -21,11 +22,14 @@ MAX_SLOTS = 10_000
 class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     """Implements the runner's rpcs."""
 
-    def __init__(self, *, pool: AttemptPool, drain: Drain, keeper: SlotKeeper, version: str) -> None:
+    def __init__(
+        self, *, pool: AttemptPool, drain: Drain, keeper: SlotKeeper, isolator: Isolator, version: str
+    ) -> None:
         self._pool = pool
         self._session = pool.session
         self._drain = drain
         self._keeper = keeper
+        self._isolator = isolator
         self._version = version
         self._draining: asyncio.Task[None] | None = None
 
@@ -50,6 +54,9 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             straggler_count=len(self._pool.stragglers),
             unacknowledged_count=self._session.unacknowledged_count,
             version=self._version,
+            isolation=self._isolator.floor.value,
+            isolation_layers=[] if self._isolator.problem else self._isolator.layers,
+            isolation_problem=self._isolator.problem,
         )
 
     async def Drain(self, request: messages.DrainRequest, context: Any) -> messages.DrainResponse:

@@ -162,7 +162,7 @@ class Isolator:
         found.append(f"cgroup version {self._cgroups.version}" if self._cgroups else "watched limits")
         return tuple(found)
 
-    @property
+    @cached_property
     def problem(self) -> str:
         """Why the operator's level cannot be had on this machine; empty if it can."""
         try:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/runner/v1/runner_service.proto\x12\x10\x66ulmen.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetStatusRequest\"\x8a\x02\n\x11GetStatusResponse\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\x05\x12\x31\n\x07running\x18\x03 \x03(\x0b\x32 .fulmen.runner.v1.RunningAttempt\x12\x17\n\x0f\x63ompleted_count\x18\x04 \x01(\x03\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12+\n\x05slots\x18\x06 \x01(\x0b\x32\x1c.fulmen.runner.v1.SlotStatus\x12\x17\n\x0fstraggler_count\x18\x07 \x01(\x05\x12\x1c\n\x14unacknowledged_count\x18\x08 \x01(\x05\x12\x0f\n\x07version\x18\t \x01(\t\"x\n\nSlotStatus\x12\x11\n\tautomatic\x18\x01 \x01(\x08\x12\x11\n\tmin_count\x18\x02 \x01(\x05\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\x31\n\x0blast_change\x18\x04 \x01(\x0b\x32\x1c.fulmen.runner.v1.SlotChange\"l\n\nSlotChange\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nfrom_count\x18\x02 \x01(\x05\x12\x10\n\x08to_count\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"Q\n\x0eRunningAttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\"8\n\x0fSetSlotsRequest\x12\x12\n\nslot_count\x18\x01 \x01(\x05\x12\x11\n\tautomatic\x18\x02 \x01(\x08\"9\n\x10SetSlotsResponse\x12\x12\n\nslot_count\x18\x01 \x01(\x05\x12\x11\n\tautomatic\x18\x02 \x01(\x08\"\x13\n\x11\x44umpStacksRequest\"\"\n\x12\x44umpStacksResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xdb\x02\n\rRunnerService\x12T\n\tGetStatus\x12\".fulmen.runner.v1.GetStatusRequest\x1a#.fulmen.runner.v1.GetStatusResponse\x12H\n\x05\x44rain\x12\x1e.fulmen.runner.v1.DrainRequest\x1a\x1f.fulmen.runner.v1.DrainResponse\x12Q\n\x08SetSlots\x12!.fulmen.runner.v1.SetSlotsRequest\x1a\".fulmen.runner.v1.SetSlotsResponse\x12W\n\nDumpStacks\x12#.fulmen.runner.v1.DumpStacksRequest\x1a$.fulmen.runner.v1.DumpStacksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/runner/v1/runner_service.proto\x12\x10\x66ulmen.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetStatusRequest\"\xd2\x02\n\x11GetStatusResponse\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\x05\x12\x31\n\x07running\x18\x03 \x03(\x0b\x32 .fulmen.runner.v1.RunningAttempt\x12\x17\n\x0f\x63ompleted_count\x18\x04 \x01(\x03\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12+\n\x05slots\x18\x06 \x01(\x0b\x32\x1c.fulmen.runner.v1.SlotStatus\x12\x17\n\x0fstraggler_count\x18\x07 \x01(\x05\x12\x1c\n\x14unacknowledged_count\x18\x08 \x01(\x05\x12\x0f\n\x07version\x18\t \x01(\t\x12\x11\n\tisolation\x18\n \x01(\t\x12\x18\n\x10isolation_layers\x18\x0b \x03(\t\x12\x19\n\x11isolation_problem\x18\x0c \x01(\t\"x\n\nSlotStatus\x12\x11\n\tautomatic\x18\x01 \x01(\x08\x12\x11\n\tmin_count\x18\x02 \x01(\x05\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\x31\n\x0blast_change\x18\x04 \x01(\x0b\x32\x1c.fulmen.runner.v1.SlotChange\"l\n\nSlotChange\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nfrom_count\x18\x02 \x01(\x05\x12\x10\n\x08to_count\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"Q\n\x0eRunningAttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\"8\n\x0fSetSlotsRequest\x12\x12\n\nslot_count\x18\x01 \x01(\x05\x12\x11\n\tautomatic\x18\x02 \x01(\x08\"9\n\x10SetSlotsResponse\x12\x12\n\nslot_count\x18\x01 \x01(\x05\x12\x11\n\tautomatic\x18\x02 \x01(\x08\"\x13\n\x11\x44umpStacksRequest\"\"\n\x12\x44umpStacksResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xdb\x02\n\rRunnerService\x12T\n\tGetStatus\x12\".fulmen.runner.v1.GetStatusRequest\x1a#.fulmen.runner.v1.GetStatusResponse\x12H\n\x05\x44rain\x12\x1e.fulmen.runner.v1.DrainRequest\x1a\x1f.fulmen.runner.v1.DrainResponse\x12Q\n\x08SetSlots\x12!.fulmen.runner.v1.SetSlotsRequest\x1a\".fulmen.runner.v1.SetSlotsResponse\x12W\n\nDumpStacks\x12#.fulmen.runner.v1.DumpStacksRequest\x1a$.fulmen.runner.v1.DumpStacksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=124
   _globals['_GETSTATUSREQUEST']._serialized_end=142
   _globals['_GETSTATUSRESPONSE']._serialized_start=145
-  _globals['_GETSTATUSRESPONSE']._serialized_end=411
-  _globals['_SLOTSTATUS']._serialized_start=413
-  _globals['_SLOTSTATUS']._serialized_end=533
-  _globals['_SLOTCHANGE']._serialized_start=535
-  _globals['_SLOTCHANGE']._serialized_end=643
-  _globals['_RUNNINGATTEMPT']._serialized_start=645
-  _globals['_RUNNINGATTEMPT']._serialized_end=726
-  _globals['_DRAINREQUEST']._serialized_start=728
-  _globals['_DRAINREQUEST']._serialized_end=784
-  _globals['_DRAINRESPONSE']._serialized_start=786
-  _globals['_DRAINRESPONSE']._serialized_end=824
-  _globals['_SETSLOTSREQUEST']._serialized_start=826
-  _globals['_SETSLOTSREQUEST']._serialized_end=882
-  _globals['_SETSLOTSRESPONSE']._serialized_start=884
-  _globals['_SETSLOTSRESPONSE']._serialized_end=941
-  _globals['_DUMPSTACKSREQUEST']._serialized_start=943
-  _globals['_DUMPSTACKSREQUEST']._serialized_end=962
-  _globals['_DUMPSTACKSRESPONSE']._serialized_start=964
-  _globals['_DUMPSTACKSRESPONSE']._serialized_end=998
-  _globals['_RUNNERSERVICE']._serialized_start=1001
-  _globals['_RUNNERSERVICE']._serialized_end=1348
+  _globals['_GETSTATUSRESPONSE']._serialized_end=483
+  _globals['_SLOTSTATUS']._serialized_start=485
+  _globals['_SLOTSTATUS']._serialized_end=605
+  _globals['_SLOTCHANGE']._serialized_start=607
+  _globals['_SLOTCHANGE']._serialized_end=715
+  _globals['_RUNNINGATTEMPT']._serialized_start=717
+  _globals['_RUNNINGATTEMPT']._serialized_end=798
+  _globals['_DRAINREQUEST']._serialized_start=800
+  _globals['_DRAINREQUEST']._serialized_end=856
+  _globals['_DRAINRESPONSE']._serialized_start=858
+  _globals['_DRAINRESPONSE']._serialized_end=896
+  _globals['_SETSLOTSREQUEST']._serialized_start=898
+  _globals['_SETSLOTSREQUEST']._serialized_end=954
+  _globals['_SETSLOTSRESPONSE']._serialized_start=956
+  _globals['_SETSLOTSRESPONSE']._serialized_end=1013
+  _globals['_DUMPSTACKSREQUEST']._serialized_start=1015
+  _globals['_DUMPSTACKSREQUEST']._serialized_end=1034
+  _globals['_DUMPSTACKSRESPONSE']._serialized_start=1036
+  _globals['_DUMPSTACKSRESPONSE']._serialized_end=1070
+  _globals['_RUNNERSERVICE']._serialized_start=1073
+  _globals['_RUNNERSERVICE']._serialized_end=1420
 # @@protoc_insertion_point(module_scope)

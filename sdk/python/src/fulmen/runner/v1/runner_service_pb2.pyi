@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("runner", "slot_count", "running", "completed_count", "draining", "slots", "straggler_count", "unacknowledged_count", "version")
+    __slots__ = ("runner", "slot_count", "running", "completed_count", "draining", "slots", "straggler_count", "unacknowledged_count", "version", "isolation", "isolation_layers", "isolation_problem")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,9 @@ class GetStatusResponse(_message.Message):
     STRAGGLER_COUNT_FIELD_NUMBER: _ClassVar[int]
     UNACKNOWLEDGED_COUNT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     runner: str
     slot_count: int
     running: _containers.RepeatedCompositeFieldContainer[RunningAttempt]
@@ -31,7 +34,10 @@ class GetStatusResponse(_message.Message):
     straggler_count: int
     unacknowledged_count: int
     version: str
-    def __init__(self, runner: _Optional[str] = ..., slot_count: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningAttempt, _Mapping]]] = ..., completed_count: _Optional[int] = ..., draining: bool = ..., slots: _Optional[_Union[SlotStatus, _Mapping]] = ..., straggler_count: _Optional[int] = ..., unacknowledged_count: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    isolation: str
+    isolation_layers: _containers.RepeatedScalarFieldContainer[str]
+    isolation_problem: str
+    def __init__(self, runner: _Optional[str] = ..., slot_count: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningAttempt, _Mapping]]] = ..., completed_count: _Optional[int] = ..., draining: bool = ..., slots: _Optional[_Union[SlotStatus, _Mapping]] = ..., straggler_count: _Optional[int] = ..., unacknowledged_count: _Optional[int] = ..., version: _Optional[str] = ..., isolation: _Optional[str] = ..., isolation_layers: _Optional[_Iterable[str]] = ..., isolation_problem: _Optional[str] = ...) -> None: ...
 
 class SlotStatus(_message.Message):
     __slots__ = ("automatic", "min_count", "max_count", "last_change")
