@@ -139,7 +139,8 @@ class Isolator:
                 f"isolation must be at least `{level}` ({self._setting}): a process of this machine is not allowed"
             )
         if level is Isolation.SANDBOX:
-            return self._bounded(self._sandbox.launch(argv, self._seen(files), limits, self._new_uid()), bounds)
+            seen, uid, most = self._seen(files), self._new_uid(), _most_processes(bounds)
+            return self._bounded(self._sandbox.launch(argv, seen, limits, uid, most), bounds)
         if self.floor is Isolation.PROCESS and self._process_problem:
             raise IsolationUnavailable(self._process_problem)
         # What only the tenant asks for protects its attempt, not the service, and keeps the service's user if it must.
@@ -208,7 +209,7 @@ class Isolator:
         return ""
 
     def _problem_of(self, technique: "_Bubblewrap | _Landlock") -> str:
-        launch = technique.launch(_TRUE, self._seen(Files(folder=Path("/"))), {}, self._new_uid())
+        launch = technique.launch(_TRUE, self._seen(Files(folder=Path("/"))), {}, self._new_uid(), PROCESS_HEADROOM)
         return _problem_of(launch, Path("/"))
 
     def _seen(self, files: Files) -> Files:
@@ -221,7 +222,7 @@ class Isolator:
 
     def _bounded(self, launch: Launch, bounds: Bounds) -> Launch:
         """Adds the kernel's limits of memory and processes, where there are any."""
-        most = bounds.process_count + PROCESS_HEADROOM if bounds.process_count else 0
+        most = _most_processes(bounds)
         limits = dict(launch.confinement["limits"])
         if most and launch.uid is not None:
             limits["NPROC"] = most
@@ -276,8 +277,10 @@ class _Bubblewrap:
         """What it lacks on this machine; empty if nothing."""
         return "" if self._program else "the program bwrap is not installed"
 
-    def launch(self, argv: Sequence[str], files: Files, limits: Mapping[str, int], uid: int | None) -> Launch:
-        """Wraps the program."""
+    def launch(
+        self, argv: Sequence[str], files: Files, limits: Mapping[str, int], uid: int | None, most: int
+    ) -> Launch:
+        """Wraps the program; `most` is its number of processes, 0 for no limit."""
         options = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
         options += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108  # Its own.
         # Otherwise bubblewrap makes parents that only its own user may enter.
@@ -296,6 +299,8 @@ class _Bubblewrap:
         inside = ("env", "--default-signal=TERM", *argv)
         if uid is None:
             options += ["--unshare-user"]
+            # The kernel counts the processes of a user by namespace.
+            inside = ("prlimit", f"--nproc={most}", "--", *inside) if most else inside
         else:
             # Root mounts what the child's own user could not reach, and changes the user inside.
             options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -325,8 +330,10 @@ class _Landlock:
         """What it lacks on this machine; empty if nothing."""
         return "" if self._version else "the kernel has not enabled it"
 
-    def launch(self, argv: Sequence[str], files: Files, limits: Mapping[str, int], uid: int | None) -> Launch:
-        """Restricts the process that executes the program."""
+    def launch(
+        self, argv: Sequence[str], files: Files, limits: Mapping[str, int], uid: int | None, most: int
+    ) -> Launch:
+        """Restricts the process that executes the program; cannot limit its processes."""
         confinement = _confinement(
             limits=limits,
             uid=uid,
@@ -335,6 +342,10 @@ class _Landlock:
             writable=(*_DEVICES, *map(str, files.writable)),
         )
         return Launch(argv=tuple(argv), confinement=confinement, uid=uid, needs_home=True)
+
+
+def _most_processes(bounds: Bounds) -> int:
+    return bounds.process_count + PROCESS_HEADROOM if bounds.process_count else 0
 
 
 def supervised(launch: Launch) -> list[str]:
