@@ -104,6 +104,7 @@ async def running_runner(
         "FULMEN_RUNNER_SLOTS": str(slots),
         "FULMEN_RUNNER_AGENT": f"{AGENTS}:{agent}",
         "FULMEN_RUNNER_DRAIN_GRACE_S": "3",
+        "FULMEN_RUNNER_ISOLATION": "trusted",
     }
     log = bench.folder / "runner.log"
     async with running(

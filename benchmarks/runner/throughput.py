@@ -37,17 +37,18 @@ async def run(bench: Bench) -> None:
 
 
 async def _one(bench: Bench, runner: Runner, count: int) -> dict[str, float]:
-    first = await _reached(bench, runner, count // 10)
-    last = await _reached(bench, runner, count - SLOTS)
+    first = await reached(bench, runner, count // 10)
+    last = await reached(bench, runner, count - SLOTS)
     ended = last["ended"] - first["ended"]
     figures = {"per_s": ended / (last["at_s"] - first["at_s"])}
     for part in ("runner", "store", "postgres"):
         figures[f"{part}_us"] = (last[part] - first[part]) / ended * 1e6
-    await _reached(bench, runner, count)
+    await reached(bench, runner, count)
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-async def _reached(bench: Bench, runner: Runner, count: int) -> dict[str, Any]:
+async def reached(bench: Bench, runner: Runner, count: int) -> dict[str, Any]:
+    """Waits until a runner has ended a number of attempts; returns the count, the time and the CPU until then."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         ended = (await runner.status()).completed_count
