@@ -19,7 +19,13 @@ from benchmarks import outcome
 from benchmarks.runner import density, imports, isolation, peers, picture, throughput
 from benchmarks.runner.stand import Bench, standing
 
-PARTS = {"throughput": throughput.run, "density": density.run, "imports": imports.run, "isolation": isolation.run, "peers": peers.run}
+PARTS = {
+    "throughput": throughput.run,
+    "density": density.run,
+    "imports": imports.run,
+    "isolation": isolation.run,
+    "peers": peers.run,
+}
 
 
 async def measure(folder: Path, *, short: bool, parts: list[str]) -> Bench:

@@ -76,7 +76,9 @@ async def services(database_url: str, tmp_path: Path) -> AsyncIterator[dict[str,
 
 async def test_nothing_of_any_service_is_readable_for_its_own_user(services: dict[str, int]) -> None:
     readable = {name: [read_by_the_same_user(pid) for pid in family(pid)] for name, pid in services.items()}
-    assert {name: [each for each in found if each] for name, found in readable.items()} == dict.fromkeys(services, [])
+    assert {name: [each for each in found if each] for name, found in readable.items()} == {
+        name: [] for name in services
+    }
     assert len(readable["llm_proxy"]) == 3, "its workers, too"
 
 
@@ -92,4 +94,4 @@ async def test_not_even_root_finds_a_secret_in_the_environment_of_a_service(serv
         ]
         for name, pid in services.items()
     }
-    assert kept == dict.fromkeys(services, [])
+    assert kept == {name: [] for name in services}

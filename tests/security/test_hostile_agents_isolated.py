@@ -137,7 +137,9 @@ async def test_a_command_reaches_nothing_of_the_runner(world: World, secret: Pat
     runner = await world.start(isolation=floor)
     bundle = await world.store.publish("bundle.tests", packed(FILES))
     # An agent may ask for more than the operator requires.
-    entry = CommandEntry(argv=["python", "agent.py"], isolation=Isolation.ISOLATION_SANDBOX if floor == "trusted" else 1)
+    entry = CommandEntry(
+        argv=["python", "agent.py"], isolation=Isolation.ISOLATION_SANDBOX if floor == "trusted" else 1
+    )
     agent = await world.store.publish("agent.tests", AgentSpec(bundle=bundle, command=entry).SerializeToString())
     ended = await world.run(agent, {"runner": runner.pid, "secret": str(secret)}, max_attempts=1)
     assert_blind(json.loads(ended.output.splitlines()[0]))
@@ -236,7 +238,7 @@ async def test_a_malformed_bundle_is_an_error_of_the_agent_and_not_retried(
     assert [(each.kind, each.message.startswith("agent bundle cannot be unpacked: ")) for each in attempts] == [
         ("AGENT_ERROR", True)
     ]
-    assert "/tmp" not in attempts[0].message  # noqa: S108  # No path of the runner.
+    assert "/tmp" not in attempts[0].message  # No path of the runner.
 
 
 def packed(files: dict[str, str]) -> bytes:

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -70,11 +69,15 @@ def packed(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def algorithm_service(
-    store: RealStore, state: Path, **settings: str
-) -> AbstractAsyncContextManager[ServiceProcess]:
+def algorithm_service(store: RealStore, state: Path, **settings: str) -> AbstractAsyncContextManager[ServiceProcess]:
     """Runs the service with its token in the environment."""
-    values = {"token": token(Role.SERVICE), "port": 0, "metrics_port": 0, "state_dir": state, "store_target": store.target}
+    values = {
+        "token": token(Role.SERVICE),
+        "port": 0,
+        "metrics_port": 0,
+        "state_dir": state,
+        "store_target": store.target,
+    }
     return serving_process("fulmen_algorithm", values | settings)
 
 
@@ -120,14 +123,17 @@ async def test_where_containers_are_required_no_builder_runs(database_url: str, 
         algorithm_service(store, tmp_path / "state", isolation="container") as service,
     ):
         run = await built(store, service, {"spy.py": SPY, "targets": "1 2 3"})
-    assert "spy.py:build is not run on this service: isolation must be at least `container` (FULMEN_ALGORITHM_ISOLATION)" in run.failure_message
+    assert (
+        "spy.py:build is not run on this service: isolation must be at least `container` (FULMEN_ALGORITHM_ISOLATION)"
+        in run.failure_message
+    )
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[RunFiles]:
+def files(tmp_path: Path) -> RunFiles:
     folder = tmp_path / "run"
     folder.mkdir()
-    yield RunFiles(folder)
+    return RunFiles(folder)
 
 
 def builder(level: str, tmp_path: Path, **limits: float) -> ModelBuilder:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,14 +47,11 @@ async def serving_process(module: str, settings: Mapping[str, object]) -> AsyncI
                 return found
         raise AssertionError("".join(lines))
 
-    draining = None
     try:
         ports = await asyncio.to_thread(announced)
-        draining = asyncio.create_task(asyncio.to_thread(lambda: [None for _ in output]))
+        # A full pipe would block it.
+        threading.Thread(target=lambda: lines.extend(output), daemon=True).start()
         yield ServiceProcess(pid=process.pid, port=ports["port"])
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, LIMIT_S)
-        if draining is not None:
-            await draining
-        output.close()

@@ -62,7 +62,9 @@ class ServiceConnections:
             torch_threads=settings.torch_threads,
         )
         self.isolator = _isolator(settings)
-        self._builder = ModelBuilder(self.isolator, limits, folder=Path(settings.build_dir) if settings.build_dir else None)
+        self._builder = ModelBuilder(
+            self.isolator, limits, folder=Path(settings.build_dir) if settings.build_dir else None
+        )
         self._torch_thread: TorchThread | None = None
 
     def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> StoreQueue:

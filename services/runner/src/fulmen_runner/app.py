@@ -1,7 +1,7 @@
 """Composition root of the runner: the one module that knows all parts."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -116,9 +116,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     _register(stack, RunnerMetrics(pool, control, guard))
 
     # The runner's own rpcs.
-    servicer = RunnerServicer(
-        pool=pool, drain=drain, keeper=keeper, isolator=isolation.isolator, version=VERSION
-    )
+    servicer = RunnerServicer(pool=pool, drain=drain, keeper=keeper, isolator=isolation.isolator, version=VERSION)
     server = build_server(
         settings,
         verifier=StoreVerifier(store),
@@ -173,23 +171,7 @@ def build_executor(
     isolation = isolation or agent_isolation(settings)
     # Variables of the runner's own environment, without those set for in-process agents.
     inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
-    children = Children(
-        host=ChildHost(
-            guardian=guardian,
-            inherited=inherited,
-            endpoints=endpoints,
-            flush_s=settings.flush_s,
-            output_allowed_bytes=settings.max_command_output_bytes,
-            limits=Limits(memory_bytes=settings.attempt_memory_bytes, process_count=settings.attempt_processes),
-            disk_bytes=settings.attempt_disk_bytes,
-            isolation=isolation,
-        ),
-        policy=ChildPolicy(
-            max_attempts=settings.child_attempts,
-            max_idle=settings.child_idle_count,
-            idle_timeout_s=settings.child_idle_s,
-        ),
-    )
+    children = _children(settings, guardian, inherited, isolation)
     stack.push_async_callback(children.close)
     judges = JudgeClient()
     stack.push_async_callback(judges.close)
@@ -220,6 +202,28 @@ def build_executor(
         workspaces=workspaces,
         flush_spans=spans.flush,
         hooks=_hooks(settings, stack, spans),
+    )
+
+
+def _children(
+    settings: RunnerSettings, guardian: Guardian, inherited: Mapping[str, str], isolation: AgentIsolation
+) -> Children:
+    return Children(
+        host=ChildHost(
+            guardian=guardian,
+            inherited=inherited,
+            endpoints=agent_endpoints(settings),
+            flush_s=settings.flush_s,
+            output_allowed_bytes=settings.max_command_output_bytes,
+            limits=Limits(memory_bytes=settings.attempt_memory_bytes, process_count=settings.attempt_processes),
+            disk_bytes=settings.attempt_disk_bytes,
+            isolation=isolation,
+        ),
+        policy=ChildPolicy(
+            max_attempts=settings.child_attempts,
+            max_idle=settings.child_idle_count,
+            idle_timeout_s=settings.child_idle_s,
+        ),
     )
 
 

@@ -57,7 +57,10 @@ class Shelf:
 
     async def specification(self, name: str, project: str) -> Specification:
         return Specification(
-            bundle=name, entry=PythonTarget(target="agent.py:solve", isolation=Isolation.TRUSTED), grader=None, environment={}
+            bundle=name,
+            entry=PythonTarget(target="agent.py:solve", isolation=Isolation.TRUSTED),
+            grader=None,
+            environment={},
         )
 
     async def prompts(self, assignment: Assignment) -> dict[str, str]:

@@ -132,7 +132,9 @@ def test_what_is_hidden_stays_hidden_below_a_folder_that_is_readable(technique: 
 @pytest.mark.parametrize("technique", NAMES)
 def test_sigterm_reaches_the_program_and_its_status_comes_back(technique: str, tmp_path: Path) -> None:
     script = "trap 'exit 7' TERM; kill -TERM $$; sleep 5"
-    launch = isolator_of(technique).launch(["sh", "-c", script], Isolation.SANDBOX, Files(folder=tmp_path, readable=(tmp_path,)), Bounds())
+    launch = isolator_of(technique).launch(
+        ["sh", "-c", script], Isolation.SANDBOX, Files(folder=tmp_path, readable=(tmp_path,)), Bounds()
+    )
     done = started(launch)
     assert done.returncode == 7
 
@@ -213,7 +215,11 @@ def test_groups_of_version_2_get_limits_below_a_delegated_group(
     group = found.create(memory_bytes=1000, process_count=7)
     folder = group.folders["memory"]
     assert folder.parent == own
-    assert [(folder / name).read_text() for name in ("memory.max", "pids.max", "memory.oom.group")] == ["1000", "7", "1"]
+    assert [(folder / name).read_text() for name in ("memory.max", "pids.max", "memory.oom.group")] == [
+        "1000",
+        "7",
+        "1",
+    ]
     assert group.process_files == (f"{folder}/cgroup.procs",)
     (folder / "memory.events").write_text("oom 1\noom_kill 2\n")
     assert group.has_killed

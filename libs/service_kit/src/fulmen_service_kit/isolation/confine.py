@@ -162,7 +162,7 @@ def _execute(document: Mapping[str, Any], program: Sequence[str]) -> NoReturn:
             # After the change of user, which clears it.
             _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         failed = CANNOT_EXECUTE
-        os.execvp(program[0], program)  # noqa: S606  # Starting programs is its purpose.
+        os.execvp(program[0], list(program))  # noqa: S606  # Starting programs is its purpose.
     except OSError as error:
         os.write(2, f"{program[0]} cannot be started: {error.strerror or error}\n".encode())
     os._exit(failed)

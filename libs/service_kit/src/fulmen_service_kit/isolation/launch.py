@@ -401,7 +401,9 @@ def _python_folders() -> Iterable[Path]:
     here = {Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/")}
     places = dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path))
     paths = [Path(place) for place in places if place]
-    return [path for path in dict.fromkeys((*paths, *(p.resolve() for p in paths))) if path.exists() and path not in here]
+    return [
+        path for path in dict.fromkeys((*paths, *(p.resolve() for p in paths))) if path.exists() and path not in here
+    ]
 
 
 def _without(path: Path, hidden: Sequence[Path]) -> tuple[Path, ...]:
@@ -409,7 +411,9 @@ def _without(path: Path, hidden: Sequence[Path]) -> tuple[Path, ...]:
     real = path.resolve()
     if not real.exists():
         return ()
-    inside = [each for each in hidden if each == real or each.is_relative_to(real) or each.resolve().is_relative_to(real)]
+    inside = [
+        each for each in hidden if each == real or each.is_relative_to(real) or each.resolve().is_relative_to(real)
+    ]
     if not inside:
         return (path,)
     if any(real in (each, each.resolve()) for each in inside) or not real.is_dir():

@@ -341,7 +341,9 @@ def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
 def _without_effect(table: TableReader, agent: AgentConfig) -> None:
     """Reports settings without effect."""
     if agent.isolation and not (agent.python or agent.command or agent.grader or agent.grader_command):
-        table.problem("isolation", "only Python and command agents and graders have it: containers and jobs are isolated")
+        table.problem(
+            "isolation", "only Python and command agents and graders have it: containers and jobs are isolated"
+        )
     if agent.python and agent.max_output_bytes:
         table.problem("max_output", "a Python agent has none: its return value is the outcome")
     if agent.python and agent.isolation not in ("process", "sandbox") and agent.limits != LimitsConfig():

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-
 _READ_BYTES = 65_536
 
 

@@ -30,9 +30,7 @@ MAX_OUTPUT_BYTES = 64 * 2**20
 MAX_FILES = 10_000
 MAX_PROCESSES = 4096
 END_GRACE_S = 5.0
-DATA_SUFFIXES: Final = frozenset(
-    {".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".md"}
-)
+DATA_SUFFIXES: Final = frozenset({".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".md"})
 """Files whose readers run no code in them. Pickles (`.bin`, `.pt`) and Python are none."""
 
 _INHERITED = (

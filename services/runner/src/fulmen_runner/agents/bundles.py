@@ -110,4 +110,3 @@ def _delete(directory: Path) -> None:
         delete_tree(directory)
     except OSError as error:
         _log.warning("bundle_not_deleted", path=str(directory), error=str(error))
-

@@ -105,7 +105,9 @@ async def test_what_cannot_be_started_says_why_and_leaves_no_file_open(
     await run(guardian, "exit 0")
     before = open_files()
     with pytest.raises(error):
-        await run_process(unconfined(argv), cwd=None, environment=environment, stdin=b"", limits=limits(), guardian=guardian)
+        await run_process(
+            unconfined(argv), cwd=None, environment=environment, stdin=b"", limits=limits(), guardian=guardian
+        )
     # Fewer, if something of the first command was closed only now.
     assert open_files() <= before
 

@@ -292,9 +292,7 @@ def _disk_problem(folders: Iterable[Path], limit_bytes: int) -> str:
             continue
     if total_bytes <= limit_bytes:
         return ""
-    return (
-        f"exceeded the limit of {_mib(limit_bytes)} of files (FULMEN_RUNNER_ATTEMPT_DISK_BYTES) with {_mib(total_bytes)}"
-    )
+    return f"exceeded the limit of {_mib(limit_bytes)} of files (FULMEN_RUNNER_ATTEMPT_DISK_BYTES) with {_mib(total_bytes)}"
 
 
 def _proportional_bytes(process: int) -> int:
