@@ -1,6 +1,7 @@
 """The connections of runs to the store, the LLM proxy, the engines and the trainers."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -27,6 +28,7 @@ from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_service_kit.isolation.launch import Isolator
+from fulmen_service_kit.isolation.levels import Isolation
 
 if TYPE_CHECKING:
     from fulmen_algorithm.trainers.in_process import TorchThread
@@ -62,9 +64,7 @@ class ServiceConnections:
             torch_threads=settings.torch_threads,
         )
         self.isolator = _isolator(settings)
-        self._builder = ModelBuilder(
-            self.isolator, limits, folder=Path(settings.build_dir) if settings.build_dir else None
-        )
+        self._builder = ModelBuilder(self.isolator, limits, folder=_build_folder(settings))
         self._torch_thread: TorchThread | None = None
 
     def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> StoreQueue:
@@ -168,6 +168,14 @@ def _isolator(settings: AlgorithmServiceSettings) -> Isolator:
         readable=[Path(part.strip()) for part in settings.sandbox_readable.split(",") if part.strip()],
         hidden=(*settings.private_files, settings.state_dir),
     )
+
+
+def _build_folder(settings: AlgorithmServiceSettings) -> Path | None:
+    """Returns the parent of the files of building a policy; None for the system's temporary folder."""
+    if settings.build_dir:
+        return Path(settings.build_dir)
+    has_own_user = os.geteuid() == 0 and settings.isolation is not Isolation.TRUSTED
+    return None if has_own_user else settings.state_dir.absolute() / "builds"
 
 
 def by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:

@@ -137,7 +137,8 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     build_dir: str = Field(
         default="",
-        description="Folder for the files of building; its users need to reach it. Empty: the system's temporary folder.",
+        description="Folder for the files of building a policy. Empty: `builds` in the state folder, or where the service is root"
+        " and gives the code a user of its own, the system's temporary folder, which that user can reach.",
     )
     build_memory_bytes: int = Field(
         default=64 * 2**30, ge=0, description="Memory limit of building a policy, in bytes; 0: no limit."

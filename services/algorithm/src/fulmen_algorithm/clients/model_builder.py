@@ -79,6 +79,8 @@ class ModelBuilder:
             RunFailed: if the bundle cannot be unpacked, this machine cannot isolate its code, the function fails or
                 exceeds a limit, or a file that it wrote is not data; the text ends with the end of the process' output.
         """
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="fulmen-build-", dir=self._folder, ignore_cleanup_errors=True) as place:
             root = Path(place)
             await asyncio.to_thread(_prepare, bundle, root)
