@@ -195,8 +195,8 @@ class ServiceSettings(BaseSettings):
     @property
     def private_files(self) -> tuple[Path, ...]:
         """Files that no code of a tenant may see: secrets, keys of certificates, the audit log."""
-        named = (*(file.path for file in self._secret_files.values()), self.tls_key_file, self.audit_file)
-        return tuple(Path(file) for file in named if str(file))
+        secrets = (file.path for file in self._secret_files.values())
+        return (*secrets, *(Path(name) for name in (self.tls_key_file, self.audit_file) if name))
 
     def own_tls(self) -> TlsFiles | None:
         """Returns the TLS files of this service's ports; None for no TLS."""
