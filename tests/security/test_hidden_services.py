@@ -55,7 +55,7 @@ async def services(database_url: str, tmp_path: Path) -> AsyncIterator[dict[str,
         store = await stack.enter_async_context(RealStore(database_url))
         free = {"port": 0, "metrics_port": 0, "store_target": store.target}
         service = free | {"token": token(Role.SERVICE)}
-        proxy = {name: value for name, value in service.items() if name != "metrics_port"} | {
+        proxy = service | {
             "http_port": 0,
             "attempt_key_secret": attempt_secrets(SIGNING_KEY),
             "spool_dir": tmp_path / "spool",

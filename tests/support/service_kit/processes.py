@@ -47,11 +47,15 @@ async def serving_process(module: str, settings: Mapping[str, object]) -> AsyncI
                 return found
         raise AssertionError("".join(lines))
 
+    draining = threading.Thread(target=lambda: lines.extend(output), daemon=True)
     try:
         ports = await asyncio.to_thread(announced)
         # A full pipe would block it.
-        threading.Thread(target=lambda: lines.extend(output), daemon=True).start()
+        draining.start()
         yield ServiceProcess(pid=process.pid, port=ports["port"])
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, LIMIT_S)
+        if draining.ident is not None:
+            await asyncio.to_thread(draining.join, LIMIT_S)
+        output.close()

@@ -7,7 +7,8 @@ the service that started it dies.
 Invariant: if any step fails, the program is not executed.
 """
 
-import base64
+from __future__ import annotations
+
 import ctypes
 import errno
 import json
@@ -16,15 +17,19 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
 
-SECCOMP_FILE: Final = 40
+# Not imported: a guardian loads this file, and each keeper is forked with what the guardian has loaded.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, NoReturn
+
+SECCOMP_FILE = 40
 """Descriptor from which bubblewrap reads the filter: above those of programs, below those of a guardian."""
 
-CANNOT_CONFINE: Final = 125
-CANNOT_EXECUTE: Final = 127
+CANNOT_CONFINE = 125
+CANNOT_EXECUTE = 127
 
 _SET_PARENT_DEATH_SIGNAL, _SET_SECCOMP, _SET_SUBREAPER, _SET_NO_NEW_PRIVILEGES = 1, 22, 36, 38
 _SECCOMP_FILTER_MODE = 2
@@ -67,7 +72,7 @@ def confine(document: Mapping[str, Any]) -> None:
         _prctl(_SET_NO_NEW_PRIVILEGES, 1)
         if document["readable"] or document["writable"]:
             _restrict_files(document["readable"], document["writable"])
-        _filter_calls(base64.b64decode(document["filter"]), to_file=document["filter_to_file"])
+        _filter_calls(bytes.fromhex(document["filter"]), to_file=document["filter_to_file"])
 
 
 def landlock_version() -> int:

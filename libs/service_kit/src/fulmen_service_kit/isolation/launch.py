@@ -6,7 +6,6 @@ given and no others, and reaches no process but its own.
 """
 
 import asyncio
-import base64
 import json
 import os
 import secrets
@@ -376,7 +375,7 @@ def _confinement(
         "is_trusted": is_trusted,
         "readable": tuple(readable),
         "writable": tuple(writable),
-        "filter": base64.b64encode(program).decode(),
+        "filter": program.hex(),
         "filter_to_file": filter_to_file,
         "ignores_sigterm": ignores_sigterm,
     }
