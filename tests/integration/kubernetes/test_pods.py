@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {
     "runner": {
         "replicas": 1,
         "drainGraceSeconds": 2,
-        "settings": {"AGENT": "/agents/agent.py:solve", "ISOLATION": "process", "INSTRUMENT": "none"},
+        "settings": {"AGENT": "/agents/agent.py:solve", "ISOLATION": "trusted", "INSTRUMENT": "none"},
     },
     "algorithm": {"drainGraceSeconds": 2},
 }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import json
 import os
 import select
@@ -81,10 +82,9 @@ def _connection() -> socket.socket:
 
 def _confine_of(file: str) -> Callable[[Confinement], None]:
     sys.path.insert(0, str(Path(file).parent))
-    from confine import confine  # type: ignore[import-not-found]  # A file of another package, without that package.
-
+    found: Callable[[Confinement], None] = importlib.import_module("confine").confine
     del sys.path[0]
-    return confine  # type: ignore[no-any-return]  # As above.
+    return found
 
 
 def _begin() -> socket.socket:
