@@ -265,6 +265,9 @@ def _live(screen: Console) -> Iterator[Callable[[StackRecord], None]]:
         yield lambda record: live.update(stack_table(record))
 
 
+TRUSTED_CODE: Final = {"algorithm": "model builders", "runner": "agents"}
+
+
 def _say_ready(screen: Console, record: StackRecord) -> None:
     screen.print(stack_table(record))
     moved = [
@@ -275,10 +278,16 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
     ]
     if moved:
         screen.print(f"Default ports in use, replaced by: {', '.join(moved)}.")
-    trusting = [name for each in DEFAULTS.values() for name in each if os.environ.get(name, "trusted") == "trusted"]
+    trusting = {
+        TRUSTED_CODE[kind]: name
+        for kind, settings in DEFAULTS.items()
+        for name, level in settings.items()
+        if os.environ.get(name, level) == level
+    }
     if trusting:
         screen.print(
-            f"Agents and model builders are trusted: they run as you. For code of others set {' and '.join(trusting)} to sandbox."
+            f"{' and '.join(trusting).capitalize()} are trusted: they run as you. For code of others set "
+            f"{' and '.join(trusting.values())} to sandbox."
         )
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
 
