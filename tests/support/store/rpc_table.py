@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -22,6 +23,7 @@ from fulmen.store.v1 import (
     resource_service_pb2,
     rollout_pb2,
     rollout_service_pb2,
+    run_lease_service_pb2,
     runner_registry_service_pb2,
     secret_service_pb2,
     span_pb2,
@@ -49,6 +51,7 @@ RESOURCES, RUNNERS, PROJECTS = (
     f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
 )
 USAGE = "/fulmen.store.v1.UsageService/"
+RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
@@ -130,6 +133,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
     return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
 
 
+run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec = secret_service_pb2
 Probe = Callable[[Things], Sequence[Message]]
@@ -250,6 +254,34 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
     ],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
+    RUN_LEASES + "CreateRunLease": [
+        lambda t: [run_leases.CreateRunLeaseRequest(training_run="trainingRuns/b", project=t.project)],
+    ],
+    RUN_LEASES + "AcquireRunLease": [
+        lambda t: [
+            run_leases.AcquireRunLeaseRequest(
+                training_run="trainingRuns/b", project=t.project, owner="o", owner_address="h:1", ttl=TTL
+            )
+        ],
+    ],
+    RUN_LEASES + "RenewRunLeases": [
+        lambda t: [
+            run_leases.RenewRunLeasesRequest(
+                owner="o",
+                owner_address="h:1",
+                ttl=TTL,
+                leases=[run_leases.RenewedLease(training_run="trainingRuns/b", project=t.project, epoch=1)],
+            )
+        ],
+    ],
+    RUN_LEASES + "ReleaseRunLease": [
+        lambda t: [
+            run_leases.ReleaseRunLeaseRequest(
+                training_run="trainingRuns/b", project=t.project, epoch=1, state=run_leases.RUN_LEASE_STATE_IDLE
+            )
+        ],
+    ],
+    RUN_LEASES + "ListRunLeases": [lambda t: [run_leases.ListRunLeasesRequest(project=t.project)]],
     NOTIFY: [
         lambda t: [
             peer_service_pb2.NotifyRequest(
@@ -277,6 +309,7 @@ LISTINGS: dict[str, Message] = {
     USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
     SECRETS + "ListSecrets": sec.ListSecretsRequest(),
     SECRETS + "GetBackendKeys": sec.GetBackendKeysRequest(),
+    RUN_LEASES + "ListRunLeases": run_leases.ListRunLeasesRequest(),
 }
 
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
@@ -331,6 +364,11 @@ MAY_CALL: dict[str, set[Role]] = {
     SECRETS + "DeleteSecret": {A, S, C},
     SECRETS + "GetAttemptSecrets": {R},
     SECRETS + "GetBackendKeys": {S},
+    RUN_LEASES + "CreateRunLease": {A, S},
+    RUN_LEASES + "AcquireRunLease": {A, S},
+    RUN_LEASES + "RenewRunLeases": {A, S},
+    RUN_LEASES + "ReleaseRunLease": {A, S},
+    RUN_LEASES + "ListRunLeases": {A, S, C, V},
     NOTIFY: {A, S},
     EXPORT: {A, S, R, K},
 }

@@ -19,6 +19,7 @@ from fulmen.store.v1 import (
     project_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
+    run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
@@ -66,6 +67,8 @@ from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import FeedTable, RolloutTable
+from fulmen_store.run_leases.table import RunLeaseTable
+from fulmen_store.run_leases.unowned import UnownedRuns
 from fulmen_store.runners.fleet import FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.runners.session_updates import SessionUpdates
@@ -92,6 +95,7 @@ from fulmen_store.transport.project_service import ProjectService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
@@ -111,6 +115,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.PeerService",
     "fulmen.store.v1.UsageService",
     "fulmen.store.v1.SecretService",
+    "fulmen.store.v1.RunLeaseService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
 )
@@ -272,6 +277,12 @@ class _Queue:
             "project-follower": ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
+            "unowned-runs": UnownedRuns(
+                table=RunLeaseTable(database),
+                rollouts=self.rollouts,
+                limit_s=settings.unowned_run_limit_s,
+                metrics=metrics,
+            ),
         }
 
     def _subscribe(self, database: Database) -> None:
@@ -359,6 +370,7 @@ class _Services:
         )
         self.scaler = ScalerService(demand=queue.demand, identify=self._identify, stopping=stopping)
         self.peers = PeerService(queue.receiver)
+        self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
@@ -388,6 +400,7 @@ class _Services:
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
+        run_lease_service_pb2_grpc.add_RunLeaseServiceServicer_to_server(self.run_leases, server)
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
         add_trace_service(self.ingest, server)

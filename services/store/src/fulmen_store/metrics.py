@@ -66,9 +66,15 @@ class StoreMetrics:
         )
         for kind, role, result in product(CHECKED_KINDS, PUBLISHERS, PUBLICATION_RESULTS):
             self._publications.add(0, {"kind": kind, "role": role, "result": result})
+        self._unowned_cancelled = self._meter.create_counter(
+            "fulmen.store.unowned.cancelled",
+            unit="{rollout}",
+            description="Rollouts cancelled because no algorithm service ran their training run.",
+        )
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
             self._dispatched, self._claims_lost, self._spans_rejected, self._spans_repeated, self._chunks_unreadable,
+            self._unowned_cancelled,
         ):  # fmt: skip
             counter.add(0)
 
@@ -96,6 +102,18 @@ class StoreMetrics:
         """
         shown = kind if kind in CHECKED_KINDS else "other"
         self._publications.add(1, {"kind": shown, "role": role, "result": result})
+
+    def unowned_cancelled(self, count: int) -> None:
+        """Records rollouts of a run without an owner that were cancelled."""
+        self._unowned_cancelled.add(count)
+
+    def watch_unowned(self, read: Callable[[], int]) -> None:
+        """Reports, at every scrape, the runs that need an owner and have none."""
+        self._meter.create_observable_gauge(
+            "fulmen.store.unowned.runs",
+            callbacks=[_observer(read)],
+            description="Training runs that no algorithm service has run for a minute.",
+        )
 
     def claims_lost(self, count: int) -> None:
         """Records claims that found their row taken."""

@@ -65,6 +65,13 @@ class StoreSettings(KeyHolderSettings):
         le=3600,
         description="Time that a runner has to stop a cancelled attempt before the store ends it, seconds.",
     )
+    unowned_run_limit_s: float = Field(
+        default=3600.0,
+        ge=10,
+        le=30 * 86_400,
+        description="Time without an algorithm service that runs it after which a training run's rollouts are cancelled, "
+        "seconds.",
+    )
     poll_interval_s: float = Field(
         default=0.5, ge=0.01, le=60, description="Interval of polls for work and events of other replicas, seconds."
     )

@@ -154,6 +154,13 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetAttemptSecrets": _only(_RUNNER),
         "GetBackendKeys": _only(_SERVICE),
     },
+    "fulmen.store.v1.RunLeaseService": {
+        "CreateRunLease": _to(_SERVICE),
+        "AcquireRunLease": _to(_SERVICE),
+        "RenewRunLeases": _to(_SERVICE),
+        "ReleaseRunLease": _to(_SERVICE),
+        "ListRunLeases": _to(*_VIEWERS),
+    },
     "fulmen.store.v1.PeerService": {"Notify": _to(_SERVICE, scope=_DEPLOYMENT)},
     "fulmen.llm_proxy.v1.RouteService": {
         "PutRoute": _to(_SERVICE, scope=_SHARED, audited=("route.name",)),

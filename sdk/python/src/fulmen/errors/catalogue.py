@@ -189,6 +189,12 @@ class BlobStorageUnavailable(Unavailable):
     reason = "BLOB_STORAGE_UNAVAILABLE"
 
 
+class RunStorageUnavailable(Unavailable):
+    """The storage of training runs is full or cannot be reached."""
+
+    reason = "RUN_STORAGE_UNAVAILABLE"
+
+
 class BlobMissing(FulmenError):
     """A payload in the blob storage is missing or corrupt; `metadata["blob"]`."""
 
@@ -331,6 +337,18 @@ class EtagMismatch(FulmenError):
     """The resource or alias has changed since it was read."""
 
     code, reason = Code.ABORTED, "ETAG_MISMATCH"
+
+
+class RunLeaseHeld(FulmenError):
+    """Another algorithm service runs the training run, or another run of the same policy."""
+
+    code, reason = Code.ABORTED, "RUN_LEASE_HELD"
+
+
+class RunLeaseLost(FulmenError):
+    """Another algorithm service has taken the training run over."""
+
+    code, reason = Code.ABORTED, "RUN_LEASE_LOST"
 
 
 def all_error_classes() -> list[type[FulmenError]]:

@@ -97,8 +97,8 @@ class _Sql:
 
 
 SQL: Final = _Sql(
-    "database", "leases", "projects", "replicas", "resources", "retention", "rollouts", "runners", "scheduling",
-    "sealed_secrets", "spans", "usage",
+    "database", "leases", "projects", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
+    "scheduling", "sealed_secrets", "spans", "usage",
 )  # fmt: skip
 FRAGMENTS: Final = _Sql("rollouts/fragments")
 

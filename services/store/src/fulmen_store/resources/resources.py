@@ -18,6 +18,7 @@ from fulmen_store.resources.versions import (
     publish_problem,
     violations_of,
 )
+from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = [
     "Resources",
@@ -49,13 +50,16 @@ class Resources:
         self._wakeups.announce([("resources", project_id)])
         return published
 
-    async def set_alias(self, project_id: int, name: str, version: int, *, etag: str) -> Alias:
+    async def set_alias(
+        self, project_id: int, name: str, version: int, *, etag: str, fence: RunFence | None = None
+    ) -> Alias:
         """Points an alias to a version.
 
         Raises:
             ArgumentInvalid: If the name is not an alias, or the alias cannot be set.
             EtagMismatch: If the alias moved since it was read.
             ResourceNotFound: If the version does not exist.
+            RunLeaseLost: If the fenced training run has another epoch.
         """
         ref = parse_ref(name, field="name")
         if not ref.alias or ref.alias == LATEST:
@@ -64,6 +68,6 @@ class Resources:
         if etag and not etag.isdecimal():
             text = "was not issued by this service"
             raise ArgumentInvalid("The alias cannot be set.", violations=[Violation(field="etag", description=text)])
-        alias = await self._table.set_alias(project_id, ref, version, revision=int(etag) if etag else None)
+        alias = await self._table.set_alias(project_id, ref, version, revision=int(etag) if etag else None, fence=fence)
         self._wakeups.announce([("resources", project_id)])
         return alias

@@ -26,6 +26,8 @@ from fulmen_store.resources.versions import (
     publish_problem,
 )
 from fulmen_store.resources.watch_cursor import WatchedChange, WatchSelection
+from fulmen_store.run_leases.run_leases import RunFence
+from fulmen_store.run_leases.table import hold_fences
 
 __all__ = [
     "ExpiredVersion",
@@ -50,10 +52,13 @@ class ResourceTable:
         Raises:
             ArgumentInvalid: If a kind differs from the resource's, or a dependency does not exist.
             EtagMismatch: If the latest version of a resource is not the expected one.
+            RunLeaseLost: If the fenced training run has another epoch.
         """
+        fences = [] if publication.fence is None else [(project_id, publication.fence)]
         request = (project_id, PUBLISH, publication.request_id)
         try:
             async with self._database.transaction() as transaction:
+                await hold_fences(transaction, fences)
                 named = {new.resource for new in publication.versions} | publication.expected.keys()
                 await transaction.fetch("lock_resources", project_id, sorted(named))
                 logged = await transaction.fetch_row("logged_request", *request) if publication.request_id else None
@@ -118,14 +123,24 @@ class ResourceTable:
             for row in rows
         ]
 
-    async def set_alias(self, project_id: int, ref: ResourceRef, version: int, *, revision: int | None) -> Alias:
+    async def set_alias(
+        self,
+        project_id: int,
+        ref: ResourceRef,
+        version: int,
+        *,
+        revision: int | None,
+        fence: RunFence | None = None,
+    ) -> Alias:
         """Moves an alias; with `revision`, only if it is still at that revision.
 
         Raises:
             EtagMismatch: If the alias is at another revision.
             ResourceNotFound: If the version does not exist.
+            RunLeaseLost: If the fenced training run has another epoch.
         """
         async with self._database.transaction() as transaction:
+            await hold_fences(transaction, [] if fence is None else [(project_id, fence)])
             await transaction.fetch("lock_resources", project_id, [ref.resource])
             found = await transaction.fetch_row("keep_versions", project_id, [ref.resource], [version])
             if found is None:

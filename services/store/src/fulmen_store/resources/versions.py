@@ -11,6 +11,7 @@ from typing import Final
 from fulmen.errors import ArgumentInvalid, ResourceNotFound, Violation
 from fulmen.ids import NOT_DOTS
 from fulmen_store.malformed import malformed
+from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = [
     "Alias",
@@ -99,11 +100,13 @@ class Publication:
     Attributes:
         request_id: Caller's id of the request; may be empty.
         expected: Required number of `latest`, by resource id; 0 if the resource must not exist yet.
+        fence: Epoch that a training run must have in the commit.
     """
 
     versions: Sequence[NewVersion]
     request_id: str = ""
     expected: Mapping[str, int] = field(default_factory=dict)
+    fence: RunFence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

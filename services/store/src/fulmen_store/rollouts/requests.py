@@ -21,6 +21,7 @@ from fulmen.ids import DEFAULT_PROJECT, NOT_DOTS, parse_rollout_name, uuid7_unix
 from fulmen_store.malformed import malformed
 from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
+from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
 
@@ -72,6 +73,7 @@ class NewRollout:
         agent: Number of `agent_name`.
         uses: Pinned versions with a ttl.
         matched: Runner session that gets the first lease in the commit that creates the rollout.
+        fence: Epoch that a training run must have in the commit that creates the rollout.
     """
 
     request: bytes
@@ -108,6 +110,7 @@ class NewRollout:
     agent: int | None = None
     uses: Sequence[VersionKey] = ()
     matched: UUID | None = None
+    fence: RunFence | None = None
 
     @property
     def sort_priority(self) -> int:

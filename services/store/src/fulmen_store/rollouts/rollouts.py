@@ -28,6 +28,7 @@ from fulmen_store.rollouts.records import (
 from fulmen_store.rollouts.requests import NewRollout, check_rollouts, group_key_of
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
+from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
 from fulmen_store.scheduling.quotas import QueueQuotas
@@ -80,14 +81,24 @@ class Rollouts:
             "create_rollouts", self._create, metrics=metrics
         )
 
-    async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE) -> list[UUID]:
+    async def create(
+        self,
+        rollouts: Sequence[NewRollout],
+        *,
+        request_id: str = "",
+        method: str = CREATE,
+        fence: RunFence | None = None,
+    ) -> list[UUID]:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
 
         Raises:
             ArgumentInvalid: With every problem of every rollout.
             RolloutExists: If a supplied name is taken by different content.
             QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
+            RunLeaseLost: If the fenced training run has another epoch.
         """
+        for rollout in rollouts:
+            rollout.fence = fence
         try:
             check_rollouts(rollouts, request_id=request_id, now_ms=round(self._clock.utc_now().timestamp() * 1000))
         except ArgumentInvalid:
@@ -158,7 +169,7 @@ class Rollouts:
     async def _all_stored(self, rollout_ids: Sequence[UUID]) -> bool:
         return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
 
-    async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
+    async def cancel(self, rollout_ids: Sequence[UUID], *, fence: tuple[int, RunFence] | None = None) -> CancelOutcome:
         """Cancels waiting rollouts immediately and asks the runners of running ones to stop; final ones are unchanged.
 
         The caller has checked that all of them exist.
@@ -166,7 +177,7 @@ class Rollouts:
         pending = set(rollout_ids)
         cancelled = cancelling = 0
         for _ in range(MAX_CANCEL_ROUNDS):
-            done = await self._table.cancel(list(pending), grace_s=self._cancel_grace_s)
+            done = await self._table.cancel(list(pending), grace_s=self._cancel_grace_s, fence=fence)
             self._announce_cancelled(done)
             cancelled += sum(one.session_id is None for one in done)
             cancelling += sum(one.session_id is not None for one in done)
@@ -181,13 +192,18 @@ class Rollouts:
             raise DatabaseUnavailable("Some rollouts changed repeatedly while they were cancelled.", count=len(pending))
         return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
 
-    async def cancel_run(self, project_id: int, training_run: str) -> CancelOutcome:
-        """Cancels every rollout of a training run that is not final."""
+    async def cancel_run(self, project_id: int, training_run: str, *, fence: RunFence | None = None) -> CancelOutcome:
+        """Cancels every rollout of a training run that is not final.
+
+        Raises:
+            RunLeaseLost: If the fenced training run has another epoch.
+        """
+        held = None if fence is None else (project_id, fence)
         run_id = await self._table.find_run(project_id, training_run)
         cancelled = cancelling = 0
         after = BEFORE_ALL
         while page := await self._table.live_of_run(project_id, run_id, after=after, limit=CANCEL_PAGE):
-            outcome = await self.cancel([rollout_id for _, rollout_id in page])
+            outcome = await self.cancel([rollout_id for _, rollout_id in page], fence=held)
             cancelled += outcome.cancelled
             cancelling += outcome.cancelling
             after = page[-1]

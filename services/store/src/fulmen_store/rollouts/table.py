@@ -25,6 +25,8 @@ from fulmen_store.rollouts.records import (
 )
 from fulmen_store.rollouts.requests import NewRollout, require_training_run
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
+from fulmen_store.run_leases.run_leases import RunFence
+from fulmen_store.run_leases.table import hold_fences
 
 __all__ = [
     "AttemptView",
@@ -122,15 +124,18 @@ class RolloutTable:
         Raises:
             RolloutAppeared: If one of them exists.
             RolloutRetried: If a rollout with `retry_once` runs one again that already was.
+            RunLeaseLost: If a fenced training run has another epoch.
         """
         uses = columns([(*key, one.id) for one in rollouts for key in one.uses], 3)
         values = arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts)
         retries = [one for one in rollouts if one.retry_of is not None]
+        fences = list({(one.project_id, one.fence) for one in rollouts if one.fence is not None})
         try:
-            if not retries:
+            if not retries and not fences:
                 created = await self._database.fetch("create_rollouts", *uses, *values)
             else:
                 async with self._database.transaction() as transaction:
+                    await hold_fences(transaction, fences)
                     await _mark_retried(transaction, retries)
                     created = await transaction.fetch("create_rollouts", *uses, *values)
         except asyncpg.UniqueViolationError as error:
@@ -175,9 +180,20 @@ class RolloutTable:
         rows = await self._database.fetch("live_rollouts_of_run", project_id, run_id, *after, limit)
         return [(row["sort_priority"], row["id"]) for row in rows]
 
-    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
-        """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""
-        rows = await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
+    async def cancel(
+        self, rollout_ids: Sequence[UUID], *, grace_s: float, fence: tuple[int, RunFence] | None = None
+    ) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop.
+
+        Raises:
+            RunLeaseLost: If the fenced training run, given with its project, has another epoch.
+        """
+        if fence is None:
+            rows = await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
+        else:
+            async with self._database.transaction() as transaction:
+                await hold_fences(transaction, [fence])
+                rows = await transaction.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
         await self.projects.load(row["project_id"] for row in rows)
         return [
             Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])

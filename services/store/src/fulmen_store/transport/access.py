@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import UUID
 
 from fulmen.ids import ALL_PROJECTS
+from fulmen.store.v1 import run_lease_service_pb2
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
+from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = [
     "is_own_attempt",
     "project_limit",
     "require_count",
     "require_range",
+    "run_fence",
 ]
 
 
@@ -51,3 +55,17 @@ def require_range(field: str, value: float, minimum: float, maximum: float) -> N
     """
     if not minimum <= value <= maximum:
         raise malformed(field, f"is {value:g}, allowed are {minimum:g} to {maximum:g}")
+
+
+class Fenced(Protocol):
+    """A request that may carry a `RunFence`."""
+
+    @property
+    def run_fence(self) -> run_lease_service_pb2.RunFence:
+        """The fence; unset if the caller runs no training run."""
+
+
+def run_fence(request: Fenced) -> RunFence | None:
+    """Returns the epoch under which the caller runs a training run; None if it names none."""
+    fence = request.run_fence
+    return RunFence(training_run=fence.training_run, epoch=fence.epoch) if fence.training_run else None

@@ -22,7 +22,7 @@ from fulmen_store.resources.versions import Alias, NewVersion, Publication, Vers
 from fulmen_store.resources.watch import Changes, ResourceWatcher
 from fulmen_store.resources.watch_cursor import WatchSelection
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import require_count
+from fulmen_store.transport.access import require_count, run_fence
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["ResourceService"]
@@ -77,6 +77,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             versions=[_new(message) for message in request.resources],
             request_id=request.request_id,
             expected={_id(name): number for name, number in request.expected_latest_versions.items()},
+            fence=run_fence(request),
         )
         project_id = await self._rollouts.project_id(project)
         return await self._resources.publish(project_id, publication)
@@ -177,7 +178,9 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         with self._counted(kinds):
             for kind in kinds:
                 require(current_caller(), kind_action(kind), project)
-            alias = await self._resources.set_alias(project_id, request.name, request.version, etag=request.etag)
+            alias = await self._resources.set_alias(
+                project_id, request.name, request.version, etag=request.etag, fence=run_fence(request)
+            )
         return pb.SetAliasResponse(alias=_alias_message(alias))
 
     async def WatchResources(

@@ -27,9 +27,10 @@ from fulmen_store.rollouts.records import NO_RUN, RolloutView
 from fulmen_store.rollouts.requests import group_key_of
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.transport.access import is_own_attempt, require_count
+from fulmen_store.transport.access import is_own_attempt, require_count, run_fence
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
@@ -72,7 +73,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.BatchCreateRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.BatchCreateRolloutsResponse:
         """Creates rollouts, all or none."""
-        return pb.BatchCreateRolloutsResponse(rollouts=await self._create(request.rollouts, request.request_id))
+        fence = run_fence(request)
+        return pb.BatchCreateRolloutsResponse(
+            rollouts=await self._create(request.rollouts, request.request_id, fence=fence)
+        )
 
     def StreamCreateRollouts(
         self, request_iterator: AsyncIterator[pb.StreamCreateRolloutsRequest], context: grpc.aio.ServicerContext
@@ -117,7 +121,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         """Cancels rollouts by name or by training run."""
         if request.training_run:
             project = require_project(request.project)
-            outcome = await self._rollouts.cancel_run(await self._table.project_id(project), request.training_run)
+            project_id, fence = await self._table.project_id(project), run_fence(request)
+            outcome = await self._rollouts.cancel_run(project_id, request.training_run, fence=fence)
         else:
             require_count(request.names, field="names", maximum=MAX_NAMES)
             views = await self._views([parse_rollout_name(name, field="names") for name in request.names])
@@ -173,11 +178,13 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             unmatched=self._dispatcher.unmatched_labels(project_id),
         )
 
-    async def _create(self, messages: Sequence[rollout_pb2.Rollout], request_id: str) -> list[rollout_pb2.Rollout]:
+    async def _create(
+        self, messages: Sequence[rollout_pb2.Rollout], request_id: str, *, fence: RunFence | None = None
+    ) -> list[rollout_pb2.Rollout]:
         for message in messages:
             message.project = require_project(message.project or _project_in(message.name))
         drafts = [new_rollout(message) for message in messages]
-        ids = await self._rollouts.create(drafts, request_id=request_id)
+        ids = await self._rollouts.create(drafts, request_id=request_id, fence=fence)
         if request_id or any(draft.name for draft in drafts):
             return await self._present(ids)
         return [_queued(draft.project, rollout_id) for draft, rollout_id in zip(drafts, ids, strict=True)]

@@ -1,4 +1,5 @@
 from fulmen.store.v1 import resource_pb2 as _resource_pb2
+from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PublishResourcesRequest(_message.Message):
-    __slots__ = ("resources", "request_id", "expected_latest_versions")
+    __slots__ = ("resources", "request_id", "expected_latest_versions", "run_fence")
     class ExpectedLatestVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -18,10 +19,12 @@ class PublishResourcesRequest(_message.Message):
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_LATEST_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FENCE_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
     request_id: str
     expected_latest_versions: _containers.ScalarMap[str, int]
-    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., request_id: _Optional[str] = ..., expected_latest_versions: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    run_fence: _run_lease_service_pb2.RunFence
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., request_id: _Optional[str] = ..., expected_latest_versions: _Optional[_Mapping[str, int]] = ..., run_fence: _Optional[_Union[_run_lease_service_pb2.RunFence, _Mapping]] = ...) -> None: ...
 
 class PublishResourcesResponse(_message.Message):
     __slots__ = ("resources",)
@@ -92,16 +95,18 @@ class DiffResourcesResponse(_message.Message):
     def __init__(self, unified_diff: _Optional[str] = ..., base: _Optional[_Union[_resource_pb2.ResourceVersion, _Mapping]] = ..., target: _Optional[_Union[_resource_pb2.ResourceVersion, _Mapping]] = ..., equal: bool = ..., truncated: bool = ...) -> None: ...
 
 class SetAliasRequest(_message.Message):
-    __slots__ = ("name", "version", "etag", "project")
+    __slots__ = ("name", "version", "etag", "project", "run_fence")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    RUN_FENCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     etag: str
     project: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., etag: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    run_fence: _run_lease_service_pb2.RunFence
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., etag: _Optional[str] = ..., project: _Optional[str] = ..., run_fence: _Optional[_Union[_run_lease_service_pb2.RunFence, _Mapping]] = ...) -> None: ...
 
 class SetAliasResponse(_message.Message):
     __slots__ = ("alias",)

@@ -1,4 +1,5 @@
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
+from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -8,12 +9,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchCreateRolloutsRequest(_message.Message):
-    __slots__ = ("rollouts", "request_id")
+    __slots__ = ("rollouts", "request_id", "run_fence")
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FENCE_FIELD_NUMBER: _ClassVar[int]
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
     request_id: str
-    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    run_fence: _run_lease_service_pb2.RunFence
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., request_id: _Optional[str] = ..., run_fence: _Optional[_Union[_run_lease_service_pb2.RunFence, _Mapping]] = ...) -> None: ...
 
 class BatchCreateRolloutsResponse(_message.Message):
     __slots__ = ("rollouts",)
@@ -72,14 +75,16 @@ class ListRolloutsResponse(_message.Message):
     def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CancelRolloutsRequest(_message.Message):
-    __slots__ = ("names", "training_run", "project")
+    __slots__ = ("names", "training_run", "project", "run_fence")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    RUN_FENCE_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     training_run: str
     project: str
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., training_run: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    run_fence: _run_lease_service_pb2.RunFence
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., training_run: _Optional[str] = ..., project: _Optional[str] = ..., run_fence: _Optional[_Union[_run_lease_service_pb2.RunFence, _Mapping]] = ...) -> None: ...
 
 class CancelRolloutsResponse(_message.Message):
     __slots__ = ("cancelled_count", "cancelling_count")

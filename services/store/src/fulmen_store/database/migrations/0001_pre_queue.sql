@@ -30,6 +30,33 @@ create table training_run (
     unique (project_id, name)
 );
 
+-- Which algorithm service runs which training run. An owner keeps its row until another one replaces it, also after it has
+-- released it. A lease is held while it is neither released nor expired.
+create table run_lease (
+    project_id int not null references project,
+    name text not null check (name ~ '^trainingRuns/[A-Za-z0-9._-]{1,128}$'),
+    policy text not null check (length(policy) <= 63),
+    -- 1: idle (paused or ended), 2: waiting for a run slot, 3: running.
+    state smallint not null check (state between 1 and 3),
+    owner text not null,
+    owner_address text not null,
+    epoch bigint not null check (epoch >= 0),
+    released boolean not null,
+    expires_at timestamptz not null,
+    -- Whether its waiting rollouts were cancelled because nothing ran it.
+    swept boolean not null default false,
+    record bytea not null check (length(record) <= 1048576),
+    request_id text not null,
+    updated_at timestamptz not null default now(),
+    primary key (project_id, name),
+    constraint run_lease_has_owner check (released or owner <> '')
+);
+create unique index run_lease_by_request on run_lease (project_id, request_id) where request_id <> '';
+-- Two runs that train the same policy are never owned at once.
+create unique index run_lease_by_policy on run_lease (project_id, policy) where policy <> '' and not released;
+create index run_lease_by_update on run_lease (updated_at);
+create index run_lease_by_expiry on run_lease (expires_at) where state <> 1;
+
 -- Names that many rollouts share: task types (kind 1) and agent versions (kind 2).
 create table interned_name (
     id int generated always as identity primary key,

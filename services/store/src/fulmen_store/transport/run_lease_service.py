@@ -1,0 +1,210 @@
+"""`RunLeaseService` over gRPC: which algorithm service runs which training run."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.errors import Violation
+from fulmen.store.v1 import run_lease_service_pb2 as pb
+from fulmen.store.v1 import run_lease_service_pb2_grpc
+from fulmen_service_kit.security.auth import require_project
+from fulmen_store.malformed import malformed
+from fulmen_store.projects.names import NO_PROJECT, ProjectNames
+from fulmen_store.rollouts.requests import require_training_run
+from fulmen_store.run_leases.run_leases import (
+    MAX_POLICY,
+    MAX_REQUEST_ID,
+    Holder,
+    Renewal,
+    RunFence,
+    RunLease,
+    RunLeaseState,
+    check_epoch,
+    check_holder,
+    check_record,
+    require_valid,
+)
+from fulmen_store.run_leases.table import RunLeaseTable
+from fulmen_store.transport.access import project_limit
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+
+__all__ = ["RunLeaseService"]
+
+DEFAULT_PAGE: Final = 100
+MAX_RENEWALS: Final = 1000
+MAX_RENEWED_BYTES: Final = 3 * 1024 * 1024
+NUMBER_BYTES: Final = 4
+# The longest name of a training run, padded so that page keys have a fixed length.
+NAME_BYTES: Final = 144
+FIRST: Final = (0, "")
+
+
+class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
+    """Serves leases of training runs."""
+
+    def __init__(self, *, table: RunLeaseTable, projects: ProjectNames) -> None:
+        self._table = table
+        self._projects = projects
+
+    async def CreateRunLease(
+        self, request: pb.CreateRunLeaseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CreateRunLeaseResponse:
+        """Records a run that waits for an owner."""
+        project = require_project(request.project)
+        require_training_run(request.training_run)
+        violations = check_record("record", request.record)
+        for field, text, limit in (
+            ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID)
+        ):  # fmt: skip
+            if len(text) > limit:
+                violations.append(Violation(field=field, description=f"is longer than {limit} characters"))
+        require_valid(violations)
+        lease = await self._table.create(
+            await self._projects.require(project),
+            request.training_run,
+            policy=request.policy,
+            record=request.record,
+            request_id=request.request_id,
+        )
+        return pb.CreateRunLeaseResponse(lease=_message(lease, project))
+
+    async def AcquireRunLease(
+        self, request: pb.AcquireRunLeaseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AcquireRunLeaseResponse:
+        """Acquires the lease of a run."""
+        project = require_project(request.project)
+        require_training_run(request.training_run)
+        holder = _holder(request.owner, request.owner_address, request.ttl)
+        require_valid([*check_holder(holder), *check_epoch("after_epoch", request.after_epoch)])
+        project_id = await self._projects.require(project)
+        lease = await self._table.acquire(project_id, request.training_run, holder, after_epoch=request.after_epoch)
+        return pb.AcquireRunLeaseResponse(lease=_message(lease, project))
+
+    async def RenewRunLeases(
+        self, request: pb.RenewRunLeasesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RenewRunLeasesResponse:
+        """Renews leases of one owner."""
+        holder = _holder(request.owner, request.owner_address, request.ttl)
+        violations = [*check_holder(holder), *_renewal_problems(request.leases)]
+        require_valid(violations)
+        for each in request.leases:
+            each.project = require_project(each.project)
+            require_training_run(each.training_run)
+        numbers = await self._projects.find_all(each.project for each in request.leases)
+        renewals = [
+            Renewal(
+                project_id=numbers[each.project], training_run=each.training_run, epoch=each.epoch, record=each.record
+            )
+            for each in request.leases
+        ]
+        held = await self._table.renew(holder, renewals)
+        lost = [each.training_run for each in renewals if (each.project_id, each.training_run) not in held]
+        return pb.RenewRunLeasesResponse(lost_training_runs=lost)
+
+    async def ReleaseRunLease(
+        self, request: pb.ReleaseRunLeaseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReleaseRunLeaseResponse:
+        """Ends a lease."""
+        project = require_project(request.project)
+        require_training_run(request.training_run)
+        violations = [*check_epoch("epoch", request.epoch), *check_record("record", request.record)]
+        if request.state not in {state.value for state in RunLeaseState}:
+            violations.append(Violation(field="state", description="is not a state of a run"))
+        require_valid(violations)
+        await self._table.release(
+            await self._projects.require(project),
+            RunFence(training_run=request.training_run, epoch=request.epoch),
+            state=RunLeaseState(request.state),
+            record=request.record,
+        )
+        return pb.ReleaseRunLeaseResponse()
+
+    async def ListRunLeases(
+        self, request: pb.ListRunLeasesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListRunLeasesResponse:
+        """Lists recorded runs with their leases."""
+        project = require_project(request.project) if request.project else project_limit()
+        listed = f"runLeases/{project}"
+        after = _decode_key(decode_token(request.page_token, listed=listed, key_bytes=NUMBER_BYTES + NAME_BYTES))
+        now = await self._table.clock()
+        found = await self._table.page(
+            after=after,
+            projects=None if project is None else [await self._projects.find(project) or NO_PROJECT],
+            updated_after=_moment(request.update_after_time) if request.HasField("update_after_time") else None,
+            unowned_for_s=_seconds(request.unowned_for) if request.HasField("unowned_for") else None,
+            with_records=not request.without_records,
+            limit=page_size(request.page_size, default=DEFAULT_PAGE),
+        )
+        await self._projects.load(lease.project_id for lease in found)
+        answer = pb.ListRunLeasesResponse(
+            leases=[_message(lease, self._projects.name(lease.project_id)) for lease in found],
+            # A page may be short because of large records: only an empty one is the last.
+            next_page_token=encode_token(_key(found[-1]), listed=listed) if found else "",
+        )
+        answer.store_time.FromDatetime(now)
+        return answer
+
+
+def _renewal_problems(leases: Sequence[pb.RenewedLease]) -> list[Violation]:
+    if len(leases) > MAX_RENEWALS:
+        return [Violation(field="leases", description=f"has {len(leases)} entries, allowed are {MAX_RENEWALS}")]
+    found = [
+        problem
+        for index, each in enumerate(leases)
+        for problem in (
+            *check_epoch(f"leases[{index}].epoch", each.epoch),
+            *check_record(f"leases[{index}].record", each.record),
+        )
+    ]
+    if (total := sum(len(each.record) for each in leases)) > MAX_RENEWED_BYTES:
+        text = f"have records of {total} bytes, allowed are {MAX_RENEWED_BYTES}"
+        found.append(Violation(field="leases", description=text))
+    return found
+
+
+def _holder(owner: str, address: str, ttl: Duration) -> Holder:
+    return Holder(owner=owner, address=address, ttl_s=_seconds(ttl))
+
+
+def _seconds(duration: Duration) -> float:
+    return float(duration.seconds + duration.nanos / 1e9)
+
+
+def _moment(field: Timestamp) -> datetime.datetime:
+    try:
+        return field.ToDatetime(tzinfo=datetime.UTC)
+    except (ValueError, OverflowError):
+        raise malformed("update_after_time", "is not a time between the years 1 and 9999") from None
+
+
+def _key(lease: RunLease) -> bytes:
+    return lease.project_id.to_bytes(NUMBER_BYTES) + lease.training_run.encode().ljust(NAME_BYTES, b"\0")
+
+
+def _decode_key(key: bytes | None) -> tuple[int, str]:
+    if key is None:
+        return FIRST
+    return int.from_bytes(key[:NUMBER_BYTES]), key[NUMBER_BYTES:].rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _message(lease: RunLease, project: str) -> pb.RunLease:
+    message = pb.RunLease(
+        training_run=lease.training_run,
+        project=project,
+        policy=lease.policy,
+        state=pb.RunLeaseState.ValueType(lease.state.value),
+        owner=lease.owner,
+        owner_address=lease.owner_address,
+        epoch=lease.epoch,
+        held=lease.held,
+        record=lease.record,
+    )
+    message.expire_time.FromDatetime(lease.expires_at)
+    message.update_time.FromDatetime(lease.updated_at)
+    return message
