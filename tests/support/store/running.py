@@ -22,6 +22,7 @@ from fulmen.store.v1 import (
     rollout_pb2,
     rollout_service_pb2,
     rollout_service_pb2_grpc,
+    run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
@@ -46,6 +47,7 @@ class Stubs:
         self.spans = span_service_pb2_grpc.SpanServiceStub(channel)
         self.resources = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self.projects = project_service_pb2_grpc.ProjectServiceStub(channel)
+        self.run_leases = run_lease_service_pb2_grpc.RunLeaseServiceStub(channel)
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
