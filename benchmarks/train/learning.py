@@ -31,7 +31,8 @@ from benchmarks.train.world import Agent, Engine, Queue, Resources, load_script
 from fulmen.train_toml.train import StageConfig, TrainConfig, load_train_config
 from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
@@ -90,7 +91,7 @@ class Process:
 
     def __init__(self, config: TrainConfig, folder: Path, *, slots: int) -> None:
         self.config = config
-        self._state = StateFolder(folder)
+        self._state = RunStorage(folder)
         self._slots = slots
         self.engine = Engine()
         self.resources = Resources()

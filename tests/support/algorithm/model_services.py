@@ -17,6 +17,7 @@ from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
+from tests.support.algorithm.run_leases import LeaseTable
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class World:
     served_versions: list[int] = field(default_factory=list)
     kinds: list[WeightsKind] = field(default_factory=list)
     cancelled: bool = False
+    abandoned: bool = False
+    leases: LeaseTable = field(default_factory=LeaseTable)
     answer_tokens: int = 2
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Policy and model that each role asks; empty for one agent without a name."""

@@ -15,18 +15,20 @@ from pathlib import Path
 import pytest
 
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
-from fulmen_algorithm.runs.ports import Notify
+from fulmen_algorithm.runs.ownership import RunOwnership
+from fulmen_algorithm.runs.ports import Notify, RunFence
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
+from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.model_services import (
     Crashes,
@@ -37,6 +39,7 @@ from tests.support.algorithm.model_services import (
     World,
 )
 from tests.support.algorithm.models import small_model
+from tests.support.algorithm.run_leases import ModelRunLeases
 from tests.support.algorithm.training import check_books, read_consumed
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
@@ -76,7 +79,8 @@ class Service:
     torch_thread: TorchThread
     threads: ThreadPoolExecutor
     """Where `asyncio.to_thread` works in this life."""
-    folder: StateFolder
+    folder: RunStorage
+    ownership: RunOwnership
 
     async def finish(self, run: TrainingRun) -> TrainingRun:
         """Waits until a run has ended; returns it."""
@@ -100,14 +104,17 @@ class ModelConnections:
     world: World
     open_trainer: OpenTrainer
 
-    def queue(self, run: TrainingRun, settings: object, notify: Notify) -> ModelQueue:
+    def queue(self, run: TrainingRun, settings: object, notify: Notify, *, fence: RunFence) -> ModelQueue:
         return ModelQueue(self.world.of(run))
 
-    def resources(self, project: str, notify: Notify) -> ModelResources:
+    def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> ModelResources:
         return ModelResources(self.world)
 
     def serving(self, run: TrainingRun, settings: object, notify: Notify) -> ModelServing:
         return ModelServing(self.world.of(run))
+
+    def abandon(self, run: TrainingRun) -> None:
+        self.world.of(run).abandoned = True
 
     def chat(self, notify: Notify) -> ModelChat:
         return ModelChat(self.world)
@@ -118,10 +125,11 @@ class ModelConnections:
 
 def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None) -> Service:
     """Starts the service's inside over a world."""
-    folder = StateFolder(state).__enter__()
+    folder = RunStorage(state).__enter__()
     runs = RunRegistry(folder, clock=now, max_concurrent=2)
     for run, files in folder.runs():
         runs.restore(run, files)
+    ownership = RunOwnership(runs, ModelRunLeases(world.leases, owner=folder.owner), folder, lease_s=60.0)
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
     executor = RunExecutor(
@@ -133,9 +141,17 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
         keep_checkpoints=2,
         keep_models=2,
         machine={"device": "cpu"},
+        check_owned=ownership.check,
     )
-    worker = RunWorker(runs, executor)
-    return Service(runs=runs, worker=worker, torch_thread=torch_thread, threads=threads, folder=folder)
+    worker = RunWorker(runs, executor, ownership)
+    return Service(
+        runs=runs,
+        worker=worker,
+        torch_thread=torch_thread,
+        threads=threads,
+        folder=folder,
+        ownership=ownership,
+    )
 
 
 @pytest.fixture
@@ -272,7 +288,7 @@ async def follow(log: EventLog, after: int) -> list[Event]:
 
 def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
     """Lists the checkpoints that a run can be put back to, oldest first."""
-    found = CheckpointStore(directory=service.folder.run_files(run.run_id).checkpoints).listed()
+    found = service.folder.run_files(run.run_id).checkpoint_store().listed()
     return [each for each in found if own_past(service.runs.entry(run.name).run, each)]
 
 
@@ -336,3 +352,8 @@ def notices(entry: Entry) -> list[str]:
 
 def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "state/runs/small"
+
+
+def run_journal(tmp_path: Path) -> Path:
+    """Returns the newest journal of the run."""
+    return RunFiles(run_folder(tmp_path)).journal

@@ -108,7 +108,12 @@ async def finished_groups(client: Client, training_run: str) -> list[str]:
 
 
 def read_consumed(run_folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_folder / "consumed.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (newest_journal(run_folder) / "consumed.jsonl").read_text().splitlines()]
+
+
+def newest_journal(run_folder: Path) -> Path:
+    """Returns the folder in which the last owner of a run wrote."""
+    return max(run_folder.glob("journal-*"))
 
 
 def check_books(lines: Sequence[Mapping], feed: Sequence[str], *, steps: int) -> None:

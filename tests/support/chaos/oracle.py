@@ -64,7 +64,8 @@ async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
     listed = await eventually(all_final, what=f"every rollout of {run} is final")
     rollouts = [await _read(client, each.name) for each in listed]
     merged = await _read_trajectories(client, rollouts)
-    lines = state_dir / "algorithm" / "runs" / run.removeprefix("trainingRuns/") / "consumed.jsonl"
+    journals = (state_dir / "algorithm" / "runs" / run.removeprefix("trainingRuns/")).glob("journal-*")
+    lines = max(journals) / "consumed.jsonl"
     return Books(
         rollouts=rollouts,
         feed=await _read_feed(client, run, count=len(rollouts)),

@@ -16,7 +16,7 @@ import torch
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import build
-from fulmen_algorithm.persistence.run_files import StateFolder
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import NO_POLICY, RunState, TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
@@ -40,7 +40,7 @@ def token(role: Role, project: str = "projects/default") -> str:
 
 def keep_run(folder: Path, settings: Mapping[str, Any], *, name: str = RUN, tell: Tell | None = None) -> None:
     """Puts a run that waits into the state folder of a service; `tell` writes its history."""
-    with StateFolder(folder) as state:
+    with RunStorage(folder) as state:
         runs = RunRegistry(state, clock=lambda: NOW)
         run = TrainingRun(
             name=name,

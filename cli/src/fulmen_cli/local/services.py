@@ -257,6 +257,8 @@ def _algorithm(plan: StackPlan) -> ServiceSpec:
             "FULMEN_ALGORITHM_LLM_PROXY_TARGET": targets_of(plan.ports)["llm_proxy"],
             "FULMEN_ALGORITHM_ENGINE_TOKEN": plan.engine_token,
             "FULMEN_ALGORITHM_STATE_DIR": str(plan.folder / "algorithm"),
+            # One person's own machine: any folder that the person can read.
+            "FULMEN_ALGORITHM_MODEL_ROOTS": "/",
         },
     )
 

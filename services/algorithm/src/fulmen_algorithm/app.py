@@ -3,6 +3,7 @@
 import os
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -14,15 +15,18 @@ from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.rank_tokens import RankTokens
+from fulmen_algorithm.clients.run_leases import StoreRunLeases
 from fulmen_algorithm.connections import ServiceConnections, by_address
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.pool import EnginePool
 from fulmen_algorithm.engines.starter import EngineStarter
-from fulmen_algorithm.persistence.run_files import StateFolder
+from fulmen_algorithm.persistence.run_storage import RunStorage
+from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.served import ServedPolicies
 from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation import CreationRules
 from fulmen_algorithm.runs.execution import RunExecutor
+from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.settings import AlgorithmServiceSettings
@@ -30,6 +34,7 @@ from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.transport.exchange_runs import CallerRuns
+from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_exchange.server.prometheus import ExchangeMetrics
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
@@ -60,9 +65,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
     # What is stored, and the other services.
     algorithms = _algorithms(settings)
-    state = stack.enter_context(StateFolder(settings.state_dir))
-    runs = RunRegistry(state, clock=_now, max_concurrent=settings.max_concurrent_runs)
-    for run, files in state.runs():
+    storage = stack.enter_context(RunStorage(settings.state_dir, url=settings.run_storage))
+    runs = RunRegistry(storage, clock=_now, max_concurrent=settings.max_concurrent_runs)
+    for run, files in storage.runs():
         runs.restore(run, files)
     token, tls = HeldToken(settings.secret("token")), settings.peer_tls()
     store = await stack.enter_async_context(open_channel(settings.store_target, token=token, tls=tls))
@@ -71,6 +76,12 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     # Runs.
     modules = ModuleStarter(warm=settings.warm_start)
     stack.callback(modules.close)
+
+    def address() -> str:
+        return settings.peer_address(server.port)
+
+    leases = StoreRunLeases(store, owner=storage.owner, address=address, ttl_s=settings.run_lease_s)
+    ownership = RunOwnership(runs, leases, storage, lease_s=settings.run_lease_s)
     engines = EnginePool(
         _engine_options(settings),
         starter=EngineStarter(modules, in_process=settings.engine_in_process),
@@ -79,6 +90,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         file=ServedPolicies(settings.state_dir / "served.json"),
         max_engines=settings.max_engines,
         outage_limit_s=settings.outage_limit_s,
+        still_serves=partial(ownership.serves, timeout_s=settings.run_lease_s),
     )
     rank_tokens = RankTokens(store, folder=settings.state_dir / "rank-tokens", outage_limit_s=settings.outage_limit_s)
     connections = ServiceConnections(
@@ -86,15 +98,18 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     stack.callback(connections.close)
     await connections.isolator.report()
+    roots = ModelRoots.of(settings.model_roots, own=(storage.folder,))
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,
         keep_checkpoints=settings.keep_checkpoints,
         keep_models=settings.keep_models,
         machine={"device": settings.device, "torch_threads": str(settings.torch_threads)},
+        check_owned=ownership.check,
+        model_roots=roots,
     )
-    worker = RunWorker(runs, executor)
-    publisher = MetricPublisher(runs, _sinks(settings), folder=settings.state_dir / "runs")
+    worker = RunWorker(runs, executor, ownership)
+    publisher = MetricPublisher(runs, _sinks(settings))
     _export(RunMetrics(runs), stack)
 
     # The server.
@@ -106,8 +121,18 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         external_engines=frozenset(by_address(settings.external_engines)),
         endpoints=frozenset(by_address(settings.chat_endpoints)),
         exchange_targets=settings.known_exchange_targets,
+        model_roots=roots,
     )
-    servicer = TrainingRunServicer(runs=runs, worker=worker, connections=connections, clock=_now, rules=rules)
+    servicer = TrainingRunServicer(
+        runs=runs,
+        worker=worker,
+        connections=connections,
+        clock=_now,
+        rules=rules,
+        ownership=ownership,
+        forwarding=Forwarding(settings.sibling_tls()),
+        address=address,
+    )
 
     def register(server: grpc.aio.Server) -> None:
         add_TrainingRunServiceServicer_to_server(servicer, server)
@@ -133,6 +158,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         server=server,
         roles={
             "run_worker": worker,
+            "run_leases": ownership,
             "engine_pool": engines,
             "gradient_exchange": exchange,
             "metric_publisher": publisher,

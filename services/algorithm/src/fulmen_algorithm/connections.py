@@ -23,6 +23,7 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import RunFence
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
@@ -67,8 +68,8 @@ class ServiceConnections:
         self._builder = ModelBuilder(self.isolator, limits, folder=_build_folder(settings))
         self._torch_thread: TorchThread | None = None
 
-    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> StoreQueue:
-        """Returns the queue and feed of a run."""
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, fence: RunFence) -> StoreQueue:
+        """Returns the queue and feed of a run, under an epoch of its lease."""
         limits = settings.rollout_limits
         request = RolloutRequest(
             project=run.project,
@@ -76,17 +77,22 @@ class ServiceConnections:
             agent=run.inputs.get("agent", ""),
             attempt_timeout_s=limits.timeout_s,
             max_attempts=limits.attempts,
+            fence=fence,
             resource_versions={use: run.inputs[use] for use in ("prompt",) if use in run.inputs},
         )
         return StoreQueue(self._store, request, self._patience(notify))
 
-    def resources(self, project: str, notify: Notify) -> StoreResources:
-        """Returns the resources of a project."""
-        return StoreResources(self._store, project, self._patience(notify))
+    def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> StoreResources:
+        """Returns the resources of a project; with a fence, those of a run under an epoch of its lease."""
+        return StoreResources(self._store, project, self._patience(notify), fence=fence)
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:
         """Returns the engine and the route of a run's policy."""
         return self._engines.serving(run.name, settings.engine, notify)
+
+    def abandon(self, run: TrainingRun) -> None:
+        """Stops the engine of a run that another service has taken over."""
+        self._engines.abandon(run.policy.name)
 
     def chat(self, notify: Notify) -> ChatClient:
         """Returns the models that algorithms call."""

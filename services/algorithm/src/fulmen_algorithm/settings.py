@@ -1,7 +1,8 @@
 """Settings of the algorithm service, from variables that begin with `FULMEN_ALGORITHM_`."""
 
+import socket
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -11,6 +12,7 @@ from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_c
 
 ALGORITHM_PORT = 7301
 METRICS_PORT = 7302
+WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
 class AlgorithmServiceSettings(ServiceSettings):
@@ -23,7 +25,32 @@ class AlgorithmServiceSettings(ServiceSettings):
     metrics_port: int = Field(
         default=METRICS_PORT, ge=0, le=65535, description="Port of /metrics over HTTP; 0 selects a free one."
     )
-    state_dir: Path = Field(default=Path(".fulmen/algorithm"), description="Folder of the runs; survives restarts.")
+    state_dir: Path = Field(
+        default=Path(".fulmen/algorithm"), description="Folder of this process's state; survives restarts."
+    )
+    run_storage: str = Field(
+        default="",
+        max_length=1024,
+        description="Where runs are kept, with checkpoints and published models: a folder, which all algorithm services mount at"
+        " the same path, or `s3://bucket/prefix`, `gs://` or `az://`; unset: in `state_dir`.",
+    )
+    run_lease_s: float = Field(
+        default=20.0,
+        ge=1,
+        le=600,
+        description="Time without a sign of life after which another algorithm service takes a run over, in seconds.",
+    )
+    advertise_address: str = Field(
+        default="",
+        max_length=260,
+        description="`host:port` at which the other algorithm services reach this one; unset: the host, or the machine's name"
+        " where the host is a wildcard, and the port.",
+    )
+    model_roots: str = Field(
+        default="",
+        description="Folders below which `policy.path` of a run and the paths of policy versions may lie, separated by `:`;"
+        " those of the runs are always included. `/` allows any folder.",
+    )
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store.")
     llm_proxy_target: str = Field(default="127.0.0.1:7201", description="gRPC address of the LLM proxy.")
     token: SecretStr = Field(
@@ -151,13 +178,20 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Metric sinks besides the event log, separated by commas: `tensorboard`, `wandb`, `mlflow`.",
     )
     max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Run slots: maximum number of active runs.")
-    keep_checkpoints: int = Field(default=3, ge=1, description="Number of newest checkpoints of a run that are kept.")
+    keep_checkpoints: int = Field(default=3, ge=2, description="Number of newest checkpoints of a run that are kept.")
     modules: str = Field(
         default="", description="Python files with further algorithms, separated by `:` (docs/extending.md)."
     )
     keep_models: int = Field(
         default=3, ge=1, description="Number of newest published models of a run that are kept, besides the best."
     )
+
+    def peer_address(self, port: int) -> str:
+        """Returns where the other algorithm services reach this one, which listens on a port."""
+        if self.advertise_address:
+            return self.advertise_address
+        host = socket.gethostname() if self.host in WILDCARD_HOSTS else self.host
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
     @property
     def known_exchange_targets(self) -> frozenset[str]:

@@ -14,9 +14,9 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.ports import ChatRequest
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
-from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.persistence.run_files import RunFiles
 from tests.support.algorithm.model_services import Crashes, World
-from tests.support.algorithm.run_service import created, live, notices, run_folder, with_settings
+from tests.support.algorithm.run_service import created, live, notices, run_folder, run_journal, with_settings
 
 FIRST = "Answer {question}."
 ADVICE = ("Think in steps.", "Answer with a number alone.", "Check the sign.")
@@ -74,7 +74,7 @@ def draft(grpo_draft: RunDraft) -> RunDraft:
 
 
 def remembered(tmp_path: Path, name: str) -> dict:
-    found = CheckpointStore(directory=tmp_path / "state/runs" / name / "checkpoints").newest().checkpoint
+    found = RunFiles(tmp_path / "state/runs" / name).checkpoint_store().newest().checkpoint
     assert found is not None
     return dict(found.progress)["memory"]["apo"]
 
@@ -95,7 +95,7 @@ async def test_a_prompt_gets_better_and_is_published_with_its_parent(searched, d
     results = entry.run.results
     assert (results["validation_accuracy_before"], results["validation_accuracy_after"]) == (0.0, 1.0)
     assert searched.served is None
-    notes = json.loads((run_folder(tmp_path) / "notes.json").read_text())
+    notes = json.loads((run_journal(tmp_path) / "notes.json").read_text())
     shown = report(entry.run, entry.events.steps(), entry.events.notices(), notes, []).markdown
     for expected in ("**best**", f"-{FIRST}", "the placeholder {question} is gone", "calls of critic and editor"):
         assert expected in shown
@@ -169,7 +169,7 @@ async def test_a_search_asks_only_endpoints_that_the_operator_names(searched, dr
 async def test_a_rolled_back_search_tries_and_publishes_the_prompts_of_its_own_branch(
     searched, draft, carry_out, open_service, tmp_path
 ):
-    folder, kept = run_folder(tmp_path) / "checkpoints/checkpoint-00000001", tmp_path / "kept"
+    folder, kept = run_folder(tmp_path) / "checkpoints/checkpoint-00000001-00000001", tmp_path / "kept"
 
     def politely(request: ChatRequest) -> str:
         if not kept.exists():  # the run itself keeps the newest ones alone

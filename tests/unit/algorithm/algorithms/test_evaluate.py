@@ -12,7 +12,7 @@ from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, Mod
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
-from tests.support.algorithm.run_service import created, kills, notices, run_folder
+from tests.support.algorithm.run_service import created, kills, notices, run_journal
 
 SETTINGS = {"samples": 4, "pass_at": [1, 2, 4], "temperature": 0}
 TASKS = 7
@@ -51,7 +51,7 @@ async def test_a_version_is_served_and_not_trained(world, draft, carry_out, tiny
     assert world.resources["resources/policy.tiny"] == [world.resources["resources/policy.tiny"][0]]
     shown = report(entry.run, entry.events.steps(), entry.events.notices(), {}, []).markdown
     assert "test_pass_at_1_low" in shown
-    notes = json.loads((run_folder(tmp_path) / "notes.json").read_text())
+    notes = json.loads((run_journal(tmp_path) / "notes.json").read_text())
     assert "## Evaluation on test tasks" in report(entry.run, [], [], notes, []).markdown
 
 

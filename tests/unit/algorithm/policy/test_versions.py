@@ -19,7 +19,7 @@ from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.support.algorithm.model_services import ModelResources
-from tests.support.algorithm.run_service import POLICY, created, descriptions, kills, run_folder, with_settings
+from tests.support.algorithm.run_service import POLICY, created, descriptions, kills, run_folder, run_journal, with_settings
 from tests.support.soak import long_after
 
 WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 3, "dense_above": 1.0}
@@ -38,7 +38,7 @@ async def test_versions_are_deltas_and_from_time_to_time_whole(world, grpo_draft
     assert read_folder(Path(run.model_path)).sha256() == descriptions(world)[-1]["sha256"]
     steps = [
         json.loads(line)["step"]["values"]
-        for line in (run_folder(tmp_path) / "events.jsonl").read_text().splitlines()
+        for line in (run_journal(tmp_path) / "events.jsonl").read_text().splitlines()
         if '"publish_seconds"' in line
     ]
     assert steps

@@ -6,7 +6,7 @@ import pytest
 
 from fulmen_algorithm.algorithms.grpo import STEPS_WITHOUT_SIGNAL as STEPS
 from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.persistence.run_files import RunFiles
 from tests.support.algorithm.model_services import Crashes
 from tests.support.algorithm.run_service import notices, run_folder, with_settings
 
@@ -41,7 +41,7 @@ async def test_a_run_that_trained_before_a_restart_does_not_warn(world, grpo_dra
 
     def killed():
         yield Crashes(at_call=16)
-        newest = CheckpointStore(directory=run_folder(tmp_path) / "checkpoints").listed()[-1]
+        newest = RunFiles(run_folder(tmp_path)).checkpoint_store().listed()[-1]
         steps.append(newest.progress["step"])
 
     entry = await carry_out(small(grpo_draft, steps=4 * STEPS, checkpoint_every=1), killed=killed())

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fulmen_algorithm.persistence import files
 from fulmen_algorithm.persistence.files import append_json_lines, append_line, last_line, read_lines
-from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs import entry
 from fulmen_algorithm.runs.entry import EventLog
 from fulmen_algorithm.runs.events import Event, StepMetrics
@@ -97,9 +98,9 @@ async def test_a_rolled_back_run_keeps_new_events_in_memory(tmp_path):
 
 async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start(tmp_path):
     sinks = {"tensorboard": load_sink("tensorboard")}
-    first = RunRegistry(StateFolder(tmp_path), clock=now)
+    first = RunRegistry(RunStorage(tmp_path), clock=now)
     first.add(training_run())
-    carrying = MetricPublisher(first, sinks, folder=tmp_path / "runs")
+    carrying = MetricPublisher(first, sinks)
     first.move(NAME, RunState.RUNNING)
     first.entry(NAME).events.step_done(StepMetrics(step=1, values={"loss": 1.0}))
     first.move(NAME, RunState.SUCCEEDED)
@@ -109,9 +110,9 @@ async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start
         file = CountedFiles(tmp_path / "runs/small")
         run = file.load_run()
         assert run is not None
-        runs = RunRegistry(StateFolder(tmp_path), clock=now)
+        runs = RunRegistry(RunStorage(tmp_path), clock=now)
         runs.restore(run, file)
-        return MetricPublisher(runs, sinks, folder=tmp_path / "runs"), file
+        return MetricPublisher(runs, sinks), file
 
     again, file = started()
     await again.carry()
@@ -140,7 +141,7 @@ def test_the_last_line_is_the_last_that_is_whole(lines, torn, block):
 
 
 def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(tmp_path):
-    path = tmp_path / "versions.jsonl"
+    path = tmp_path / "journal-00000000/versions.jsonl"
     append_json_lines(path, [{"version": 1}])
     with path.open("ab") as file:
         file.write(b'{"versi')
@@ -154,7 +155,7 @@ def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(t
     "append", [append_line, lambda path, content: append_json_lines(path, [{"long": str(content)}])]
 )
 def test_a_line_that_found_no_room_is_no_part_of_the_next(append, tmp_path):
-    path = tmp_path / "events.jsonl"
+    path = tmp_path / "journal-00000000/events.jsonl"
     append_line(path, b'{"sequence": 1}')
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 7, before[1]))

@@ -37,7 +37,7 @@ async def test_numbering_continues_after_a_restart_and_a_torn_line_is_removed(tm
     log = EventLog(RunFiles(tmp_path), now)
     log.notify("info", "one")
     log.notify("info", "two")
-    with (tmp_path / "events.jsonl").open("ab") as file:
+    with (tmp_path / "journal-00000000/events.jsonl").open("ab") as file:
         file.write(b'{"sequence": 3, "no')
     again = EventLog(RunFiles(tmp_path), now)
     again.notify("warning", "three")

@@ -20,7 +20,6 @@ from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.rollouts.groups import in_branch
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
-from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.book_trainer import BookTrainer, read_book, write_book
 from tests.support.algorithm.model_services import Crashes, World
@@ -138,7 +137,7 @@ class Story:
             if entry.run.name in service.runs.active and not service.runs.active[entry.run.name].control.requested:
                 return  # both runs ended their lives before the event
             await asyncio.sleep(0)
-        found = CheckpointStore(directory=service.folder.run_files(entry.run.run_id).checkpoints).listed()
+        found = service.folder.run_files(entry.run.run_id).checkpoint_store().listed()
         own = [each for each in found if own_past(entry.run, each)]
         if event.kind == "rollback" and own:
             target = own[event.checkpoint % len(own)]
@@ -202,7 +201,7 @@ async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version
     story.check()
     for name in NAMES:
         world, folder = story.world.child(name), tmp_path / f"state/runs/{name}"
-        versions = [json.loads(line) for line in (folder / "versions.jsonl").read_text().splitlines()]
+        versions = [json.loads(line) for line in (newest_journal(folder) / "versions.jsonl").read_text().splitlines()]
         step_of = {each["version"]: each["step"] for each in versions}
         for line in read_consumed(folder):
             assert step_of[world.submitted_with[f"train/{line['group']}"]] == line["step"] - 1
@@ -228,5 +227,5 @@ async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(
 
 
 def _consumed(folder: Path, name: str) -> list[dict]:
-    path = folder / f"state/runs/{name}/consumed.jsonl"
+    path = newest_journal(folder / f"state/runs/{name}") / "consumed.jsonl"
     return read_consumed(path.parent) if path.exists() else []

@@ -38,6 +38,9 @@ class SlowEnd:
         if self.error is not None:
             raise self.error
 
+    def abandon(self, entry: Entry) -> None:
+        raise AssertionError("no other service takes runs over")
+
     async def cancel_rollouts(self, entry: Entry) -> None:
         self.cancelling.set()
         await self.may_cancel.wait()
@@ -45,7 +48,7 @@ class SlowEnd:
 
 def with_executor(service: Service, executor: SlowEnd) -> Service:
     """Gives the runs of a service to another executor."""
-    return replace(service, worker=RunWorker(service.runs, executor))
+    return replace(service, worker=RunWorker(service.runs, executor, service.ownership))
 
 
 async def test_a_pause_that_is_rolled_back_while_the_checkpoint_is_written_is_no_pause(world, sft_draft, open_service):

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
-from fulmen_algorithm.persistence.run_files import StateFolder
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
@@ -69,7 +69,7 @@ def active(run: TrainingRun) -> ActiveRun:
 
 
 async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_the_oldest(world, sft_draft, tmp_path):
-    runs = RunRegistry(StateFolder(tmp_path), clock=now, max_concurrent=3)
+    runs = RunRegistry(RunStorage(tmp_path), clock=now, max_concurrent=3)
     started = now()
     for number, project in enumerate(["busy", "busy", "busy", "quiet", "busy"]):
         run = await created(named(sft_draft, f"r{number}", f"p{number}"), world)
@@ -93,7 +93,7 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
 
 
 async def test_a_run_that_was_running_when_the_service_stopped_goes_first(world, sft_draft, tmp_path):
-    runs = RunRegistry(StateFolder(tmp_path), clock=now)
+    runs = RunRegistry(RunStorage(tmp_path), clock=now)
     for number in range(3):
         runs.add(await created(named(sft_draft, f"r{number}", f"p{number}"), world))
     runs.move("trainingRuns/r2", RunState.RUNNING)

@@ -6,7 +6,7 @@ from typing import cast
 import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
-from fulmen_algorithm.persistence.run_files import StateFolder
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.creation import CreationRules
 from fulmen_algorithm.runs.execution import Connections
 from fulmen_algorithm.runs.registry import RunRegistry
@@ -18,7 +18,7 @@ from tests.support.algorithm.run_service import ALGORITHMS, now, training_run
 
 
 async def test_a_watch_that_is_cancelled_leaves_no_task_behind(tmp_path, world):
-    runs = RunRegistry(StateFolder(tmp_path), clock=now)
+    runs = RunRegistry(RunStorage(tmp_path), clock=now)
     runs.add(training_run())
     servicer = TrainingRunServicer(
         runs=runs,

@@ -13,7 +13,8 @@ from mlflow.tracking import MlflowClient
 from prometheus_client import CollectorRegistry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun
@@ -34,7 +35,7 @@ RUN = training_run(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> RunRegistry:
-    made = RunRegistry(StateFolder(tmp_path), clock=now)
+    made = RunRegistry(RunStorage(tmp_path), clock=now)
     made.add(RUN)
     made.move(NAME, RunState.RUNNING)
     return made
@@ -47,7 +48,7 @@ def measure(runs: RunRegistry, *steps: int) -> None:
 
 
 def publisher(runs: RunRegistry, folder: Path, *names: str) -> MetricPublisher:
-    return MetricPublisher(runs, {name: load_sink(name) for name in names}, folder=folder / "runs")
+    return MetricPublisher(runs, {name: load_sink(name) for name in names})
 
 
 async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
@@ -131,7 +132,7 @@ class BrokenSink:
 async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs, tmp_path):
     broken: OpenSink = BrokenSink
     sinks = {"broken": broken, "tensorboard": load_sink("tensorboard")}
-    carrying = MetricPublisher(runs, sinks, folder=tmp_path / "runs")
+    carrying = MetricPublisher(runs, sinks)
     for step in (1, 2, 3):
         measure(runs, step)
         await carrying.carry()
@@ -160,7 +161,7 @@ async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs,
     silent: OpenSink = SilentSink
     listing: OpenSink = ListSink
     # A deadline that the other sink keeps on the busiest machine.
-    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, folder=tmp_path / "runs", deadline_s=3.0)
+    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, deadline_s=3.0)
     for step in (1, 2):
         measure(runs, step)
         await carrying.carry()
@@ -208,7 +209,7 @@ def test_prometheus_shows_the_newest_metrics_of_live_runs_only(runs):
 
 def test_the_newest_metrics_survive_a_restart(runs, tmp_path):
     measure(runs, 1)
-    again = RunRegistry(StateFolder(tmp_path), clock=now)
+    again = RunRegistry(RunStorage(tmp_path), clock=now)
     again.restore(replace(RUN, state=RunState.RUNNING), RunFiles(tmp_path / "runs/arithmetic-1"))
 
     assert again.entry(NAME).events.latest_metrics == {"reward_mean": 0.1, "loss": -1.0}

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fulmen.errors import DeadlineExceeded, Unavailable
+from fulmen_algorithm.runs.failure import AWAY
+
+__all__ = ["AWAY", "Notify", "Outage", "Patience"]
 
 Result = TypeVar("Result")
 Notify = Callable[[str, str], None]
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
-AWAY: tuple[type[Exception], ...] = (Unavailable, DeadlineExceeded, TimeoutError, OSError)
-"""Errors of a call to an unavailable service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

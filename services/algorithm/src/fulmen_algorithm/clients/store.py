@@ -11,7 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import InternalError
 from fulmen.rpc.channel import FulmenChannel, ResponseStream
-from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
+from fulmen.store.v1 import (
+    resource_pb2,
+    resource_service_pb2,
+    rollout_pb2,
+    rollout_service_pb2,
+    run_lease_service_pb2,
+    span_service_pb2,
+)
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.span_pb2 import SpanChunk
@@ -20,7 +27,7 @@ from fulmen_algorithm.clients.decode import finished_group, rollout_trajectory
 from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
 from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
-from fulmen_algorithm.runs.ports import Content
+from fulmen_algorithm.runs.ports import Content, RunFence
 
 CALL_DEADLINE_S = 20.0
 SPANS_DEADLINE_S = 60.0
@@ -47,6 +54,7 @@ class RolloutRequest:
         agent: Pinned version of the agent; empty for the runner's own.
         attempt_timeout_s: Limit of one attempt, in seconds.
         max_attempts: Attempts of one rollout.
+        fence: Epoch under which this service runs the run.
         resource_versions: Pinned versions of further resources, by the name under which the agent asks for them.
     """
 
@@ -55,6 +63,7 @@ class RolloutRequest:
     agent: str
     attempt_timeout_s: float
     max_attempts: int
+    fence: RunFence
     resource_versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +94,9 @@ class StoreQueue:
 
     async def _create(self, groups: Sequence[GroupSpec], request_id: str) -> None:
         message = rollout_service_pb2.BatchCreateRolloutsRequest(
-            rollouts=[self._rollout(group) for group in groups for _ in range(group.size)], request_id=request_id
+            rollouts=[self._rollout(group) for group in groups for _ in range(group.size)],
+            request_id=request_id,
+            run_fence=_fence(self._request.fence),
         )
         await self._patience.call(lambda: self._rollouts.BatchCreateRollouts(message, timeout=CALL_DEADLINE_S))
 
@@ -190,7 +201,9 @@ class StoreQueue:
     async def cancel_all(self) -> None:
         """Cancels every rollout of the run that is not final."""
         message = rollout_service_pb2.CancelRolloutsRequest(
-            training_run=self._request.training_run, project=self._request.project
+            training_run=self._request.training_run,
+            project=self._request.project,
+            run_fence=_fence(self._request.fence),
         )
         await self._patience.call(lambda: self._rollouts.CancelRollouts(message, timeout=CALL_DEADLINE_S))
 
@@ -198,11 +211,14 @@ class StoreQueue:
 class StoreResources:
     """The resources of one project."""
 
-    def __init__(self, channel: FulmenChannel, project: str, patience: Patience) -> None:
+    def __init__(
+        self, channel: FulmenChannel, project: str, patience: Patience, *, fence: RunFence | None = None
+    ) -> None:
         self._resources = ResourceServiceStub(channel)
         self._rollouts = RolloutServiceStub(channel)
         self._project = project
         self._patience = patience
+        self._fence = _fence(fence)
 
     async def has_rollouts(self, training_run: str) -> bool:
         """Returns whether a run has rollouts; see `ports.ResourceStore`."""
@@ -228,16 +244,24 @@ class StoreResources:
             content_type=content_type,
             parent=parent,
         )
-        message = resource_service_pb2.PublishResourcesRequest(resources=[version], request_id=request_id)
+        message = resource_service_pb2.PublishResourcesRequest(
+            resources=[version], request_id=request_id, run_fence=self._fence
+        )
         answer = await self._patience.call(lambda: self._resources.PublishResources(message, timeout=CALL_DEADLINE_S))
         return _content(answer.resources[0])
 
     async def point(self, resource: str, alias: str, version: int) -> None:
         """Points an alias to a version; see `ports.ResourceStore`."""
         message = resource_service_pb2.SetAliasRequest(
-            name=f"{resource}/aliases/{alias}", version=version, project=self._project
+            name=f"{resource}/aliases/{alias}", version=version, project=self._project, run_fence=self._fence
         )
         await self._patience.call(lambda: self._resources.SetAlias(message, timeout=CALL_DEADLINE_S))
+
+
+def _fence(fence: RunFence | None) -> run_lease_service_pb2.RunFence | None:
+    if fence is None:
+        return None
+    return run_lease_service_pb2.RunFence(training_run=fence.training_run, epoch=fence.epoch)
 
 
 def _requests(groups: Sequence[GroupSpec]) -> list[list[GroupSpec]]:

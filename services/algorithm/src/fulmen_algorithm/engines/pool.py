@@ -7,7 +7,7 @@ service restarts, without their runs.
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -52,6 +52,7 @@ class EnginePool:
         file: ServedPolicies,
         max_engines: int,
         outage_limit_s: float,
+        still_serves: Callable[[str], Awaitable[bool]],
     ) -> None:
         """Initializes the pool.
 
@@ -63,6 +64,7 @@ class EnginePool:
             file: Storage of the served versions.
             max_engines: Number of slots.
             outage_limit_s: Maximum wait for the proxy, in seconds.
+            still_serves: Returns whether no other service has run a policy since this one served it.
         """
         self._options = options
         self._starter = starter
@@ -71,6 +73,7 @@ class EnginePool:
         self._file = file
         self._max_engines = max_engines
         self._outage_limit_s = outage_limit_s
+        self._still_serves = still_serves
         self._places: dict[str, _Place] = {}
         self._placing = asyncio.Lock()
         self._new: asyncio.Queue[EngineSupervisor] = asyncio.Queue()
@@ -110,6 +113,14 @@ class EnginePool:
             place.run = ""
             place.supervisor.leave()
 
+    def abandon(self, policy: str) -> None:
+        """Stops the engine of a policy that another service serves now, and leaves its route there."""
+        place = self._places.pop(policy, None)
+        if place is not None:
+            _log.warning("engine_abandoned", policy=policy)
+            place.supervisor.abandon()
+            self.keep()
+
     def keep(self) -> None:
         """Stores the served versions."""
         self._file.save([served for p in self._places.values() if (served := p.supervisor.served) is not None])
@@ -144,6 +155,9 @@ class EnginePool:
 
     async def _restore(self, served: ServedPolicy) -> None:
         policy = served.policy.policy
+        if not await self._still_serves(policy):
+            _log.info("policy_served_elsewhere", policy=policy)
+            return
         async with self._placing:
             if policy in self._places or len(self._places) >= self._max_engines:
                 return  # a run was quicker

@@ -61,6 +61,7 @@ class EngineSupervisor:
         self._started_with: EngineSettings | None = None
         self._started = asyncio.Event()
         self.retired = False
+        self._abandoned = asyncio.Event()
         self.last_used = time.monotonic()
         self._tokens_before = 0
         self._tokens_of_engine = 0
@@ -159,7 +160,7 @@ class EngineSupervisor:
                         await self._recover()
                     else:
                         await self._started.wait()
-                        await self._watch()
+                        await self._watched_until_abandoned()
                     failed, wait_s = False, FIRST_RESTART_WAIT_S
                 except Exception as error:  # noqa: BLE001  (any error concerns only this engine)
                     self._log_failure(error, first=not failed)
@@ -184,6 +185,12 @@ class EngineSupervisor:
                 await self._stop_engine()
                 self._started.set()  # wake the supervisor's loop, which then ends
 
+    def abandon(self) -> None:
+        """Stops the engine without a word to the proxy, whose backend and routes are another service's."""
+        self.retired, self.served = True, None
+        self._abandoned.set()
+        self._started.set()  # wake the supervisor's loop, which then stops the engine
+
     def _log_failure(self, error: Exception, *, first: bool) -> None:
         """Logs why the engine could not be supervised or replaced; its run is notified at its start."""
         error_id = uuid.uuid4().hex[:12]
@@ -202,6 +209,18 @@ class EngineSupervisor:
         async with self._changing:
             if self._engine is not None and self.served is not None:
                 await self._register_and_route()
+
+    async def _watched_until_abandoned(self) -> None:
+        watching = asyncio.create_task(self._watch(), name="engine-watch")
+        abandoned = asyncio.create_task(self._abandoned.wait(), name="engine-abandoned")
+        try:
+            await asyncio.wait({watching, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            for task in (watching, abandoned):
+                task.cancel()
+            await asyncio.wait({watching, abandoned})
 
     async def _watch(self) -> None:
         """Waits until the present engine has exited or stops answering, then replaces it."""

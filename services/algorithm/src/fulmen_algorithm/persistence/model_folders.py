@@ -4,6 +4,7 @@ A complete folder is rebuilt from another one and deltas without torch, and veri
 """
 
 import asyncio
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,12 +19,20 @@ from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE, TensorFileDamage
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
-class ModelFolders:
-    """The folders below `models` of one run."""
+_EPOCH = re.compile(r"epoch-(\d{8})")
 
-    def __init__(self, folder: Path) -> None:
+
+class ModelFolders:
+    """The folders below `models` of one run, in a folder for each epoch of its lease.
+
+    An earlier owner of the run removes nothing of a later one.
+    """
+
+    def __init__(self, models: Path, *, epoch: int = 0) -> None:
         """Creates no folder yet."""
-        self._folder = folder
+        self._models = models
+        self._epoch = epoch
+        self._folder = models / f"epoch-{epoch:08d}" if epoch else models
 
     async def save(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
         """Calls `write` with a new folder, then renames it to its step, checksum and kind."""
@@ -52,23 +61,37 @@ class ModelFolders:
             return path
         try:
             return await asyncio.to_thread(self._rebuild, chain, path)
-        except (DeltaError, TensorFileDamaged, OSError) as error:
+        except (DeltaError, TensorFileDamaged, FileNotFoundError) as error:
             # The error's full text contains the path.
-            reason = error.strerror if isinstance(error, OSError) else error
+            reason = error.strerror if isinstance(error, FileNotFoundError) else error
             raise RunFailed(f"The weights of step {step} cannot be rebuilt: {reason}") from error
 
-    async def prune(self, keep: Sequence[Path]) -> None:
-        """Removes all other folders, in a thread, since large models take seconds."""
-        await asyncio.to_thread(self._prune, keep)
+    async def prune(self, keep: Sequence[Path]) -> list[Path]:
+        """Removes all other folders, in a thread, since large models take seconds; returns them."""
+        return await asyncio.to_thread(self._prune, keep)
 
     def _make_room(self, aside: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
 
-    def _prune(self, keep: Sequence[Path]) -> None:
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path not in keep and not path.name.startswith("."):
-                shutil.rmtree(path)
+    def _prune(self, keep: Sequence[Path]) -> list[Path]:
+        removed = [
+            path
+            for folder in self._own_and_earlier()
+            for path in folder.iterdir()
+            if path not in keep and not path.name.startswith(".") and not _EPOCH.fullmatch(path.name)
+        ]
+        for path in removed:
+            shutil.rmtree(path)
+        return removed
+
+    def _own_and_earlier(self) -> list[Path]:
+        found = [self._models] if self._models.is_dir() else []
+        for path in [*self._models.iterdir()] if found else ():
+            match = _EPOCH.fullmatch(path.name)
+            if match and int(match[1]) <= self._epoch:
+                found.append(path)
+        return found
 
     def _rebuild(self, chain: Sequence[ChainLink], path: Path) -> Path:
         aside = self._folder / f".rebuilding-{path.name}"

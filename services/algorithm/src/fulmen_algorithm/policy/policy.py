@@ -304,7 +304,9 @@ class Policy:
             parent=parent,
             request_id=request_id,
         )
-        return self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
+        published = self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
+        await self._entry.files.push_journal()
+        return published
 
     def _parent(self) -> str:
         """Returns the name of the present weights' parent version; after a rollback, of the republished version."""

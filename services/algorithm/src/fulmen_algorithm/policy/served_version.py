@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
@@ -44,7 +45,7 @@ class ServedVersion:
         return await self._serving.sampled_tokens()
 
 
-async def served_version(services: RunServices) -> ServedVersion | None:
+async def served_version(services: RunServices, roots: ModelRoots) -> ServedVersion | None:
     """Finds the version named by a run; `newest` is resolved when the run begins.
 
     Returns:
@@ -64,7 +65,7 @@ async def served_version(services: RunServices) -> ServedVersion | None:
         raise RunFailed(f"{name} does not exist.") from error
     recorder.remember(**{REMEMBERED: content.name})
     published = await control.unless_stopped(
-        stored_policy(content, resources=services.resources, files=services.entry.files)
+        stored_policy(content, resources=services.resources, files=services.entry.files, roots=roots)
     )
     if published.kind is WeightsKind.DELTA:
         whole = await control.unless_stopped(published.model_folder())

@@ -1,6 +1,7 @@
 """Weights of versions published by other runs, as described by resources of kind `policy`.
 
-The folders are on this machine or on a disk shared with the publisher.
+The folders are on this machine, on a disk shared with the publisher, or in the object store of the runs. Only those below
+the operator's roots are opened.
 """
 
 import json
@@ -10,30 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore
+from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import WeightsKind
 
 LONGEST_CHAIN = 1001
 
 
-async def stored_policy(content: Content, *, resources: ResourceStore, files: RunFiles) -> PublishedPolicy:
+async def stored_policy(
+    content: Content, *, resources: ResourceStore, files: RunFiles, roots: ModelRoots
+) -> PublishedPolicy:
     """Returns a version to serve or to start from; a delta is rebuilt into a folder of `files` when needed.
 
     Raises:
-        RunFailed: if it is unreadable, or its weights are missing.
+        RunFailed: if it is unreadable, or its weights are missing or lie outside of the operator's roots.
         ResourceNotFound: if it depends on a missing version.
     """
     try:
-        return await _described(content, resources=resources, files=files)
+        return await _described(content, resources=resources, files=files, roots=roots)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+        if is_storage_trouble(error):
+            raise
         # Stored by another release, restored, or by hand.
         raise RunFailed(f"{content.name} does not describe weights that this service can read.") from error
 
 
-async def _described(content: Content, *, resources: ResourceStore, files: RunFiles) -> PublishedPolicy:
+async def _described(
+    content: Content, *, resources: ResourceStore, files: RunFiles, roots: ModelRoots
+) -> PublishedPolicy:
     description = _read(content)
-    path, kind = Path(str(description["path"])), WeightsKind(description.get("kind", "full"))
+    path, kind = await _folder(description, files, roots), WeightsKind(description.get("kind", "full"))
     if not path.is_dir():
         raise RunFailed(f"The weights of {content.name} are gone: there is no folder {path}.")
     plain = partial(PublishedPolicy, name=content.name, version=content.version, sha256=_sha256(description))
@@ -46,25 +55,34 @@ async def _described(content: Content, *, resources: ResourceStore, files: RunFi
             return plain(
                 path=path,
                 kind=kind,
-                base_model=Path(str(description["base_model"])),
+                base_model=await _located(str(description["base_model"]), files, roots),
                 adapters=adapters,
-                rebuild=partial(_existing, Path(str(merged))) if merged else None,
+                rebuild=partial(_existing, await _located(str(merged), files, roots)) if merged else None,
             )
         case WeightsKind.DELTA:
-            chain = await _chain(content, resources)
+            chain = await _chain(content, resources, files, roots)
             return plain(path=path, kind=kind, rebuild=partial(files.rebuild_model, chain, int(description["step"])))
 
 
-async def _chain(content: Content, resources: ResourceStore) -> list[ChainLink]:
+async def _chain(content: Content, resources: ResourceStore, files: RunFiles, roots: ModelRoots) -> list[ChainLink]:
     """Follows the bases of a delta back to a complete folder."""
     links: list[ChainLink] = []
     for _ in range(LONGEST_CHAIN):
         description = _read(content)
-        links.append(ChainLink(path=Path(str(description["path"])), sha256=_sha256(description)))
+        links.append(ChainLink(path=await _folder(description, files, roots), sha256=_sha256(description)))
         if "base" not in description:
             return links[::-1]
         content = await resources.get(str(description["base"]))
     raise RunFailed(f"{content.name} has too long a chain of deltas.")
+
+
+async def _folder(description: Mapping[str, Any], files: RunFiles, roots: ModelRoots) -> Path:
+    return await _located(str(description["path"]), files, roots)
+
+
+async def _located(place: str, files: RunFiles, roots: ModelRoots) -> Path:
+    """Returns the folder of a place that a version names: a path, or `runs:/<run>/<path>` in the storage of the runs."""
+    return await files.fetched(roots.checked(files.path_of(place)))
 
 
 async def _existing(folder: Path) -> Path:

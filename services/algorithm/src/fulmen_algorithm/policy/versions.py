@@ -45,24 +45,24 @@ class VersionRecord:
     adapters: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, record: Mapping[str, object]) -> "VersionRecord":
-        """Parses a line of `versions.jsonl`."""
+    def read(cls, record: Mapping[str, object], files: RunFiles) -> "VersionRecord":
+        """Parses a line of `versions.jsonl` of a run's files."""
         names = record.get("adapters", ())
         return cls(
             version=int(str(record["version"])),
             name=str(record["name"]),
             step=int(str(record["step"])),
-            path=Path(str(record["path"])),
+            path=files.path_of(str(record["path"])),
             kind=WeightsKind(str(record.get("kind", "full"))),
             sha256=str(record.get("sha256", "")),
             base=int(str(record.get("base", 0))),
             adapters=tuple(map(str, names)) if isinstance(names, Sequence) else (),
         )
 
-    def line(self) -> dict[str, object]:
+    def line(self, files: RunFiles) -> dict[str, object]:
         """Formats a line of `versions.jsonl`."""
         line: dict[str, object] = {"version": self.version, "name": self.name, "step": self.step}
-        line |= {"path": str(self.path), "kind": self.kind.value, "sha256": self.sha256}
+        line |= {"path": files.place_of(self.path), "kind": self.kind.value, "sha256": self.sha256}
         if self.base:
             line["base"] = self.base
         return line | ({"adapters": list(self.adapters)} if self.adapters else {})
@@ -90,7 +90,9 @@ class Versions:
         self._rebuilt: dict[int, Path] = {}
         self._rebuilding = asyncio.Lock()
         self._at_hand = 0
-        self.records = {record.version: record for record in map(VersionRecord.read, files.versions())}
+        self.records = {
+            record.version: record for record in (VersionRecord.read(line, files) for line in files.versions())
+        }
 
     async def write(self, step: int, *, whole: bool = False) -> SavedModel:
         """Writes the present weights, as a delta against the served version if possible and small enough.
@@ -120,7 +122,7 @@ class Versions:
         """Returns the description of a version's weights for its resource."""
         description: dict[str, object] = {
             "kind": saved.kind.value,
-            "path": str(saved.path),
+            "path": self._files.place_of(saved.path),
             "sha256": saved.sha256,
             "dtype": self._weights.dtype,
             "size_bytes": saved.size_bytes,
@@ -129,8 +131,9 @@ class Versions:
             base = self.records[saved.base]
             description |= {"base": base.name, "base_sha256": base.sha256}
         if saved.kind is WeightsKind.LORA:
-            description |= {"base_model": str(self._base_model), "adapters": list(saved.adapters)}
-            description |= {"merged": str(saved.merged)} if saved.merged else {}
+            base_model = "" if self._base_model is None else self._files.place_of(self._base_model)
+            description |= {"base_model": base_model, "adapters": list(saved.adapters)}
+            description |= {"merged": self._files.place_of(saved.merged)} if saved.merged else {}
         return description
 
     def add(self, *, version: int, name: str, step: int, saved: SavedModel) -> PublishedPolicy:
@@ -145,7 +148,7 @@ class Versions:
             base=saved.base,
             adapters=saved.adapters,
         )
-        self._files.append_version(record.line())
+        self._files.append_version(record.line(self._files))
         self.records[version] = record
         return self.published(version)
 
@@ -219,7 +222,7 @@ class Versions:
                     # While it is being published, the trainer still has its weights.
                     self._rebuilt[version] = (await self.write(links[-1].step, whole=True)).path
             return self._rebuilt[version]
-        if not links[0].path.exists():
+        if not (await self._files.fetched(links[0].path)).exists():
             raise RunFailed(f"The folder of version {version} no longer exists.")
         return links[0].path
 

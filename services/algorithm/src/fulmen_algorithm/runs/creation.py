@@ -16,6 +16,7 @@ from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
 from fulmen.ids import NOT_DOTS, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
+from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
@@ -23,7 +24,7 @@ from fulmen_algorithm.runs.inputs import Demonstration, prompt_problems, read_de
 from fulmen_algorithm.runs.ports import Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 
-_RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
+RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
 _POLICY_NAME = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
 _PINNED = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
@@ -85,6 +86,7 @@ class CreationRules:
         external_engines: Addresses of the vLLM servers that a run may name as its engine.
         endpoints: Addresses that a run may call.
         exchange_targets: Addresses of services through which ranks may exchange gradients.
+        model_roots: Folders below which `policy.path` may lie.
     """
 
     registry: Registry
@@ -92,6 +94,7 @@ class CreationRules:
     external_engines: Collection[str] = ()
     endpoints: Collection[str] = ()
     exchange_targets: Collection[str] = ()
+    model_roots: ModelRoots = ANY_FOLDER
 
 
 async def checked_run(
@@ -131,6 +134,7 @@ async def checked_run(
         except SettingsInvalid as error:
             violations += error.violations
         violations += _policy_problems(draft, entry)
+        violations += _path_problems(draft, rules.model_roots)
         violations += _input_problems(draft, entry)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
@@ -231,7 +235,7 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
 
 def _problems(draft: RunDraft) -> list[Violation]:
     found = []
-    if draft.name and not _RUN_NAME.fullmatch(draft.name):
+    if draft.name and not RUN_NAME.fullmatch(draft.name):
         found.append(Violation(field="name", description="must be trainingRuns/ and 1 to 63 of [a-z0-9-]"))
     if len(draft.display_name) > MAX_DISPLAY_NAME:
         found.append(Violation(field="display_name", description=f"is longer than {MAX_DISPLAY_NAME} characters"))
@@ -266,6 +270,13 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
     return found
 
 
+def _path_problems(draft: RunDraft, roots: ModelRoots) -> list[Violation]:
+    if draft.policy.origin is not PolicyOrigin.PATH or not draft.policy.source:
+        return []
+    problem = roots.problem(draft.policy.source)
+    return [Violation(field="policy.path", description=problem)] if problem else []
+
+
 def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
     found = [
         Violation(field=f"inputs.{use}", description=f"is needed by {draft.algorithm}")
@@ -281,7 +292,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
         if use not in entry.inputs:
             found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))
         elif use == ROLLOUTS:
-            if not _RUN_NAME.fullmatch(name):
+            if not RUN_NAME.fullmatch(name):
                 found.append(Violation(field=f"inputs.{use}", description="must be trainingRuns/<id>"))
         elif not _PINNED.fullmatch(name):
             text = "must be pinned: resources/<id>/versions/<number>"
@@ -292,7 +303,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
 async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run: KnowsRun) -> list[Violation]:
     """Checks that the source run exists; a malformed name is reported elsewhere."""
     name = draft.inputs.get(ROLLOUTS, "")
-    if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
+    if not RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
         return []
     text = f"there is no training run {name} in {draft.project}, and no rollout of one"
     return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]

@@ -6,17 +6,26 @@ runs are only on disk, and read on request.
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+import structlog
+
+from fulmen.errors import Draining
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.events import Event, Notice, StepMetrics
-from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.ports import LeaseState, RunFence
+from fulmen_algorithm.runs.run import RunState, TrainingRun
 
+_log = structlog.get_logger()
 CHANGEABLE = frozenset({"results", "step", "step_count", "policy_version", "model_path", "provenance"})
 Clock = Callable[[], datetime]
+NOTICES_POSTPONED = 100
+"""Notices that wait in memory while the storage is full."""
 READ_AT_ONCE = 1000
 """Events of an ended run that a watcher reads into memory at once."""
 
@@ -46,6 +55,7 @@ class EventLog:
         self._files = files
         self._clock = clock
         self._newest: Mapping[str, float] = {}
+        self._postponed: deque[Notice] = deque(maxlen=NOTICES_POSTPONED)
         self._over = ended
         if ended:
             last = files.read_last()
@@ -56,6 +66,19 @@ class EventLog:
             self._newest = {k: v for event in events if event.step is not None for k, v in event.step.values.items()}
             self._over = next((event.last for event in reversed(events) if event.run is not None), False)
         self._grown = asyncio.Event()
+        self._moved = False
+
+    def switch(self, files: RunFiles, *, ended: bool) -> None:
+        """Continues with the files of another epoch; watchers stay."""
+        fresh = EventLog(files, self._clock, ended=ended)
+        self._files, self._held, self._newest, self._over = files, fresh._held, fresh._newest, fresh._over
+        self._moved = False
+        self._wake()
+
+    def move(self) -> None:
+        """Ends the watches of a run that another service runs now; their callers reconnect and are sent there."""
+        self._moved = True
+        self._wake()
 
     def state_changed(self, run: TrainingRun) -> None:
         """Appends the present state of the run."""
@@ -67,8 +90,13 @@ class EventLog:
         self._newest = {**self._newest, **metrics.values}
 
     def notify(self, severity: str, message: str) -> None:
-        """Appends a message for a person."""
-        self._append(Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message)))
+        """Appends a message for a person; a full disk does not stop whoever reports something."""
+        notice = Notice(severity=severity, message=message)
+        try:
+            self._append(Event(sequence=self._next, time=self._clock(), notice=notice))
+        except OSError:
+            _log.warning("run_notice_not_stored", severity=severity, text=message)
+            self._postponed.append(notice)
 
     def steps(self) -> list[StepMetrics]:
         """Returns the metrics by step, in order. Measurements are merged; of a repeated step, the last one counts.
@@ -109,6 +137,9 @@ class EventLog:
         """Yields the events after a sequence, waits for more, and ends when the run has ended.
 
         It has no timeout; the caller's applies.
+
+        Raises:
+            Draining: if another service runs the run now.
         """
         position = min(max(after_sequence, 0), self.last_sequence)
         while True:
@@ -121,6 +152,8 @@ class EventLog:
                         yield event
             if self._over:
                 return
+            if self._moved:
+                raise Draining("Another service runs this run now: watch it again.")
             await grown.wait()
 
     def _between(self, after: int, upto: int) -> Iterator[Event]:
@@ -141,23 +174,85 @@ class EventLog:
         return self.last_sequence + 1
 
     def _append(self, event: Event) -> None:
+        while self._postponed:
+            late = Event(sequence=self._next, time=event.time, notice=self._postponed[0])
+            self._store(late)
+            self._postponed.popleft()
+        self._store(replace(event, sequence=self._next))
+
+    def _store(self, event: Event) -> None:
         self._files.append(event)
         self._over = event.last if event.run is not None else self._over
         if self._over:
             self._held = _Held(before=event.sequence, events=[])
         else:
             self._held.events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A run with its events and its files."""
+    """A run with its events, its files and its lease.
+
+    Attributes:
+        run: The run as of its files, or as its owner last described it.
+        epoch: Epoch under which this service runs it; 0 if it does not.
+        owner: Id of the last owner.
+        owner_address: Address of the last owner.
+        newest_epoch: The newest epoch that this service knows of.
+        held_until: Time until which the last owner holds the lease, by `time.monotonic`.
+        blocked_until: Time before which this service does not try to acquire the run, by `time.monotonic`.
+        waiting_reason: What an active run waits for; empty if it does not wait.
+        changing: Held by whoever acquires the run or releases it.
+    """
 
     run: TrainingRun
     events: EventLog
     files: RunFiles
+    epoch: int = 0
+    owner: str = ""
+    owner_address: str = ""
+    newest_epoch: int = 0
+    held_until: float = 0.0
+    blocked_until: float = 0.0
+    waiting_reason: str = ""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another service holds the run's lease."""
+        return not self.epoch and time.monotonic() < self.held_until
+
+    @property
+    def stale(self) -> bool:
+        """Whether another service has written the run since its files were opened here."""
+        return not self.epoch and self.newest_epoch > self.files.epoch
+
+    @property
+    def fence(self) -> RunFence:
+        """The epoch under which this service acts for the run."""
+        return RunFence(training_run=self.run.name, epoch=self.epoch)
+
+    @property
+    def lease_state(self) -> LeaseState:
+        """What the run is for its owners."""
+        match self.run.state:
+            case RunState.RUNNING:
+                return LeaseState.RUNNING
+            case RunState.PENDING:
+                return LeaseState.WAITING
+            case _:
+                return LeaseState.IDLE
+
+    def open(self, files: RunFiles) -> None:
+        """Continues with the files of another epoch."""
+        self.run = files.load_run() or self.run
+        self.files = files
+        self.events.switch(files, ended=self.run.state.final)
 
     def update(self, **changes: object) -> None:
         """Changes fields of the run other than its state, which only `RunRegistry.move` changes.

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from fulmen.errors import FulmenError, ResourceNotFound
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
 from fulmen_algorithm.policy.stored_weights import stored_policy
@@ -21,12 +23,13 @@ from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation import parse_settings, read_inputs
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, Serving
+from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
+from fulmen_algorithm.runs.storage_wait import is_storage_trouble, wait_for_storage
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
@@ -38,14 +41,17 @@ MAX_TRAINERS_LOST = 3
 class Connections(Protocol):
     """Opens a run's connections to other services and its trainer; `notify` reports outages."""
 
-    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RolloutQueue:
-        """Returns the queue and feed of a run."""
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, fence: RunFence) -> RolloutQueue:
+        """Returns the queue and feed of a run, under an epoch of its lease."""
 
-    def resources(self, project: str, notify: Notify) -> ResourceStore:
-        """Returns the resources of a project."""
+    def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> ResourceStore:
+        """Returns the resources of a project; with a fence, those of a run under an epoch of its lease."""
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Serving:
         """Returns the engine and the route of a run's policy."""
+
+    def abandon(self, run: TrainingRun) -> None:
+        """Stops the engine of a run that another service has taken over."""
 
     def chat(self, notify: Notify) -> ChatModels:
         """Returns the models that algorithms call."""
@@ -87,6 +93,9 @@ class RunExecutor:
     keep_models: int
     machine: Mapping[str, str]
     """Facts about the machine that are recorded with each run, such as `device`."""
+    check_owned: Callable[[Entry], Awaitable[None]]
+    """Raises RunLeaseLost if another service has taken a run over."""
+    model_roots: ModelRoots = ANY_FOLDER
 
     async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
@@ -101,6 +110,10 @@ class RunExecutor:
                     raise RunFailed(f"{error.message} {lost} trainers were lost without a step in between.") from error
                 entry.events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
                 control.check()
+            except OSError as error:
+                if not is_storage_trouble(error):
+                    raise
+                await control.unless_stopped(wait_for_storage(entry, error))
             else:
                 return
 
@@ -115,12 +128,12 @@ class RunExecutor:
         execution = _Execution(
             entry=entry,
             settings=settings,
-            resources=self.connections.resources(run.project, notify),
-            queue=self.connections.queue(run, settings, notify),
+            resources=self.connections.resources(run.project, notify, fence=entry.fence),
+            queue=self.connections.queue(run, settings, notify, fence=entry.fence),
             serving=self.connections.serving(run, settings, notify),
             control=control,
         )
-        checkpoints = CheckpointStore(directory=entry.files.checkpoints, keep=self.keep_checkpoints)
+        checkpoints = entry.files.checkpoint_store(keep=self.keep_checkpoints)
         recorder = self._recorder(execution, checkpoints)
         inputs, problems = await control.unless_stopped(read_inputs(run.inputs, execution.resources))
         if problems:
@@ -152,6 +165,7 @@ class RunExecutor:
             entry=execution.entry,
             checkpoints=checkpoints,
             control=execution.control,
+            check_owned=partial(self.check_owned, execution.entry),
             settings=RecorderSettings(
                 steps=settings.steps,
                 checkpoint_every=settings.checkpoint_every,
@@ -183,8 +197,14 @@ class RunExecutor:
         if model is None or settings.lora is None:
             return model, None
         # Adapters are valid only with the exact weights that they were trained on.
-        base = await asyncio.to_thread(entry.files.keep_reference, model)
+        base = await self._kept_reference(entry, model)
         return base, base
+
+    async def _kept_reference(self, entry: Entry, model: Path) -> Path:
+        await entry.files.fetched(entry.files.folder / "reference")
+        kept = await asyncio.to_thread(entry.files.keep_reference, model)
+        await entry.files.push_folder(kept)
+        return kept
 
     async def _context(
         self, execution: _Execution, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
@@ -209,7 +229,7 @@ class RunExecutor:
             )
             policy = Policy(services, trainer, publishing)
         else:
-            served = await served_version(services)
+            served = await served_version(services, self.model_roots)
         return RunContext(
             run=entry.run,
             inputs=inputs,
@@ -225,7 +245,7 @@ class RunExecutor:
 
     async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:
         entry, settings = execution.entry, execution.settings
-        reference = await asyncio.to_thread(entry.files.keep_reference, model) if settings.uses_reference else None
+        reference = await self._kept_reference(entry, model) if settings.uses_reference else None
         optimizer = OptimizerSettings(
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
@@ -255,13 +275,17 @@ class RunExecutor:
         if not run.uses_rollouts:
             return
         # Default settings: the run's own may be why it failed.
-        queue = self.connections.queue(run, RunSettings(), notify)
+        queue = self.connections.queue(run, RunSettings(), notify, fence=entry.fence)
         try:
             async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
                 await queue.cancel_all()
         except (FulmenError, OSError) as error:  # a TimeoutError is one
             reason = error.message if isinstance(error, FulmenError) else "it did not answer"
             notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
+
+    def abandon(self, entry: Entry) -> None:
+        """Stops what still serves a run that another service has taken over; see `worker.Executor`."""
+        self.connections.abandon(entry.run)
 
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""
@@ -289,7 +313,7 @@ class RunExecutor:
         run, files, resources = execution.entry.run, execution.entry.files, execution.resources
         match run.policy.origin:
             case PolicyOrigin.PATH:
-                return Path(run.policy.source)
+                return self.model_roots.checked(run.policy.source)
             case PolicyOrigin.BUILD:
                 bundle = await resources.get(run.inputs["bundle"])
                 seed = execution.settings.seed
@@ -301,5 +325,5 @@ class RunExecutor:
                     content = await resources.get(name)
                 except ResourceNotFound as error:
                     raise RunFailed(f"{name} does not exist.") from error
-                stored = await stored_policy(content, resources=resources, files=files)
+                stored = await stored_policy(content, resources=resources, files=files, roots=self.model_roots)
                 return await stored.model_folder()

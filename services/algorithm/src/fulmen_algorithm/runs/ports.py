@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,6 +105,92 @@ class RolloutQueue(Protocol):
 
     async def finished_of(self, training_run: str) -> list[FinishedGroup]:
         """Reads the finished groups of another run of the project, in feed order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFence:
+    """The epoch of a run's lease; the store refuses what carries an older one.
+
+    Attributes:
+        training_run: `trainingRuns/{id}`.
+        epoch: Epoch under which this service runs it.
+    """
+
+    training_run: str
+    epoch: int
+
+
+class LeaseState(StrEnum):
+    """What a run is for its owners, as in `fulmen.store.v1.RunLeaseState`."""
+
+    IDLE = "IDLE"
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLease:
+    """A run and its lease at the store.
+
+    Attributes:
+        training_run: `trainingRuns/{id}`.
+        owner: Id of the last owner; empty if it never had one.
+        owner_address: `host:port` of the last owner.
+        epoch: Newest epoch.
+        held_s: Time for which the lease is held from now on unless it is renewed, in seconds; 0 if it is not held.
+        record: The run as its owner last described it.
+    """
+
+    training_run: str
+    owner: str
+    owner_address: str
+    epoch: int
+    held_s: float
+    record: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRenewal:
+    """A lease to renew; an empty record leaves the stored one."""
+
+    fence: RunFence
+    project: str
+    record: bytes = field(repr=False)
+
+
+class RunLeases(Protocol):
+    """The leases of runs at the store, for this service. No call waits for an outage to end.
+
+    Every call raises Unavailable or another error of `AWAY` if the store does not answer.
+    """
+
+    async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
+        """Records a run.
+
+        Raises:
+            TrainingRunExists: if the name or the request id is taken.
+        """
+
+    async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
+        """Acquires a lease; returns its epoch, which is greater than `after_epoch`.
+
+        Raises:
+            RunLeaseHeld: if another service holds it, or the lease of another run of the same policy.
+            TrainingRunNotFound: if the run is not recorded.
+        """
+
+    async def renew(self, renewals: Sequence[LeaseRenewal]) -> set[str]:
+        """Renews leases; returns the runs whose leases are lost."""
+
+    async def release(self, fence: RunFence, project: str, *, state: LeaseState, record: bytes) -> None:
+        """Ends a lease.
+
+        Raises:
+            RunLeaseLost: if another service has acquired the run.
+        """
+
+    async def changed(self) -> list[RunLease]:
+        """Lists the runs whose lease or record has changed since the last call."""
 
 
 class ResourceStore(Protocol):

@@ -37,6 +37,7 @@ _PROGRESS = TypeAdapter(Progress)
 SECTION_PREFIX = "section_"
 """Name of notes that are report sections, with a title and Markdown."""
 Discard = Callable[[], Awaitable[None]]
+CheckOwned = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
 
 
@@ -71,6 +72,7 @@ class Recorder:
         entry: Entry,
         checkpoints: CheckpointStore,
         control: RunControl,
+        check_owned: CheckOwned,
         settings: RecorderSettings,
     ) -> None:
         """Initializes the recorder.
@@ -79,6 +81,7 @@ class Recorder:
             entry: The run, its events and its files.
             checkpoints: Its checkpoints.
             control: Its stop requests.
+            check_owned: Raises RunLeaseLost if another service has taken the run over.
             settings: Steps, checkpoints and reaction to a collapse.
         """
         self.progress = Progress()
@@ -87,6 +90,7 @@ class Recorder:
         self._events = entry.events
         self._checkpoints = checkpoints
         self._control = control
+        self._check_owned = check_owned
         self.steps = settings.steps
         self._every = settings.checkpoint_every
         self._collapse = settings.collapse
@@ -284,7 +288,9 @@ class Recorder:
             await self._trainer.write_state(folder)
         keep = await asyncio.to_thread(self._kept)
         dumped = _PROGRESS.dump_python(progress, mode="json")
+        await self._check_owned()
         await asyncio.to_thread(self._checkpoints.complete, folder, dumped, keep_also=keep)
+        await self._files.push()
         self._saved = progress
 
     def _kept(self) -> set[int]:

@@ -1,15 +1,19 @@
-"""The runs of the service: all in memory, each change durable before it is visible.
+"""The runs that the service knows: all in memory, each change durable before it is visible.
 
-Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy; the others
-wait for a slot. A free slot goes to the project with the fewest active runs, and there to the oldest run.
+Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy, on this service
+or another; the others wait for a slot. A free slot goes to the project with the fewest active runs, and there to the
+oldest run.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
-from fulmen_algorithm.persistence.run_files import RunFiles, StateFolder
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl, StopReason
 from fulmen_algorithm.runs.creation import RunDraft, digest
 from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
@@ -26,14 +30,15 @@ class ActiveRun:
     control: RunControl
     task: "asyncio.Task[None]"
     cancelled: bool = False
+    lost: bool = False
 
 
 class RunRegistry:
     """All runs, and the queue."""
 
-    def __init__(self, folder: StateFolder, *, clock: Clock, max_concurrent: int = 1) -> None:
+    def __init__(self, storage: RunStorage, *, clock: Clock, max_concurrent: int = 1) -> None:
         """`max_concurrent` is the number of run slots."""
-        self._folder = folder
+        self._storage = storage
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._changed = asyncio.Event()
@@ -41,11 +46,17 @@ class RunRegistry:
         self._notified: set[tuple[str, str]] = set()
         self.active: dict[str, ActiveRun] = {}
 
-    def restore(self, run: TrainingRun, files: RunFiles) -> None:
-        """Restores a stored run."""
-        self._entries[run.name] = Entry(
-            run=run, events=EventLog(files, self._clock, ended=run.state.final), files=files
+    def restore(self, run: TrainingRun, files: RunFiles) -> Entry:
+        """Restores a stored run, or one of another service."""
+        entry = Entry(
+            run=run,
+            events=EventLog(files, self._clock, ended=run.state.final),
+            files=files,
+            owner=files.owner,
+            newest_epoch=files.epoch,
         )
+        self._entries[run.name] = entry
+        return entry
 
     def existing(self, draft: RunDraft) -> TrainingRun | None:
         """Finds the run created by an earlier equal request.
@@ -65,12 +76,19 @@ class RunRegistry:
         return None
 
     def add(self, run: TrainingRun) -> None:
-        """Stores a new run, which then waits for a slot."""
-        files = self._folder.run_files(run.run_id)
+        """Stores a new run, which then waits for a slot.
+
+        Raises:
+            OSError: if the storage is full; another service or the next start of this one creates its files then.
+        """
+        # Not the newest epoch: another service may have acquired the run already.
+        files = self._storage.run_files(run.run_id, epoch=0)
+        entry = self.restore(run, files)
+        self.wake()
+        files.begin(self._storage.owner)
         files.save_run(run)
-        self.restore(run, files)
-        self._entries[run.name].events.state_changed(run)
-        self._wake()
+        entry.owner = files.owner
+        entry.events.state_changed(run)
 
     def entry(self, name: str) -> Entry:
         """Returns a run with its events.
@@ -81,6 +99,14 @@ class RunRegistry:
         if name not in self._entries:
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         return self._entries[name]
+
+    def find(self, name: str) -> Entry | None:
+        """Returns a run; None if it is unknown."""
+        return self._entries.get(name)
+
+    def is_own(self, entry: Entry) -> bool:
+        """Returns whether this service is the last one that wrote a run's files."""
+        return entry.owner == self._storage.owner and not entry.stale
 
     def has(self, name: str, project: str) -> bool:
         """Returns whether a project has a run of this name."""
@@ -117,7 +143,7 @@ class RunRegistry:
         entry.run = moved(entry.run, state, now=self._clock(), failure_message=failure_message)
         entry.files.save_run(entry.run)
         entry.events.state_changed(entry.run)
-        self._wake()
+        self.wake()
         return entry.run
 
     def rollback(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
@@ -130,7 +156,7 @@ class RunRegistry:
         entry.run = rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed)
         entry.files.save_run(entry.run)
         entry.events.state_changed(entry.run)
-        self._wake()
+        self.wake()
         return entry.run
 
     async def next_runnable(self) -> TrainingRun:
@@ -138,7 +164,8 @@ class RunRegistry:
         while True:
             changed = self._changed
             waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
-            free = [entry.run for entry in waiting if not self._policy_taken(entry)]
+            waiting = [e for e in waiting if not e.elsewhere and not e.changing.locked()]
+            free = [entry.run for entry in waiting if not self._policy_taken(entry) and not _blocked(entry)]
             if free and len(self.active) < self._max_concurrent:
                 return min(free, key=self._order)
             for run in free:
@@ -153,7 +180,7 @@ class RunRegistry:
     def end(self, name: str) -> None:
         """Releases the slot of a run."""
         del self.active[name]
-        self._wake()
+        self.wake()
 
     async def idle(self) -> None:
         """Waits until no run is active; the caller sets the timeout."""
@@ -168,7 +195,11 @@ class RunRegistry:
     def _policy_taken(self, waiting: Entry) -> bool:
         """Returns whether an active run trains the same policy; the waiting run is notified once."""
         policy = waiting.run.policy.name
-        other = next((active.name for active in self.active.values() if policy and active.policy == policy), None)
+        elsewhere = (
+            entry.run.name for entry in self._entries.values() if policy == entry.run.policy.name and entry.elsewhere
+        )
+        here = (active.name for active in self.active.values() if active.policy == policy)
+        other = next(chain(here, elsewhere), None) if policy else None
         if other is None:
             return False
         end = f"`fulmen run stop {other.removeprefix('trainingRuns/')}` ends that one"
@@ -177,7 +208,7 @@ class RunRegistry:
 
     def _notify_waiting(self, waiting: Entry, behind: str, text: str) -> None:
         """Notifies a run once that it waits: for another run, or for any slot if `behind` is empty."""
-        if (waiting.run.name, behind) not in self._notified:
+        if (waiting.run.name, behind) not in self._notified and self.is_own(waiting):
             self._notified.add((waiting.run.name, behind))
             waiting.events.notify("info", text)
 
@@ -188,7 +219,7 @@ class RunRegistry:
             TrainingRunStateInvalid: if it has ended.
         """
         run = self.entry(name).run
-        if name in self.active and run.state is RunState.RUNNING:
+        if name in self.active and run.runnable:
             self.active[name].control.request(StopReason.PAUSE)
         elif run.runnable:
             self.move(name, RunState.PAUSED)
@@ -223,6 +254,15 @@ class RunRegistry:
             return entry.run
         return entry.run
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets whoever waits for a change look again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def wake_later(self, delay_s: float) -> None:
+        """Wakes after a time, in seconds."""
+        asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+
+def _blocked(entry: Entry) -> bool:
+    return time.monotonic() < entry.blocked_until

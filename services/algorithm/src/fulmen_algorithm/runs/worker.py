@@ -2,21 +2,30 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
 
-from fulmen.errors import FulmenError
+from fulmen.errors import FulmenError, RunLeaseHeld, RunLeaseLost
 from fulmen_algorithm.runs.collapse import RewardCollapsed
 from fulmen_algorithm.runs.control import Interrupted, RunControl, StopReason
 from fulmen_algorithm.runs.entry import Entry
-from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.failure import AWAY, RunFailed
+from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.storage_wait import stored
 
 _log = structlog.get_logger()
 
 CANCEL_WAIT_S = 15.0
+HELD_OR_AWAY: tuple[type[Exception], ...] = (RunLeaseHeld, *AWAY)
+
+
+class NotAcquired(Exception):
+    """The run is not started here: another service runs it, or it is not to be run any more."""
 
 
 class Executor(Protocol):
@@ -34,14 +43,19 @@ class Executor(Protocol):
     async def cancel_rollouts(self, entry: Entry) -> None:
         """Cancels the run's remaining rollouts; waits only briefly while the store is unavailable."""
 
+    def abandon(self, entry: Entry) -> None:
+        """Stops what still serves a run that another service has taken over."""
+
 
 class RunWorker:
-    """Executes as many runs at a time as `RunRegistry` has slots."""
+    """Executes as many runs at a time as `RunRegistry` has slots, under a lease each."""
 
-    def __init__(self, runs: RunRegistry, executor: Executor) -> None:
+    def __init__(self, runs: RunRegistry, executor: Executor, ownership: RunOwnership) -> None:
         self._runs = runs
         self._executor = executor
+        self._ownership = ownership
         self._draining = False
+        ownership.lost = self._lose
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -65,9 +79,29 @@ class RunWorker:
             active.task.cancel()
             return await self._runs.wait_final(name, timeout_s=CANCEL_WAIT_S)
         if not entry.run.state.final:
-            self._runs.move(name, RunState.CANCELLED)
-            await self._executor.cancel_rollouts(entry)
+            await self._cancel_waiting(entry)
         return entry.run
+
+    async def changed(self, name: str, change: Callable[[], TrainingRun]) -> TrainingRun:
+        """Makes a change of a run that may be active; a run that is not is owned for that time.
+
+        Raises:
+            TrainingRunNotFound: if the run does not exist.
+            RunLeaseHeld: if another service runs it; `metadata.owner_address`.
+            Unavailable: if the store does not answer, or the storage cannot be written.
+        """
+        entry = self._runs.entry(name)
+        async with entry.changing:
+            if name in self._runs.active:
+                return change()
+            async with self._ownership.holding(entry):
+                return change()
+
+    async def _cancel_waiting(self, entry: Entry) -> None:
+        async with entry.changing, self._ownership.holding(entry):
+            if not entry.run.state.final:
+                self._runs.move(entry.run.name, RunState.CANCELLED)
+                await self._executor.cancel_rollouts(entry)
 
     async def drain(self) -> None:
         """Stops the active runs at checkpoints; they stay RUNNING and resume when the service restarts."""
@@ -76,38 +110,72 @@ class RunWorker:
             active.control.request(StopReason.DRAIN)
         await self._runs.idle()
 
+    def _lose(self, name: str) -> None:
+        """Stops a run that another service has taken over."""
+        active = self._runs.active.get(name)
+        if active is not None:
+            active.lost = True
+            active.task.cancel()
+
     def _start(self, run: TrainingRun) -> ActiveRun:
         """Starts a run."""
         entry = self._runs.entry(run.name)
-        if run.state is not RunState.RUNNING:
-            run = self._runs.move(run.name, RunState.RUNNING)
         control = RunControl()
-        task = asyncio.create_task(self._executor.execute(entry, control), name=run.name)
+        task = asyncio.create_task(self._execute(entry, control), name=run.name)
         active = ActiveRun(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
         self._runs.begin(active)
         return active
 
+    async def _execute(self, entry: Entry, control: RunControl) -> None:
+        """Acquires a run and executes it.
+
+        Raises:
+            NotAcquired: if another service runs it, or it is not to be run any more.
+        """
+        async with entry.changing:
+            if not await self._ownership.acquire(entry):
+                raise NotAcquired
+            if not entry.run.runnable:
+                await self._ownership.release(entry)
+                raise NotAcquired
+        if entry.run.state is not RunState.RUNNING:
+            await stored(entry, lambda: self._runs.move(entry.run.name, RunState.RUNNING))
+        await self._executor.execute(entry, control)
+
     async def _supervise(self, active: ActiveRun) -> None:
-        """Waits for the end of a run and releases its slot."""
+        """Waits for the end of a run and releases its lease and its slot."""
         entry = self._runs.entry(active.name)
         try:
             await asyncio.wait({active.task})
             await self._settle(entry, active)
+            await self._ownership.release(entry)
         except asyncio.CancelledError:
             active.task.cancel()
             await asyncio.wait({active.task})
             raise
         finally:
+            entry.epoch = 0
             self._runs.end(active.name)
 
     async def _settle(self, entry: Entry, active: ActiveRun) -> None:
         """Moves a run whose task has ended to its next state, or rolls it back after a collapse."""
         error = None if active.task.cancelled() else active.task.exception()
+        if active.lost or isinstance(error, RunLeaseLost):
+            # Its files, rollouts and events belong to another service now.
+            self._executor.abandon(entry)
+            _log.warning("run_taken_over", run=active.name)
+            return
+        if not entry.epoch:
+            if active.cancelled:
+                await self._cancel_unowned(entry)
+            return
         if isinstance(error, RewardCollapsed) and not active.cancelled:
             entry.events.notify("warning", error.message)
-            self._runs.rollback(active.name, sequence=error.sequence, step=error.step, collapsed=True)
+            sequence, step = error.sequence, error.step
+            roll_back = partial(self._runs.rollback, active.name, sequence=sequence, step=step, collapsed=True)
+            await stored(entry, roll_back)
             if active.control.pausing:  # the task ended before it listened
-                self._runs.move(active.name, RunState.PAUSED)
+                await stored(entry, lambda: self._runs.move(active.name, RunState.PAUSED))
             return
         state, message = _next_state(active)
         if state is None:
@@ -116,8 +184,15 @@ class RunWorker:
             await self._executor.cancel_rollouts(entry)
         if state is RunState.FAILED:
             entry.events.notify("error", message)
-        self._runs.move(active.name, state, failure_message=message)
+        await stored(entry, lambda: self._runs.move(active.name, state, failure_message=message))
         _log.info("run_settled", run=active.name, state=state.value)
+
+    async def _cancel_unowned(self, entry: Entry) -> None:
+        """Cancels a run that was cancelled while it was being acquired."""
+        try:
+            await self._cancel_waiting(entry)
+        except HELD_OR_AWAY as error:
+            _log.warning("run_not_cancelled", run=entry.run.name, reason=type(error).__name__)
 
 
 def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:

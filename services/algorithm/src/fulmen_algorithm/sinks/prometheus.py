@@ -16,7 +16,7 @@ class RunMetrics(Collector):
     """Collects metrics of runs when scraped; ended runs are only counted.
 
     `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_state{state}`, `..._run_step`,
-    `..._run_steps_planned` and `fulmen_algorithm_run_metric{metric}`, where metrics are named as in
+    `..._run_steps_planned`, `..._run_waits_for_storage` and `fulmen_algorithm_run_metric{metric}`, where metrics are named as in
     `StepMetrics.values`, units included.
     """
 
@@ -29,7 +29,7 @@ class RunMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Builds the families; called in the scrape's thread."""
-        entries = self._runs.entries()
+        entries = [entry for entry in self._runs.entries() if not entry.elsewhere]
         states = GaugeMetricFamily("fulmen_algorithm_runs", "Training runs by state.", labels=["state"])
         for state in RunState:
             states.add_metric([state.value.lower()], sum(e.run.state is state for e in entries))
@@ -41,6 +41,11 @@ class RunMetrics(Collector):
         metric = GaugeMetricFamily(
             "fulmen_algorithm_run_metric", "Newest value of a metric of a run.", labels=[*_RUN, "algorithm", "metric"]
         )
+        waiting = GaugeMetricFamily(
+            "fulmen_algorithm_run_waits_for_storage",
+            "1 while a run is paused because its storage is full or cannot be reached.",
+            labels=_RUN,
+        )
         for entry in entries:
             run = entry.run
             if run.state.final:
@@ -48,7 +53,8 @@ class RunMetrics(Collector):
             labels = [run.project.removeprefix("projects/"), run.run_id]
             run_state.add_metric([*labels, run.state.value.lower()], 1)
             step.add_metric(labels, run.step)
+            waiting.add_metric(labels, float(bool(entry.waiting_reason)))
             planned.add_metric(labels, run.step_count)
             for name, value in entry.events.latest_metrics.items():
                 metric.add_metric([*labels, run.algorithm, name], value)
-        return (states, run_state, step, planned, metric)
+        return (states, run_state, step, planned, waiting, metric)

@@ -46,12 +46,11 @@ class MetricPublisher:
     """Publishes metrics every two seconds."""
 
     def __init__(
-        self, runs: RunRegistry, sinks: Mapping[str, OpenSink], *, folder: Path, deadline_s: float = CALL_DEADLINE_S
+        self, runs: RunRegistry, sinks: Mapping[str, OpenSink], *, deadline_s: float = CALL_DEADLINE_S
     ) -> None:
-        """`folder` holds a folder for each run id; `deadline_s` is the timeout of one call of a sink, in seconds."""
+        """`deadline_s` is the timeout of one call of a sink, in seconds."""
         self._runs = runs
         self._openers = sinks
-        self._folder = folder
         self._deadline_s = deadline_s
         self._carried: dict[str, _Carried] = {}
 
@@ -69,6 +68,9 @@ class MetricPublisher:
     async def carry(self) -> None:
         """Writes new metrics to every sink."""
         for entry in self._runs.entries():
+            if not self._runs.is_own(entry):
+                self._carried.pop(entry.run.name, None)
+                continue
             carried = self._carried.get(entry.run.name) or await self._begun(entry)
             if entry.events.last_sequence > carried.sequence:
                 await self._write(entry, carried)
@@ -76,8 +78,8 @@ class MetricPublisher:
                 await self._close(entry, carried)
 
     async def _begun(self, entry: Entry) -> _Carried:
-        folder = self._folder / entry.run.run_id
-        carried = _Carried(folder=folder, sequence=await asyncio.to_thread(_position, folder / POSITION_FILE))
+        position = await asyncio.to_thread(_position, entry.files.journal / POSITION_FILE)
+        carried = _Carried(folder=entry.files.folder, sequence=position)
         self._carried[entry.run.name] = carried
         return carried
 
@@ -91,7 +93,11 @@ class MetricPublisher:
                 if await self._guarded(entry, name, partial(_written, sink, steps)) is None:
                     del carried.sinks[name]
         carried.sequence = last
-        await asyncio.to_thread(replace_file, carried.folder / POSITION_FILE, json.dumps({"sequence": last}).encode())
+        try:
+            file, content = entry.files.journal / POSITION_FILE, json.dumps({"sequence": last}).encode()
+            await asyncio.to_thread(replace_file, file, content)
+        except OSError as error:
+            _log.warning("metric_position_not_stored", run=entry.run.name, error=str(error))
 
     async def _open(self, entry: Entry, carried: _Carried) -> None:
         if carried.opened:

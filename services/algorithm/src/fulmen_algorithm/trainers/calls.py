@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
+from fulmen_algorithm.training.files import StorageFailed
 from fulmen_algorithm.training.rows import Row
 from fulmen_exchange.errors import ExchangeFailed
 
@@ -22,7 +23,7 @@ LENGTH_BYTES = 8
 LONGEST_FRAME_BYTES = 2**34
 OPEN = "open"
 ERRORS: Mapping[str, type[Exception]] = {
-    error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, OSError)
+    error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, StorageFailed, OSError)
 }
 """Errors of a call by their name on the wire; any other error ends the rank."""
 

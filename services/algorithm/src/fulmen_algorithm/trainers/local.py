@@ -16,6 +16,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
+from fulmen_algorithm.training.files import full_disk_as_storage_failed
 from fulmen_algorithm.training.parallel import GradientReducer, join_group, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
@@ -107,12 +108,13 @@ class LocalTrainer:
     def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines; only rank 0 writes and gets a result."""
         self._state.reducer.synchronize()
-        return self._state.policy.publish(folder, order)
+        with full_disk_as_storage_failed(folder):
+            return self._state.policy.publish(folder, order)
 
     def write_state(self, folder: Path) -> None:
         """Writes the complete training state."""
         self._state.reducer.synchronize()
-        with self._randomness.in_use():
+        with self._randomness.in_use(), full_disk_as_storage_failed(folder):
             write_state(self._state, folder)
 
     def read_state(self, folder: Path) -> None:

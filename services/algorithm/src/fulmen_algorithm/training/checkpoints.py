@@ -3,6 +3,9 @@
 Files are written into a directory of another name, flushed to disk, and renamed; the manifest holds the SHA-256 of
 every file. A checkpoint is never overwritten: each save takes the next sequence number, and a run that was rolled back
 may save the same step again. Invariant: a kill at any moment leaves the newest complete checkpoint intact.
+
+Names hold the epoch of the lease under which they were written. A store of one epoch sees its own checkpoints and those
+that were complete when the epoch began: what an earlier owner of the run writes later is never taken for progress.
 """
 
 import json
@@ -19,12 +22,23 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 MODEL = "model"
 FORMAT = 1
-_NAME = re.compile(r"checkpoint-(\d{8})")
-_TEMPORARY = ".writing-"
+_NAME = re.compile(r"checkpoint-(\d{8})(?:-(\d{8}))?")
+_TEMPORARY = re.compile(r"\.writing-(\d{8})-(\d{8})")
 
 
 class CheckpointDamaged(Exception):
     """A checkpoint directory is incomplete, or a file does not match the manifest."""
+
+
+def checkpoint_name(sequence: int, epoch: int) -> str:
+    """Returns the name of a checkpoint's directory."""
+    return f"checkpoint-{sequence:08d}" + (f"-{epoch:08d}" if epoch else "")
+
+
+def epoch_of(name: str) -> int | None:
+    """Returns the epoch in the name of a checkpoint's directory; None for another name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[2] or 0)
 
 
 class OtherArchitecture(RuntimeError):
@@ -81,10 +95,14 @@ class CheckpointStore:
     Attributes:
         directory: Directory of the checkpoints, created on the first save.
         keep: Number of newest checkpoints to keep, >= 1.
+        epoch: Epoch of the lease under which checkpoints are written.
+        adopted: Names of the checkpoints of earlier epochs that belong to the run.
     """
 
     directory: Path
     keep: int = 3
+    epoch: int = 0
+    adopted: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises ValueError if nothing would be kept."""
@@ -98,11 +116,17 @@ class CheckpointStore:
             OSError: if it cannot be created.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        for entry in self.directory.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(entry)
-        folder = self.directory / f"{_TEMPORARY}{max(self._sequences(), default=0) + 1:08d}"
+        self.discard_partial()
+        folder = self.directory / f".writing-{max(self._names(), default=0) + 1:08d}-{self.epoch:08d}"
         folder.mkdir()
         return folder
+
+    def discard_partial(self) -> None:
+        """Removes checkpoints of this epoch and earlier ones that were never completed."""
+        for entry in self.directory.iterdir() if self.directory.is_dir() else ():
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and int(match[2]) <= self.epoch:
+                shutil.rmtree(entry)
 
     def complete(self, folder: Path, progress: Mapping[str, Any], *, keep_also: Collection[int] = ()) -> Checkpoint:
         """Completes the checkpoint in the folder of `begin`, and removes those beyond `keep`.
@@ -119,19 +143,20 @@ class CheckpointStore:
         blob = json.dumps(progress, sort_keys=True)
         (folder / PROGRESS).write_text(blob)
         size = _seal(folder)
-        sequence = int(folder.name.removeprefix(_TEMPORARY))
-        target = self.directory / f"checkpoint-{sequence:08d}"
+        sequence = int(folder.name.split("-")[1])
+        target = self.directory / checkpoint_name(sequence, self.epoch)
         folder.rename(target)
         sync(self.directory)
-        for old in {*sorted(self._sequences())[: -self.keep]} - {*keep_also}:
-            shutil.rmtree(self.directory / f"checkpoint-{old:08d}")
+        names = self._names()
+        for old in {*sorted(names)[: -self.keep]} - {*keep_also}:
+            shutil.rmtree(self.directory / names[old])
         return Checkpoint(path=target, sequence=sequence, progress=json.loads(blob), size_bytes=size)
 
     def newest(self) -> Search:
         """Finds the newest checkpoint whose files all match its manifest."""
         damaged: list[Damage] = []
-        for sequence in sorted(self._sequences(), reverse=True):
-            path = self.directory / f"checkpoint-{sequence:08d}"
+        for _, name in sorted(self._names().items(), reverse=True):
+            path = self.directory / name
             try:
                 return Search(checkpoint=read_checkpoint(path), damaged=tuple(damaged))
             except CheckpointDamaged as error:
@@ -144,7 +169,7 @@ class CheckpointStore:
         Raises:
             CheckpointDamaged: if it is missing, or a file does not match the manifest.
         """
-        return read_checkpoint(self.directory / f"checkpoint-{sequence:08d}")
+        return read_checkpoint(self.directory / self._names().get(sequence, checkpoint_name(sequence, self.epoch)))
 
     def listed(self) -> list[Checkpoint]:
         """Lists the checkpoints, oldest first, without verifying large files.
@@ -152,18 +177,23 @@ class CheckpointStore:
         Those with a missing file or without readable progress are left out; `newest` reports them.
         """
         found = []
-        for sequence in sorted(self._sequences()):
-            path = self.directory / f"checkpoint-{sequence:08d}"
+        for _, name in sorted(self._names().items()):
+            path = self.directory / name
             try:
                 found.append(_described(path, _manifest(path)))
             except (CheckpointDamaged, OSError, ValueError):
                 continue
         return found
 
-    def _sequences(self) -> list[int]:
+    def _names(self) -> dict[int, str]:
+        """Returns the names of the run's checkpoints by sequence."""
         if not self.directory.is_dir():
-            return []
-        return [int(match[1]) for entry in self.directory.iterdir() if (match := _NAME.fullmatch(entry.name))]
+            return {}
+        return {
+            int(match[1]): match[0]
+            for entry in self.directory.iterdir()
+            if (match := _NAME.fullmatch(entry.name)) and (int(match[2] or 0) == self.epoch or match[0] in self.adopted)
+        }
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -201,7 +231,7 @@ def _manifest(path: Path) -> dict[str, str]:
 def _described(path: Path, files: Iterable[str]) -> Checkpoint:
     return Checkpoint(
         path=path,
-        sequence=int(path.name.rpartition("-")[2]),
+        sequence=int(path.name.split("-")[1]),
         progress=json.loads((path / PROGRESS).read_text()),
         size_bytes=sum((path / name).stat().st_size for name in files),
     )

@@ -1,8 +1,17 @@
 """Durable files and their checksums."""
 
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+FULL_BELOW_BYTES = 2**20
+
+
+class StorageFailed(OSError):
+    """Storage is full, or an object store failed or could not be reached; the call may succeed later."""
 
 
 def sync(path: Path) -> None:
@@ -22,3 +31,18 @@ def file_sha256(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def full_disk_as_storage_failed(folder: Path) -> Iterator[None]:
+    """Turns errors of libraries that write files into StorageFailed if the disk is full; torch raises RuntimeError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOSPC:
+            raise
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        state = os.statvfs(there)
+        if state.f_bavail * state.f_frsize < FULL_BELOW_BYTES:
+            raise StorageFailed(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise

@@ -36,8 +36,14 @@ def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
     )
 
 
-def training_run(run: TrainingRun) -> pb.TrainingRun:
-    """Encodes a run."""
+def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = "") -> pb.TrainingRun:
+    """Encodes a run.
+
+    Args:
+        run: The run.
+        owner_address: Address of the service that runs it; empty for none.
+        waiting: What it waits for; empty if it does not wait.
+    """
     policy = pb.PolicySpec(name=run.policy.name) if run.policy.name else None
     if policy is not None and run.policy.origin is not PolicyOrigin.NEWEST:
         setattr(policy, run.policy.origin.value, run.policy.source)
@@ -61,6 +67,8 @@ def training_run(run: TrainingRun) -> pb.TrainingRun:
         end_time=_timestamp(run.end_time),
         provenance=run.provenance,
         rollback_count=len(run.branch_points),
+        owner_address=owner_address,
+        waiting_reason=waiting,
     )
 
 

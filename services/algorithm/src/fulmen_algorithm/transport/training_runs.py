@@ -1,32 +1,42 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar, cast
 
 import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
+from fulmen.algorithm.v1.training_run_pb2 import TrainingRun as TrainingRunMessage
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
 from fulmen.errors import (
     ArgumentInvalid,
     CheckpointNotFound,
+    DeadlineExceeded,
     Draining,
     PageTokenInvalid,
+    RunLeaseHeld,
+    RunStorageUnavailable,
+    TrainingRunExists,
     TrainingRunNotFound,
+    Unavailable,
     Violation,
 )
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation import CreationRules, checked_run
+from fulmen_algorithm.runs.creation import RUN_NAME, CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections
+from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.report import Report, report
 from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.storage_wait import is_storage_trouble
 from fulmen_algorithm.runs.worker import RunWorker
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
+from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.transport import encode
+from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_service_kit.security.auth import current_caller, require_project
 
 DEFAULT_PAGE = 50
@@ -45,9 +55,15 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         connections: Connections,
         clock: Clock,
         rules: CreationRules,
+        ownership: RunOwnership,
+        forwarding: Forwarding,
+        address: Callable[[], str],
     ) -> None:
         self._runs = runs
         self._worker = worker
+        self._ownership = ownership
+        self._forwarding = forwarding
+        self._address = address
         self._connections = connections
         self._clock = clock
         self._rules = rules
@@ -79,14 +95,33 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                     knows_run=self._runs.has,
                 )
                 if not request.validate_only:
-                    self._runs.add(run)
+                    run = await self._create(run, draft)
         return pb.CreateTrainingRunResponse(training_run=encode.training_run(run))
+
+    async def _create(self, run: TrainingRun, draft: RunDraft) -> TrainingRun:
+        """Records a run at the store, then here; returns the run of an equal request to another service."""
+        try:
+            await self._ownership.create(run)
+        except TrainingRunExists:
+            existing = self._runs.existing(draft)
+            if existing is None:
+                raise
+            return existing
+        with _storage_errors():
+            self._runs.add(run)
+        return run
 
     async def GetTrainingRun(
         self, request: pb.GetTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetTrainingRunResponse:
         """Returns a run."""
-        return pb.GetTrainingRunResponse(training_run=encode.training_run(self._entry(request.name).run))
+        entry = await self._entry(request.name)
+        if entry.elsewhere:
+            # The owner may have died a moment ago: what it said last is an answer too.
+            with suppress(Unavailable, DeadlineExceeded):
+                forwarded = await self._forwarding.call(entry.owner_address, "GetTrainingRun", request, context)
+                return cast(pb.GetTrainingRunResponse, forwarded)
+        return pb.GetTrainingRunResponse(training_run=self._message(entry))
 
     async def ListTrainingRuns(
         self, request: pb.ListTrainingRunsRequest, context: grpc.aio.ServicerContext
@@ -95,14 +130,19 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         project = require_project(request.project)
         page, token = _page(self._runs.newest_first(project), request.page_size, request.page_token)
         return pb.ListTrainingRunsResponse(
-            training_runs=[encode.training_run(run) for run in page], next_page_token=token
+            training_runs=[self._message(self._runs.entry(run.name)) for run in page], next_page_token=token
         )
 
     async def WatchTrainingRun(
         self, request: pb.WatchTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchTrainingRunResponse]:
         """Streams the events of a run."""
-        events = self._entry(request.name).events.follow(request.after_sequence)
+        entry = await self._entry(request.name)
+        if entry.elsewhere:
+            async for message in self._forwarding.watch(entry.owner_address, request, context):
+                yield message
+            return
+        events = entry.events.follow(request.after_sequence)
         draining = asyncio.create_task(self._draining.wait())
         following: asyncio.Future[Event | None] | None = None
         try:
@@ -125,22 +165,35 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.PauseTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.PauseTrainingRunResponse:
         """Stops a run at a checkpoint."""
-        run = self._runs.pause(self._entry(request.name).run.name)
-        return pb.PauseTrainingRunResponse(training_run=encode.training_run(run))
+        changed = await self._changed(request.name, self._runs.pause, "PauseTrainingRun", request, context)
+        if isinstance(changed, Entry):
+            return pb.PauseTrainingRunResponse(training_run=self._message(changed))
+        return cast(pb.PauseTrainingRunResponse, changed)
 
     async def ResumeTrainingRun(
         self, request: pb.ResumeTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResumeTrainingRunResponse:
         """Resumes a paused run."""
-        run = self._runs.resume(self._entry(request.name).run.name)
-        return pb.ResumeTrainingRunResponse(training_run=encode.training_run(run))
+        changed = await self._changed(request.name, self._runs.resume, "ResumeTrainingRun", request, context)
+        if isinstance(changed, Entry):
+            return pb.ResumeTrainingRunResponse(training_run=self._message(changed))
+        return cast(pb.ResumeTrainingRunResponse, changed)
 
     async def CancelTrainingRun(
         self, request: pb.CancelTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CancelTrainingRunResponse:
         """Ends a run."""
-        run = await self._worker.cancel(self._entry(request.name).run.name)
-        return pb.CancelTrainingRunResponse(training_run=encode.training_run(run))
+        entry = await self._entry(request.name)
+        try:
+            if not entry.elsewhere:
+                with _storage_errors():
+                    await self._worker.cancel(entry.run.name)
+                return pb.CancelTrainingRunResponse(training_run=self._message(entry))
+        except RunLeaseHeld as error:
+            if not error.metadata.get("owner_address"):
+                raise
+        forwarded = await self._forwarding.call(entry.owner_address, "CancelTrainingRun", request, context)
+        return cast(pb.CancelTrainingRunResponse, forwarded)
 
     async def ListAlgorithms(
         self, request: pb.ListAlgorithmsRequest, context: grpc.aio.ServicerContext
@@ -153,8 +206,11 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListCheckpointsResponse:
         """Lists the checkpoints of a run, newest first."""
-        entry = self._entry(request.parent)
-        run, store = entry.run, CheckpointStore(directory=entry.files.checkpoints)
+        entry = await self._entry(request.parent)
+        if entry.elsewhere:
+            forwarded = await self._forwarding.call(entry.owner_address, "ListCheckpoints", request, context)
+            return cast(pb.ListCheckpointsResponse, forwarded)
+        run, store = entry.run, entry.files.checkpoint_store()
         found = [value for value in await asyncio.to_thread(store.listed) if own_past(run, value)]
         page, token = _page(found[::-1], request.page_size, request.page_token)
         return pb.ListCheckpointsResponse(
@@ -166,31 +222,88 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     ) -> pb.RollbackTrainingRunResponse:
         """Rolls a run back to a checkpoint."""
         parent, _, sequence = request.checkpoint.partition("/checkpoints/")
-        entry = self._entry(parent)
-        store = CheckpointStore(directory=entry.files.checkpoints)
-        # Verified only when the run resumes, because that may take minutes.
-        listed = {str(value.sequence): value for value in await asyncio.to_thread(store.listed)}
-        found = listed.get(sequence)
-        run = entry.run  # as it is after the wait
-        if found is None or not own_past(run, found):
-            raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
-        run = self._runs.rollback(run.name, sequence=found.sequence, step=int(found.progress["step"]))
-        return pb.RollbackTrainingRunResponse(training_run=encode.training_run(run))
+        entry = await self._entry(parent)
+        found: Checkpoint | None = None
+        if not entry.elsewhere:
+            # Verified only when the run resumes, because that may take minutes.
+            listed = await asyncio.to_thread(entry.files.checkpoint_store().listed)
+            found = next((value for value in listed if str(value.sequence) == sequence), None)
+
+        def roll_back(name: str) -> TrainingRun:
+            if found is None or not own_past(entry.run, found):
+                raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
+            return self._runs.rollback(name, sequence=found.sequence, step=int(found.progress["step"]))
+
+        changed = await self._changed(parent, roll_back, "RollbackTrainingRun", request, context)
+        if isinstance(changed, Entry):
+            return pb.RollbackTrainingRunResponse(training_run=self._message(changed))
+        return cast(pb.RollbackTrainingRunResponse, changed)
 
     async def GetTrainingRunReport(
         self, request: pb.GetTrainingRunReportRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetTrainingRunReportResponse:
         """Returns the report of a run as it is now."""
-        entry = self._entry(request.name)
+        entry = await self._entry(request.name)
+        if entry.elsewhere:
+            forwarded = await self._forwarding.call(entry.owner_address, "GetTrainingRunReport", request, context)
+            return cast(pb.GetTrainingRunReportResponse, forwarded)
         made = await asyncio.to_thread(_report, entry)
         return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
 
-    def _entry(self, name: str) -> Entry:
-        """Returns a run that the caller may see; any other is as if it did not exist."""
+    async def _entry(self, name: str) -> Entry:
+        """Returns a run that the caller may see, as of its newest files; any other is as if it did not exist."""
+        entry = self._runs.find(name)
+        if entry is None and RUN_NAME.fullmatch(name):
+            with suppress(Unavailable, DeadlineExceeded):
+                await self._ownership.learn()  # another service may have created it a moment ago
         entry = self._runs.entry(name)
         if not current_caller().may_access(entry.run.project):
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
+        if entry.stale and not entry.elsewhere:
+            with _storage_errors():
+                await self._ownership.fresh(entry)
         return entry
+
+    async def _changed(
+        self,
+        name: str,
+        change: Callable[[str], TrainingRun],
+        rpc: str,
+        request: object,
+        context: grpc.aio.ServicerContext,
+    ) -> object:
+        """Changes a run of this service or of none, and returns its entry; otherwise the answer of its owner."""
+        entry = await self._entry(name)
+        name = entry.run.name
+        try:
+            if not entry.elsewhere:
+                with _storage_errors():
+                    await self._worker.changed(name, lambda: change(name))
+                return entry
+        except RunLeaseHeld as error:
+            if not error.metadata.get("owner_address"):
+                raise
+            return await self._forwarding.call(error.metadata["owner_address"], rpc, request, context)
+        return await self._forwarding.call(entry.owner_address, rpc, request, context)
+
+    def _message(self, entry: Entry) -> TrainingRunMessage:
+        return encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=entry.waiting_reason)
+
+    def _owner_address(self, entry: Entry) -> str:
+        if entry.epoch:
+            return self._address()
+        return entry.owner_address if entry.elsewhere else ""
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Turns errors of the runs' storage into those of the service."""
+    try:
+        yield
+    except OSError as error:
+        if not is_storage_trouble(error):
+            raise
+        raise RunStorageUnavailable("The storage of training runs is full or cannot be reached.") from error
 
 
 class _Descriptions:

@@ -1,0 +1,99 @@
+"""Where the service keeps its state and its runs.
+
+The state folder belongs to one process. The runs are in it, or in a folder or object store that several services share;
+their leases at the store decide which service writes.
+"""
+
+import fcntl
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+from urllib.parse import unquote, urlsplit
+
+from fulmen.ids import uuid7
+from fulmen_algorithm.persistence.files import replace_file
+from fulmen_algorithm.persistence.object_mirror import ObjectMirror
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_service_kit.errors import StartupError
+
+
+class RunStorage:
+    """The service's state folder, and the folder or object store of the runs.
+
+    As a context manager it holds a lock on the state folder; the kernel releases it when the process dies.
+    """
+
+    def __init__(self, state: Path, *, url: str = "") -> None:
+        """`url` is a folder, `file:///folder`, or `s3://bucket/prefix`, `gs://` or `az://`; empty for the state folder."""
+        self._state = state.resolve()
+        self._lock: IO[bytes] | None = None
+        self.mirror: ObjectMirror | None = None
+        self.folder = self._state / "runs"
+        if url.startswith("file://"):
+            self.folder = Path(unquote(urlsplit(url).path)) / "runs"
+        elif "://" in url:
+            self.mirror = ObjectMirror.open(url)
+        elif url:
+            self.folder = Path(url).expanduser().resolve() / "runs"
+        self.owner = ""
+
+    def __enter__(self) -> Self:
+        """Creates the state folder and acquires its lock.
+
+        Raises:
+            StartupError: if the folder cannot be created, or another process holds the lock.
+        """
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._state / "lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.owner = _owner(self._state / "owner")
+        except BlockingIOError:
+            raise StartupError(
+                f"Another process works on {self._state}: stop it, or choose another state_dir."
+            ) from None
+        except OSError as error:
+            raise StartupError(f"Cannot use the state folder {self._state}: {error.strerror}.") from None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartupError(f"Cannot use the folder of runs {self.folder}: {error.strerror}.") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def run_files(self, run_id: str, *, epoch: int | None = None) -> RunFiles:
+        """Opens the folder of a run: its newest journal, or that of an epoch."""
+        return RunFiles(self.folder / run_id, epoch=epoch, mirror=self.mirror)
+
+    async def newest_files(self, run_id: str) -> RunFiles:
+        """Opens the newest journal of a run that another service has run.
+
+        Raises:
+            OSError: if the storage cannot be reached.
+        """
+        if self.mirror is not None:
+            await self.mirror.pull_journal(self.folder / run_id)
+        return self.run_files(run_id)
+
+    def runs(self) -> list[tuple[TrainingRun, RunFiles]]:
+        """Returns the stored runs; a folder whose run was never saved is skipped."""
+        found = []
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+            files = RunFiles(path, mirror=self.mirror)
+            run = files.load_run()
+            if run is not None:
+                found.append((run, files))
+        return found
+
+
+def _owner(path: Path) -> str:
+    """Reads the id by which leases name this service; kept over restarts, so that it takes its own runs back at once."""
+    if not path.exists() or not path.read_text():
+        replace_file(path, str(uuid7()).encode())
+    return path.read_text()

@@ -1,0 +1,68 @@
+"""Waits of a run for its storage: a full disk or an unreachable object store pauses a run and never ends it."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+import structlog
+
+from fulmen_algorithm.runs.entry import Entry
+from fulmen_algorithm.training.files import StorageFailed
+
+_log = structlog.get_logger()
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 15.0
+_TROUBLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN}
+)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_storage_trouble(error: BaseException | None) -> bool:
+    """Returns whether an error says that storage is full or unreachable, which passes."""
+    return isinstance(error, StorageFailed) or (isinstance(error, OSError) and error.errno in _TROUBLE)
+
+
+async def wait_for_storage(entry: Entry, error: BaseException | None) -> None:
+    """Waits until a checkpoint can be written again; looks at least every 15 s.
+
+    Args:
+        entry: The run; `waiting_reason` is set meanwhile.
+        error: What made it wait.
+    """
+    full = isinstance(error, OSError) and error.errno in _FULL
+    reason = "its storage is full" if full else "its storage cannot be written"
+    entry.waiting_reason = f"The run waits because {reason}."
+    _log.error("run_waits_for_storage", run=entry.run.name, reason=reason, error=str(error))
+    entry.events.notify("warning", f"{entry.waiting_reason} It resumes by itself.")
+    wait_s = FIRST_WAIT_S
+    try:
+        await asyncio.to_thread(entry.files.checkpoint_store().discard_partial)
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+            try:
+                await asyncio.to_thread(entry.files.check_room)
+                await entry.files.push()
+                break
+            except OSError as problem:
+                if not is_storage_trouble(problem):
+                    raise
+    finally:
+        entry.waiting_reason = ""
+    entry.events.notify("info", "The storage of the run can be written again.")
+    _log.info("run_storage_back", run=entry.run.name)
+
+
+async def stored(entry: Entry, change: Callable[[], object]) -> None:
+    """Makes a change of a run's files, once its storage can be written."""
+    while True:
+        try:
+            change()
+        except OSError as error:
+            if not is_storage_trouble(error):
+                raise
+            await wait_for_storage(entry, error)
+        else:
+            return

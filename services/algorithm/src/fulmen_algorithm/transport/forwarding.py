@@ -1,0 +1,56 @@
+"""Forwards a call about a run to the algorithm service that runs it, with the caller's own token."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from fulmen.algorithm.v1 import training_run_service_pb2 as pb
+from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
+from fulmen.errors import Draining
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.tls import TlsFiles
+
+FORWARDED = "fulmen-forwarded"
+DEADLINE_S = 30.0
+BEARER = "bearer "
+
+
+class Forwarding:
+    """Calls other algorithm services."""
+
+    def __init__(self, tls: TlsFiles | None) -> None:
+        """`tls` are the files for calls to the service's own replicas."""
+        self._tls = tls
+
+    async def call(self, address: str, rpc: str, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Forwards a unary call; errors are those of the owner.
+
+        Raises:
+            Draining: if the call was forwarded before: both services are behind; the caller repeats it.
+        """
+        remaining = context.time_remaining()
+        async with self._channel(address, context) as channel:
+            stub = getattr(TrainingRunServiceStub(channel), rpc)
+            timeout = DEADLINE_S if remaining is None else min(remaining, DEADLINE_S)
+            return await stub(request, timeout=timeout, metadata=((FORWARDED, "1"),))
+
+    async def watch(
+        self, address: str, request: pb.WatchTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchTrainingRunResponse]:
+        """Forwards a watch; see `call`."""
+        async with self._channel(address, context) as channel:
+            stream = TrainingRunServiceStub(channel).WatchTrainingRun(request, metadata=((FORWARDED, "1"),))
+            try:
+                async for message in stream:
+                    yield message
+            finally:
+                stream.cancel()
+
+    def _channel(self, address: str, context: grpc.aio.ServicerContext) -> FulmenChannel:
+        metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
+        if FORWARDED in metadata:
+            raise Draining("The run changes its owner: repeat the call.")
+        authorization = str(metadata.get("authorization", ""))
+        token = authorization[len(BEARER) :] if authorization.lower().startswith(BEARER) else None
+        return open_channel(address, token=token, tls=self._tls)

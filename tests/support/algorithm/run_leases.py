@@ -1,0 +1,96 @@
+"""Leases of runs in memory, for services that share a model of the world; time is the machine's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fulmen.errors import RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
+from fulmen_algorithm.runs.ports import LeaseRenewal, LeaseState, RunFence, RunLease
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    policy: str
+    record: bytes
+    request_id: str
+    owner: str = ""
+    address: str = ""
+    epoch: int = 0
+    until: float = 0.0
+    released: bool = True
+    state: LeaseState = LeaseState.WAITING
+
+
+@dataclass(slots=True)
+class LeaseTable:
+    """The leases of a world."""
+
+    rows: dict[str, _Row] = field(default_factory=dict)
+
+    def lapse(self, training_run: str) -> None:
+        """Ends a lease as its time would."""
+        self.rows[training_run].until = 0.0
+
+
+@dataclass(slots=True)
+class ModelRunLeases:
+    """The port `RunLeases`, for one service."""
+
+    table: LeaseTable
+    owner: str
+    address: str = "127.0.0.1:1"
+    ttl_s: float = 60.0
+
+    async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
+        taken = any(request_id and row.request_id == request_id for row in self.table.rows.values())
+        if training_run in self.table.rows or taken:
+            raise TrainingRunExists("taken")
+        self.table.rows[training_run] = _Row(policy=policy, record=record, request_id=request_id)
+
+    async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
+        row = self.table.rows.get(training_run)
+        if row is None:
+            raise TrainingRunNotFound("unknown")
+        if self._held(row) and row.owner != self.owner:
+            raise RunLeaseHeld("held", training_run=training_run, owner_address=row.address)
+        for name, other in self.table.rows.items():
+            if name != training_run and row.policy and other.policy == row.policy and not other.released:
+                raise RunLeaseHeld("held", training_run=name, owner_address=other.address)
+        row.owner, row.address, row.epoch = self.owner, self.address, max(row.epoch, after_epoch) + 1
+        row.until, row.released = time.monotonic() + self.ttl_s, False
+        return row.epoch
+
+    async def renew(self, renewals: Sequence[LeaseRenewal]) -> set[str]:
+        lost = set()
+        for each in renewals:
+            row = self.table.rows.get(each.fence.training_run)
+            if row is None or row.epoch != each.fence.epoch or row.owner != self.owner or row.released:
+                lost.add(each.fence.training_run)
+                continue
+            row.until, row.record = time.monotonic() + self.ttl_s, each.record or row.record
+        return lost
+
+    async def release(self, fence: RunFence, project: str, *, state: LeaseState, record: bytes) -> None:
+        row = self.table.rows[fence.training_run]
+        if row.epoch != fence.epoch:
+            raise RunLeaseLost("lost", training_run=fence.training_run)
+        row.released, row.until, row.state, row.record = True, 0.0, state, record
+
+    async def changed(self) -> list[RunLease]:
+        return [
+            RunLease(
+                training_run=name,
+                owner=row.owner,
+                owner_address=row.address,
+                epoch=row.epoch,
+                held_s=max(row.until - time.monotonic(), 0.0) if self._held(row) else 0.0,
+                record=row.record,
+            )
+            for name, row in self.table.rows.items()
+        ]
+
+    @staticmethod
+    def _held(row: _Row) -> bool:
+        return not row.released and time.monotonic() < row.until
