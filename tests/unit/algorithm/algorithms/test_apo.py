@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import SettingsInvalid
+from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.ports import ChatRequest
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
-from fulmen_algorithm.persistence.run_files import RunFiles
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import created, live, notices, run_folder, run_journal, with_settings
 

@@ -19,7 +19,15 @@ from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.support.algorithm.model_services import ModelResources
-from tests.support.algorithm.run_service import POLICY, created, descriptions, kills, run_folder, run_journal, with_settings
+from tests.support.algorithm.run_service import (
+    POLICY,
+    created,
+    descriptions,
+    kills,
+    run_folder,
+    run_journal,
+    with_settings,
+)
 from tests.support.soak import long_after
 
 WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 3, "dense_above": 1.0}

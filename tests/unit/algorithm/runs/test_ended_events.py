@@ -117,7 +117,7 @@ async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start
     again, file = started()
     await again.carry()
     assert file.events_read == 0
-    position = tmp_path / "runs/small/metrics.json"
+    position = tmp_path / "runs/small/journal-00000000/metrics.json"
     position.write_text(json.dumps({"sequence": 2}))
     again, file = started()
     await again.carry()
@@ -141,7 +141,7 @@ def test_the_last_line_is_the_last_that_is_whole(lines, torn, block):
 
 
 def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(tmp_path):
-    path = tmp_path / "journal-00000000/versions.jsonl"
+    path = tmp_path / "versions.jsonl"
     append_json_lines(path, [{"version": 1}])
     with path.open("ab") as file:
         file.write(b'{"versi')
@@ -155,7 +155,7 @@ def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(t
     "append", [append_line, lambda path, content: append_json_lines(path, [{"long": str(content)}])]
 )
 def test_a_line_that_found_no_room_is_no_part_of_the_next(append, tmp_path):
-    path = tmp_path / "journal-00000000/events.jsonl"
+    path = tmp_path / "events.jsonl"
     append_line(path, b'{"sequence": 1}')
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 7, before[1]))

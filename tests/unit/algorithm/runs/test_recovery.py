@@ -24,7 +24,7 @@ from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.book_trainer import BookTrainer, read_book, write_book
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created, made_world, service_at
-from tests.support.algorithm.training import check_books, read_consumed
+from tests.support.algorithm.training import check_books, newest_journal, read_consumed
 
 STEPS = 4
 GROUP_SIZE = 3
@@ -228,4 +228,4 @@ async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(
 
 def _consumed(folder: Path, name: str) -> list[dict]:
     path = newest_journal(folder / f"state/runs/{name}") / "consumed.jsonl"
-    return read_consumed(path.parent) if path.exists() else []
+    return read_consumed(path.parent.parent) if path.exists() else []

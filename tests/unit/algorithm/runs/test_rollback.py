@@ -12,7 +12,16 @@ from fulmen_algorithm.runs.progress import IndexSet
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import Checkpoint
 from tests.support.algorithm.model_services import Crashes
-from tests.support.algorithm.run_service import checkpoints, created, kills, live, rollback, run_folder, until
+from tests.support.algorithm.run_service import (
+    checkpoints,
+    created,
+    kills,
+    live,
+    rollback,
+    run_folder,
+    run_journal,
+    until,
+)
 from tests.support.algorithm.training import check_books, read_consumed
 from tests.support.soak import long_after
 
@@ -40,7 +49,7 @@ async def test_a_finished_run_resumes_from_a_checkpoint_with_new_samples(world, 
     kept = [line for line in before if line["step"] <= 2]
     assert lines[: len(kept)] == kept
     assert all(line["branch"] == 1 for line in lines[len(kept) :])
-    rolled_back = (run_folder(tmp_path) / "rolled_back-0001.jsonl").read_text().splitlines()
+    rolled_back = (run_journal(tmp_path) / "rolled_back-0001.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in rolled_back] == before[len(kept) :]
     assert any(text.startswith("Rolled back to checkpoint") and "step 2" in text for text in notices)
     published = {name: json.loads(world.requests[key].data) for key, name in world.names.items()}

@@ -51,6 +51,10 @@ async def test_a_start_reads_its_own_checkpoint_once_and_no_other(world, sft_dra
     assert any(path.name == "model.safetensors" for path in read_whole)
 
 
+async def owned() -> None:
+    """Returns: no other service takes runs over."""
+
+
 class Book:
     """A run that trains nothing, in a folder."""
 
@@ -64,6 +68,7 @@ class Book:
             entry=self.entry,
             checkpoints=self.store,
             control=RunControl(),
+            check_owned=owned,
             settings=RecorderSettings(steps=100, checkpoint_every=1, collapse=NoCollapse(), collapses=0),
         )
         await recorder.recover(None, starting_point(self.store, branch_points), branch_points=branch_points)

@@ -9,8 +9,10 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.creation import CreationRules
 from fulmen_algorithm.runs.execution import Connections
+from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.worker import RunWorker
+from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.security.auth import set_caller
 from fulmen_service_kit.security.tokens import Caller, Role
@@ -26,6 +28,9 @@ async def test_a_watch_that_is_cancelled_leaves_no_task_behind(tmp_path, world):
         connections=cast(Connections, None),
         clock=now,
         rules=CreationRules(registry=ALGORITHMS),
+        ownership=cast(RunOwnership, None),
+        forwarding=Forwarding(None),
+        address=lambda: "",
     )
     set_caller(Caller(role=Role.CLIENT))
     before = asyncio.all_tasks()

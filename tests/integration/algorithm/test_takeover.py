@@ -1,0 +1,200 @@
+"""Two algorithm services share a folder of runs: when one dies or hangs, the other takes its run over and ends it."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fulmen.algorithm.v1 import training_run_pb2 as pb
+from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
+from fulmen.client import Client, connect
+from fulmen.store.v1 import resource_service_pb2
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.runs import eventually
+from tests.support.algorithm.second_service import SecondService, client_of, second_service
+from tests.support.algorithm.small_training import SETTINGS, STEPS, Watcher
+from tests.support.algorithm.training import (
+    BUILD,
+    check_books,
+    create_run,
+    finished_groups,
+    publish_training_inputs,
+    read_consumed,
+)
+from tests.support.stack import running_stack, stack_targets
+
+pytestmark = [
+    pytest.mark.long(short=True),
+    pytest.mark.serial,
+    pytest.mark.xdist_group("serial"),
+    pytest.mark.timeout(600),
+]
+
+LEASE_S = 4.0
+TAKEOVER_LIMIT_S = 60.0
+RUNNING = pb.TRAINING_RUN_STATE_RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A stack, a second algorithm service, and clients that ask one each."""
+
+    stack: LocalStack
+    second: SecondService
+    first_client: Client
+    second_client: Client
+    runs: Path
+
+    @property
+    def first_address(self) -> str:
+        return self.stack.targets["algorithm"]
+
+    async def owner(self, run: str) -> str:
+        """Returns the address of the service that runs a run, as the second service tells."""
+        answer = await self.second_client.training_runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name=run))
+        return answer.training_run.owner_address
+
+    async def until_owned_by(self, run: str, address: str) -> None:
+        async def owned() -> bool:
+            return await self.owner(run) == address
+
+        await eventually(owned, what=f"{run} is run by {address}", deadline_s=TAKEOVER_LIMIT_S)
+
+
+@asynccontextmanager
+async def pair(folder: Path, *, storage: str) -> AsyncIterator[Pair]:
+    settings = {"FULMEN_ALGORITHM_RUN_STORAGE": storage, "FULMEN_ALGORITHM_RUN_LEASE_S": str(LEASE_S)}
+    async with (
+        running_stack(folder, environment=settings) as stack,
+        second_service(stack, folder / "second") as second,
+        connect(stack_targets(stack), token=stack.client_token) as first_client,
+        client_of(stack, second) as second_client,
+    ):
+        yield Pair(
+            stack=stack,
+            second=second,
+            first_client=first_client,
+            second_client=second_client,
+            runs=Path(storage) / "runs",
+        )
+
+
+async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_group_once(
+    short_tmp_path, repository_root
+):
+    async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
+        inputs = await publish_training_inputs(both.first_client, repository_root)
+        name = await create_run(both.first_client, "taken", inputs, SETTINGS)
+        owner_first = await eventually(lambda: both.owner(name), what="the run has an owner")
+        # Whoever is asked answers, and the owner may be either.
+        watcher = Watcher(both.stack, both.second_client, name)
+        if owner_first == both.first_address:
+            survivor, client = both.second.address, both.second_client
+            await watcher.until_step(1)
+            await both.stack.kill_service("algorithm")
+        else:
+            watcher = Watcher(both.stack, both.first_client, name)
+            survivor, client = both.first_address, both.first_client
+            await watcher.until_step(1)
+            both.second.process.kill()
+        started = time.monotonic()
+        taken = service_pb.GetTrainingRunRequest(name=name)
+
+        async def owned() -> bool:
+            run = (await client.training_runs.GetTrainingRun(taken)).training_run
+            return run.owner_address == survivor or run.state == pb.TRAINING_RUN_STATE_SUCCEEDED
+
+        await eventually(owned, what="the survivor takes the run over", deadline_s=TAKEOVER_LIMIT_S)
+        print(f"taken over after {time.monotonic() - started:.1f} s")
+        done = await watcher.end()
+        assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
+        check_books(read_consumed(both.runs / "taken"), await finished_groups(client, name), steps=STEPS)
+        assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices())
+
+
+async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repository_root):
+    async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
+        inputs = await publish_training_inputs(both.first_client, repository_root)
+        settings = {**SETTINGS, "steps": 12, "checkpoint_every": 1, "validate_every": 100}
+        name = await create_run(both.first_client, "stopped", inputs, settings)
+        owner = await eventually(lambda: both.owner(name), what="the run has an owner")
+        pids = {both.first_address: both.stack.process("algorithm").pid, both.second.address: both.second.process.pid}
+        clients = {both.first_address: both.first_client, both.second.address: both.second_client}
+        other = next(address for address in pids if address != owner)
+        watcher = Watcher(both.stack, clients[other], name)
+        await watcher.until_step(2)
+        os.kill(pids[owner], signal.SIGSTOP)
+        try:
+            request = service_pb.GetTrainingRunRequest(name=name)
+
+            async def taken() -> bool:
+                run = (await clients[other].training_runs.GetTrainingRun(request)).training_run
+                return run.owner_address == other
+
+            await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)
+            files = RunFiles(both.runs / "stopped")
+            epoch_before = files.epoch
+            late = both.runs / "stopped" / f"journal-{epoch_before - 1:08d}"
+            seen = {path.name: path.read_bytes() for path in files.journal.iterdir()}
+            assert seen
+        finally:
+            os.kill(pids[owner], signal.SIGCONT)
+        done = await watcher.end()
+        assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
+        check_books(read_consumed(both.runs / "stopped"), await finished_groups(clients[other], name), steps=12)
+        assert RunFiles(both.runs / "stopped").epoch == epoch_before
+        assert late.exists()
+        assert done.policy_version == await newest_version(clients[other])
+        # The former owner answers for the run again, from what the new one wrote.
+        again = (await clients[owner].training_runs.GetTrainingRun(request)).training_run
+        assert (again.state, again.step) == (pb.TRAINING_RUN_STATE_SUCCEEDED, 12)
+
+
+async def newest_version(client: Client) -> str:
+    request = resource_service_pb2.GetResourcesRequest(names=["resources/policy.tiny"])
+    return (await client.resources.GetResources(request)).resources[0].name
+
+
+async def test_a_deterministic_run_that_is_taken_over_ends_with_the_same_loss(short_tmp_path, repository_root):
+    async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
+        inputs = await publish_training_inputs(both.first_client, repository_root)
+        settings = {"steps": 300, "batch_size": 2, "checkpoint_every": 10, "report_every": 1, "seed": 5}
+        calm = Watcher(both.stack, both.first_client, await create_sft(both.first_client, "calm", inputs, settings))
+        await calm.end()
+        name = await create_sft(both.first_client, "disturbed", inputs, settings)
+        owner = await eventually(lambda: both.owner(name), what="the run has an owner")
+        survivor = both.second_client if owner == both.first_address else both.first_client
+        watcher = Watcher(both.stack, survivor, name)
+        await watcher.until_step(25)
+        if owner == both.first_address:
+            await both.stack.kill_service("algorithm")
+        else:
+            both.second.process.kill()
+        done = await watcher.end()
+        assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
+        assert done.step == 300
+        assert losses(watcher)[300] == losses(calm)[300]
+        assert set(losses(watcher)) == set(losses(calm))
+
+
+async def create_sft(client: Client, name: str, inputs: dict[str, str], settings: dict[str, object]) -> str:
+    run = pb.TrainingRun(
+        name=f"trainingRuns/{name}",
+        algorithm="sft",
+        settings_json=json.dumps(settings),
+        policy=pb.PolicySpec(name=name, build=BUILD),
+        inputs={use: inputs[use] for use in ("demonstrations", "bundle")},
+    )
+    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
+    return run.name
+
+
+def losses(watcher: Watcher) -> dict[int, float]:
+    return {e.step.step: e.step.values["loss"] for e in watcher.events if "loss" in e.step.values}
