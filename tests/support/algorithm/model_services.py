@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
-from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, SwapStats
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, RunFence, SwapStats
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
@@ -28,6 +28,8 @@ class Crashes:
     after_effect: bool = False
     calls: int = 0
     act: Callable[[], None] | None = None
+    hangs: asyncio.Event | None = None
+    """The process stands still there until it is set, and goes on then."""
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def before(self) -> None:
@@ -45,6 +47,9 @@ class Crashes:
         self.killed.set()
         if self.act is not None:
             self.act()
+            return
+        if self.hangs is not None:
+            await self.hangs.wait()
             return
         await asyncio.Event().wait()  # nothing comes after the end
 
@@ -97,7 +102,7 @@ class World:
     def child(self, run_id: str) -> "World":
         """Gives a run its own queue and engine; resources are shared."""
         if run_id not in self.children:
-            self.children[run_id] = World(chance=self.chance, crashes=self.crashes)
+            self.children[run_id] = World(chance=self.chance, crashes=self.crashes, leases=self.leases)
         return self.children[run_id]
 
     def new_life(self, crashes: Crashes) -> None:
@@ -148,13 +153,15 @@ class World:
 class ModelQueue:
     """The port `RolloutQueue`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, fence: RunFence) -> None:
         self._world = world
+        self._fence = fence
 
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
         """Stores groups; a group that is submitted again must have the same content."""
         world = self._world
         await world.crashes.before()
+        world.leases.check(self._fence)
         for group in groups:
             known = world.groups.setdefault(group.group_id, group)
             assert known == group, "a group was submitted again with another content"
@@ -222,6 +229,7 @@ class ModelQueue:
     async def cancel_all(self) -> None:
         """Cancels what is pending, and puts it on the feed."""
         await self._world.crashes.before()
+        self._world.leases.check(self._fence)
         for group_id in self._world.pending:
             rollouts = [f"projects/default/rollouts/{group_id}.{n}" for n in range(self._world.groups[group_id].size)]
             ended = tuple(
@@ -238,8 +246,9 @@ class ModelQueue:
 class ModelResources:
     """The port `ResourceStore`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, fence: RunFence | None = None) -> None:
         self._world = world
+        self._fence = fence
 
     async def has_rollouts(self, training_run: str) -> bool:
         """Whether another run has made any."""
@@ -258,6 +267,7 @@ class ModelResources:
     ) -> Content:
         """Stores a version, once per request id."""
         world = self._world
+        world.leases.check(self._fence)
         await world.crashes.before()
         if request_id not in world.requests:
             name = world.add_resource(resource, content)

@@ -29,6 +29,11 @@ class LeaseTable:
 
     rows: dict[str, _Row] = field(default_factory=dict)
 
+    def check(self, fence: RunFence | None) -> None:
+        """Refuses an epoch that is not the newest, as the store does."""
+        if fence is not None and self.rows[fence.training_run].epoch != fence.epoch:
+            raise RunLeaseLost("lost", training_run=fence.training_run)
+
     def lapse(self, training_run: str) -> None:
         """Ends a lease as its time would."""
         self.rows[training_run].until = 0.0

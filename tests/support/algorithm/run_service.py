@@ -105,10 +105,10 @@ class ModelConnections:
     open_trainer: OpenTrainer
 
     def queue(self, run: TrainingRun, settings: object, notify: Notify, *, fence: RunFence) -> ModelQueue:
-        return ModelQueue(self.world.of(run))
+        return ModelQueue(self.world.of(run), fence)
 
     def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> ModelResources:
-        return ModelResources(self.world)
+        return ModelResources(self.world, fence)
 
     def serving(self, run: TrainingRun, settings: object, notify: Notify) -> ModelServing:
         return ModelServing(self.world.of(run))
@@ -123,9 +123,9 @@ class ModelConnections:
         raise AssertionError("no run of these tests builds a model")
 
 
-def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None) -> Service:
+def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None, *, storage: str = "") -> Service:
     """Starts the service's inside over a world."""
-    folder = RunStorage(state).__enter__()
+    folder = RunStorage(state, url=storage).__enter__()
     runs = RunRegistry(folder, clock=now, max_concurrent=2)
     for run, files in folder.runs():
         runs.restore(run, files)

@@ -3,85 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from aiohttp import web
 
 from fulmen.errors import BlobMissing, BlobStorageUnavailable
 from fulmen_service_kit.errors import StartupError
 from fulmen_store.spans.blob_refs import BlobRef
 from fulmen_store.spans.blobs import Blobs, open_storage
+from tests.support.object_store import S3
 from tests.support.store.running import create, running_store
 from tests.support.store.spans import append, chunk_of, stored
-
-NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-
-
-class S3:
-    """As much of S3 as is asked for: put, get, list, and the removal of one or many."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.is_broken = False
-
-    async def answer(self, request: web.Request) -> web.Response:
-        """Answers one request; the bucket is the first part of the path."""
-        key = request.path.removeprefix("/bucket").lstrip("/")
-        if self.is_broken:
-            return web.Response(status=403)
-        match request.method:
-            case "PUT":
-                self.objects[key] = await request.read()
-                return web.Response(headers={"etag": '"x"'})
-            case "POST":
-                named = [each.text or "" for each in ElementTree.fromstring(await request.read()).iter() if each.text]
-                for name in named:
-                    self.objects.pop(name, None)
-                deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in named)
-                text = f'<DeleteResult xmlns="{NAMESPACE}">{deleted}</DeleteResult>'
-                return web.Response(text=text, content_type="application/xml")
-            case "GET" if "list-type" in request.query:
-                return web.Response(text=self._listed(request.query["prefix"]), content_type="application/xml")
-            case "GET" if key in self.objects:
-                when = "Sat, 01 Jan 2022 00:00:00 GMT"
-                return web.Response(body=self.objects[key], headers={"etag": '"x"', "last-modified": when})
-            case _:
-                return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>")
-
-    def _listed(self, prefix: str) -> str:
-        entries = "".join(
-            f"<Contents><Key>{key}</Key><LastModified>2022-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>x</ETag><Size>{len(content)}</Size></Contents>"
-            for key, content in sorted(self.objects.items())
-            if key.startswith(prefix)
-        )
-        return f'<ListBucketResult xmlns="{NAMESPACE}"><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>'
-
-
-@pytest.fixture
-async def s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
-    """Yields an S3 that the environment points at."""
-    double = S3()
-    application = web.Application(client_max_size=2**26)
-    application.router.add_route("*", "/{path:.*}", double.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield double
-    await runner.cleanup()
 
 
 @pytest.fixture(params=["folder", "s3"])
