@@ -19,9 +19,8 @@ from tests.support.algorithm.run_service import (
     with_settings,
     working,
 )
+from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.training import check_books, read_consumed
-
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -32,9 +31,11 @@ def open_both(tmp_path: Path) -> Callable[[World], list[Service]]:
 
 async def settled(service: Service, name: str) -> None:
     """Waits until a run occupies no slot of a service."""
-    async with asyncio.timeout(WAIT_S):
-        while name in service.runs.active:
-            await asyncio.sleep(0.01)
+
+    async def is_settled() -> bool:
+        return name not in service.runs.active
+
+    await eventually(is_settled, what=f"{name} occupies no slot")
 
 
 async def test_a_run_that_hangs_is_taken_over_and_its_former_owner_is_fenced(tmp_path, world, grpo_draft, open_both):
@@ -65,11 +66,13 @@ async def test_a_run_that_hangs_is_taken_over_and_its_former_owner_is_fenced(tmp
 
 
 async def until_owned(service: Service, name: str) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while (entry := service.runs.find(name)) is None or not entry.epoch:
-            await service.ownership.learn()
-            service.runs.wake()
-            await asyncio.sleep(0.01)
+    async def is_owned() -> bool:
+        await service.ownership.learn()
+        service.runs.wake()
+        entry = service.runs.find(name)
+        return entry is not None and entry.epoch > 0
+
+    await eventually(is_owned, what=f"{name} has another owner")
 
 
 async def test_a_run_that_another_service_owns_is_not_started_here(world, sft_draft, open_both):
