@@ -15,6 +15,7 @@ class _Row:
     policy: str
     record: bytes
     request_id: str
+    storage: str
     owner: str = ""
     address: str = ""
     epoch: int = 0
@@ -45,6 +46,7 @@ class ModelRunLeases:
 
     table: LeaseTable
     owner: str
+    storage: str = ""
     address: str = "127.0.0.1:1"
     ttl_s: float = 60.0
 
@@ -52,13 +54,13 @@ class ModelRunLeases:
         taken = any(request_id and row.request_id == request_id for row in self.table.rows.values())
         if training_run in self.table.rows or taken:
             raise TrainingRunExists("taken")
-        self.table.rows[training_run] = _Row(policy=policy, record=record, request_id=request_id)
+        self.table.rows[training_run] = _Row(policy=policy, record=record, request_id=request_id, storage=self.storage)
 
     async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
         row = self.table.rows.get(training_run)
         if row is None:
             raise TrainingRunNotFound("unknown")
-        if self._held(row) and row.owner != self.owner:
+        if (self._held(row) and row.owner != self.owner) or row.storage != self.storage:
             raise RunLeaseHeld("held", training_run=training_run, owner_address=row.address)
         for name, other in self.table.rows.items():
             if name != training_run and row.policy and other.policy == row.policy and not other.released:
@@ -92,6 +94,7 @@ class ModelRunLeases:
                 epoch=row.epoch,
                 held_s=max(row.until - time.monotonic(), 0.0) if self._held(row) else 0.0,
                 record=row.record,
+                storage=row.storage,
             )
             for name, row in self.table.rows.items()
         ]

@@ -129,7 +129,9 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
     runs = RunRegistry(folder, clock=now, max_concurrent=2)
     for run, files in folder.runs():
         runs.restore(run, files)
-    ownership = RunOwnership(runs, ModelRunLeases(world.leases, owner=folder.owner), folder, lease_s=60.0)
+    ownership = RunOwnership(
+        runs, ModelRunLeases(world.leases, owner=folder.owner, storage=folder.storage_id), folder, lease_s=60.0
+    )
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
     executor = RunExecutor(

@@ -22,7 +22,13 @@ from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.rpc.status import CLOCK_METADATA_KEY
-from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_service_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import (
+    resource_pb2,
+    resource_service_pb2,
+    rollout_service_pb2,
+    run_lease_service_pb2,
+    runner_registry_service_pb2,
+)
 from fulmen_cli.connection import Connection, claims_of
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
@@ -35,6 +41,8 @@ PROBES: Final = 3
 SLOW_S: Final = 0.25
 PAGE_SIZE: Final = 1000
 SOON: Final = datetime.timedelta(days=7)
+UNOWNED_S: Final = 60
+RUNS_SHOWN: Final = 10
 SKEW_S: Final = 2.0
 STORE: Final = "store"
 STORE_READINESS: Final = "fulmen.store.v1"
@@ -80,7 +88,7 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
             ready = await _health(connection, targets.store, service=STORE_READINESS)
             ahead_s = {name: each.ahead_s for name, each in health.items() if each.ahead_s is not None}
             findings += [_database(ready), *await _queue(client), *await _runners(client), clocks(ahead_s)]
-            findings += await _resources(client)
+            findings += [*await _resources(client), *await _unowned_runs(client)]
         # Each proxy has breakers of its own.
         for name, answer in health.items():
             if name.startswith("proxy") and answer.status is not None:
@@ -270,6 +278,24 @@ async def _resources(client: Client) -> list[Finding]:
         advice = "Services set them aside. Publish a new version, or put the route or backend again."
         return [Finding(what="resources", ok=False, text=f"unreadable: {'; '.join(problems)}", advice=advice)]
     return [Finding(what="resources", ok=True, text="services can read all that they act on")]
+
+
+async def _unowned_runs(client: Client) -> list[Finding]:
+    """Does an algorithm service run each training run that is not paused?"""
+    request = run_lease_service_pb2.ListRunLeasesRequest(without_records=True, page_size=PAGE_SIZE)
+    request.unowned_for.FromSeconds(UNOWNED_S)
+    try:
+        leases = (await client.run_leases.ListRunLeases(request, timeout=LIMIT_S)).leases
+    except FulmenError as error:
+        return [Finding(what="runs", ok=None, text=f"not checked: {error.message}", advice="See the store's log.")]
+    unowned = [each.training_run for each in leases if each.state == run_lease_service_pb2.RUN_LEASE_STATE_RUNNING]
+    if unowned:
+        text = f"no algorithm service runs {', '.join(unowned[:RUNS_SHOWN])}"
+        advice = (
+            "Start an algorithm service with the same run_storage and a free run slot, or stop the runs (docs/runs.md)."
+        )
+        return [Finding(what="runs", ok=False, text=text, advice=advice)]
+    return [Finding(what="runs", ok=True, text="every running training run has an algorithm service")]
 
 
 async def _backends(connection: Connection, target: str, what: str) -> Finding:

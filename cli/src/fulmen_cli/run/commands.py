@@ -16,7 +16,7 @@ from fulmen_cli.output import as_dict, console, enum_word, print_json, print_row
 from fulmen_cli.run.compare import compare
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.reproduce import reproduce
-from fulmen_cli.run.states import RunArgument, checkpoints, pause, resume, rollback, run_name, stop
+from fulmen_cli.run.states import RunArgument, checkpoints, pause, resume, rollback, run_name, state_of, stop
 from fulmen_cli.run.watch import follow_run
 
 __all__ = ["register"]
@@ -55,7 +55,7 @@ async def list_runs(
     async with connection.open() as client:
         runs = list((await client.training_runs.ListTrainingRuns(request)).training_runs)
     rows = [
-        (run.name.removeprefix("trainingRuns/"), enum_word(run, "state"), f"{run.step}/{run.step_count}",
+        (run.name.removeprefix("trainingRuns/"), state_of(run), f"{run.step}/{run.step_count}",
          run.policy_version, when(run.create_time))
         for run in runs
     ]  # fmt: skip
@@ -78,7 +78,9 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
         return
     facts = [
         ("run", found.name),
-        ("state", enum_word(found, "state")),
+        ("state", state_of(found)),
+        ("waits for", found.waiting_reason),
+        ("run by", found.owner_address),
         ("failure", found.failure_message),
         ("algorithm", found.algorithm),
         *((f"setting {key}", json.dumps(value)) for key, value in json.loads(found.settings_json or "{}").items()),

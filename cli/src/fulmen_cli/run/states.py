@@ -11,7 +11,7 @@ from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when
 
-__all__ = ["RunArgument", "checkpoints", "pause", "resume", "rollback", "run_name", "stop"]
+__all__ = ["RunArgument", "checkpoints", "pause", "resume", "rollback", "run_name", "state_of", "stop"]
 
 RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
 
@@ -100,6 +100,16 @@ async def rollback(
 def run_name(given: str) -> str:
     """Returns the resource name of a run that was given by name or id."""
     return given if given.startswith("trainingRuns/") else f"trainingRuns/{given}"
+
+
+def state_of(run: training_run_pb2.TrainingRun) -> str:
+    """Returns the state of a run in words, and what is unusual about it."""
+    word = enum_word(run, "state")
+    if run.state != training_run_pb2.TRAINING_RUN_STATE_RUNNING:
+        return word
+    if not run.owner_address:
+        return f"{word}, without an algorithm service"
+    return f"{word}, waits for storage" if run.waiting_reason else word
 
 
 def _show(run: training_run_pb2.TrainingRun, output: Output, *, note: str = "") -> None:

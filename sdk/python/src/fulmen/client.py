@@ -22,6 +22,7 @@ from fulmen.rpc.channel import Token, open_channel
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from fulmen.store.v1.run_lease_service_pb2_grpc import RunLeaseServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
 from fulmen.store.v1.secret_service_pb2_grpc import SecretServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
@@ -63,6 +64,7 @@ class Client:
     projects: ProjectServiceStub
     usage: UsageServiceStub
     secrets: SecretServiceStub
+    run_leases: RunLeaseServiceStub
     training_runs: TrainingRunServiceStub
     exchanges: GradientExchangeServiceStub
     routes: RouteServiceStub
@@ -91,6 +93,7 @@ async def connect(targets: Targets, *, token: Token, tls: TlsFiles | None = None
             projects=ProjectServiceStub(store),
             usage=UsageServiceStub(store),
             secrets=SecretServiceStub(store),
+            run_leases=RunLeaseServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             exchanges=GradientExchangeServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),

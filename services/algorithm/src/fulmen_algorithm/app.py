@@ -80,7 +80,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     def address() -> str:
         return settings.peer_address(server.port)
 
-    leases = StoreRunLeases(store, owner=storage.owner, address=address, ttl_s=settings.run_lease_s)
+    leases = StoreRunLeases(
+        store, owner=storage.owner, storage=storage.storage_id, address=address, ttl_s=settings.run_lease_s
+    )
     ownership = RunOwnership(runs, leases, storage, lease_s=settings.run_lease_s)
     engines = EnginePool(
         _engine_options(settings),

@@ -123,6 +123,13 @@ async def test_names_and_request_ids_are_taken_once(stubs: Stubs):
         await acquire(stubs, "first", run="trainingRuns/none")
 
 
+async def test_a_run_is_acquired_only_where_its_files_are(stubs: Stubs):
+    await create(stubs, storage="here")
+    with pytest.raises(RunLeaseHeld):
+        await acquire(stubs, "first", storage="there")
+    assert (await acquire(stubs, "first", storage="here")).storage == "here"
+
+
 async def test_two_runs_of_one_policy_are_never_owned_at_once(stubs: Stubs, connection: asyncpg.Connection):
     for run in (RUN, "trainingRuns/two"):
         await create(stubs, run, policy="p")

@@ -98,6 +98,22 @@ async def test_a_run_that_another_service_owns_is_not_started_here(world, sft_dr
         second.close()
 
 
+async def test_a_run_whose_files_are_elsewhere_is_left_to_their_service(tmp_path, world, sft_draft):
+    run = await created(sft_draft, world)
+    first, second = (service_at(tmp_path / name, world) for name in ("a", "b"))
+    try:
+        await first.ownership.create(run)
+        first.runs.add(run)
+        await second.ownership.learn()
+        there = second.runs.entry(run.name)
+        assert there.elsewhere
+        assert not await second.ownership.acquire(there)
+        assert await first.ownership.acquire(first.runs.entry(run.name))
+    finally:
+        first.close()
+        second.close()
+
+
 async def test_a_waiting_run_is_changed_by_whichever_service_is_asked(world, sft_draft, open_both):
     run = await created(sft_draft, world)
     first, second = open_both(world)

@@ -22,10 +22,13 @@ MAX_RECORDS_BYTES = 2 * 2**20
 class StoreRunLeases:
     """The leases of runs, for the service with this id and address."""
 
-    def __init__(self, channel: FulmenChannel, *, owner: str, address: Callable[[], str], ttl_s: float) -> None:
+    def __init__(
+        self, channel: FulmenChannel, *, owner: str, storage: str, address: Callable[[], str], ttl_s: float
+    ) -> None:
         """`address` returns `host:port` once the service listens."""
         self._stub = RunLeaseServiceStub(channel)
         self._owner = owner
+        self._storage = storage
         self._address = address
         self._ttl = timedelta(seconds=ttl_s)
         self._listed_until: Timestamp | None = None
@@ -33,7 +36,12 @@ class StoreRunLeases:
     async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
         """Records a run."""
         request = pb.CreateRunLeaseRequest(
-            training_run=training_run, project=project, policy=policy, record=record, request_id=request_id
+            training_run=training_run,
+            project=project,
+            policy=policy,
+            record=record,
+            request_id=request_id,
+            storage=self._storage,
         )
         await self._stub.CreateRunLease(request, timeout=CALL_DEADLINE_S)
 
@@ -46,6 +54,7 @@ class StoreRunLeases:
             owner_address=self._address(),
             ttl=self._ttl,
             after_epoch=after_epoch,
+            storage=self._storage,
         )
         answer = await self._stub.AcquireRunLease(request, timeout=CALL_DEADLINE_S)
         return answer.lease.epoch
@@ -124,4 +133,5 @@ def _lease(message: pb.RunLease, now: Timestamp) -> RunLease:
         epoch=message.epoch,
         held_s=max(left.total_seconds(), 0.0) if message.held else 0.0,
         record=message.record,
+        storage=message.storage,
     )

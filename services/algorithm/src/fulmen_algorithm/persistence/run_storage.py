@@ -5,6 +5,8 @@ their leases at the store decide which service writes.
 """
 
 import fcntl
+import hashlib
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -37,6 +39,7 @@ class RunStorage:
         elif url:
             self.folder = Path(url).expanduser().resolve() / "runs"
         self.owner = ""
+        self.storage_id = hashlib.sha256(url.rstrip("/").encode()).hexdigest() if self.mirror is not None else ""
 
     def __enter__(self) -> Self:
         """Creates the state folder and acquires its lock.
@@ -57,6 +60,7 @@ class RunStorage:
             raise StartupError(f"Cannot use the state folder {self._state}: {error.strerror}.") from None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.storage_id = self.storage_id or _storage_id(self.folder.parent / "storage-id")
         except OSError as error:
             raise StartupError(f"Cannot use the folder of runs {self.folder}: {error.strerror}.") from None
         return self
@@ -90,6 +94,20 @@ class RunStorage:
             if run is not None:
                 found.append((run, files))
         return found
+
+
+def _storage_id(path: Path) -> str:
+    """Reads the id of a folder of runs, which all services that mount it share; the first one chooses it."""
+    if not path.exists():
+        aside = path.with_name(f".{path.name}-{uuid7()}")
+        replace_file(aside, str(uuid7()).encode())
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+    return path.read_text()
 
 
 def _owner(path: Path) -> str:

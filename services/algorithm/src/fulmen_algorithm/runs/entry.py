@@ -207,6 +207,7 @@ class Entry:
         held_until: Time until which the last owner holds the lease, by `time.monotonic`.
         blocked_until: Time before which this service does not try to acquire the run, by `time.monotonic`.
         waiting_reason: What an active run waits for; empty if it does not wait.
+        is_out_of_reach: Whether the run's files are in a storage that this service does not have.
         changing: Held by whoever acquires the run or releases it.
     """
 
@@ -220,12 +221,13 @@ class Entry:
     held_until: float = 0.0
     blocked_until: float = 0.0
     waiting_reason: str = ""
+    is_out_of_reach: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another service holds the run's lease."""
-        return not self.epoch and time.monotonic() < self.held_until
+        """Whether another service holds the run's lease, or alone has its files."""
+        return not self.epoch and (self.is_out_of_reach or time.monotonic() < self.held_until)
 
     @property
     def stale(self) -> bool:

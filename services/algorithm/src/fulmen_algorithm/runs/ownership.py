@@ -248,6 +248,7 @@ class RunOwnership:
         if lease.epoch > entry.newest_epoch and lease.owner != self._storage.owner:
             entry.events.move()
         entry.newest_epoch = lease.epoch
+        entry.is_out_of_reach = lease.storage != self._storage.storage_id
         entry.owner, entry.owner_address = lease.owner, lease.owner_address
         # Its own from before a restart is free for this service.
         own = lease.owner == self._storage.owner

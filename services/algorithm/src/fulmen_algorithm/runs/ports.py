@@ -139,6 +139,7 @@ class RunLease:
         epoch: Newest epoch.
         held_s: Time for which the lease is held from now on unless it is renewed, in seconds; 0 if it is not held.
         record: The run as its owner last described it.
+        storage: Id of the storage that holds the run's files.
     """
 
     training_run: str
@@ -147,6 +148,7 @@ class RunLease:
     epoch: int
     held_s: float
     record: bytes = field(repr=False)
+    storage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,8 @@ class RunLeases(Protocol):
         """Acquires a lease; returns its epoch, which is greater than `after_epoch`.
 
         Raises:
-            RunLeaseHeld: if another service holds it, or the lease of another run of the same policy.
+            RunLeaseHeld: if another service holds it, or the lease of another run of the same policy, or the run lies in
+                another storage.
             TrainingRunNotFound: if the run is not recorded.
         """
 

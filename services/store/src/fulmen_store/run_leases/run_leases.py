@@ -19,6 +19,7 @@ MAX_ADDRESS: Final = 260
 MAX_RECORD_BYTES: Final = 1024 * 1024
 MAX_POLICY: Final = 63
 MAX_REQUEST_ID: Final = 128
+MAX_STORAGE: Final = 64
 MAX_EPOCH: Final = 2**62
 _OWNER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -47,11 +48,13 @@ class Holder:
         owner: Its id, kept over restarts.
         address: `host:port` at which the others reach it.
         ttl_s: Time without a renewal after which its leases expire, seconds.
+        storage: Id of the storage that holds its runs' files.
     """
 
     owner: str
     address: str
     ttl_s: float
+    storage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class RunLease:
     expires_at: datetime.datetime
     updated_at: datetime.datetime
     record: bytes
+    storage: str
 
 
 def check_holder(holder: Holder) -> list[Violation]:
@@ -91,6 +95,8 @@ def check_holder(holder: Holder) -> list[Violation]:
     if not MIN_TTL_S <= holder.ttl_s <= MAX_TTL_S:
         text = f"is {holder.ttl_s:g} s, allowed are {MIN_TTL_S:g} to {MAX_TTL_S:g}"
         found.append(Violation(field="ttl", description=text))
+    if len(holder.storage) > MAX_STORAGE:
+        found.append(Violation(field="storage", description=f"is longer than {MAX_STORAGE} characters"))
     return found
 
 

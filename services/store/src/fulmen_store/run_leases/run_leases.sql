@@ -3,8 +3,9 @@
 
 -- name: create_run_lease
 insert into run_lease (
-    project_id, name, policy, state, owner, owner_address, epoch, released, expires_at, record, request_id
-) values ($1, $2, $3, 2, '', '', 0, true, now(), $4, $5)
+    project_id, name, policy, state, owner, owner_address, epoch, released, expires_at, record, request_id,
+    storage
+) values ($1, $2, $3, 2, '', '', 0, true, now(), $4, $5, $6)
 on conflict do nothing
 returning *;
 
@@ -18,7 +19,8 @@ where l.project_id = $1 and not l.released and l.state = 1 and l.expires_at <= n
 update run_lease l set
     owner = $3, owner_address = $4, epoch = greatest(l.epoch, $6::bigint) + 1, released = false, swept = false,
     expires_at = now() + $5::float8 * interval '1 second', updated_at = now()
-where l.project_id = $1 and l.name = $2 and (l.released or l.expires_at <= now() or l.owner = $3)
+where l.project_id = $1 and l.name = $2 and l.storage = $7
+    and (l.released or l.expires_at <= now() or l.owner = $3)
 returning *;
 
 -- name: get_run_lease
@@ -42,7 +44,7 @@ with r as (
     for update of l
 )
 update run_lease l set
-    expires_at = now() + $7::float8 * interval '1 second', owner_address = $6, updated_at = now(),
+    expires_at = now() + $7::float8 * interval '1 second', owner_address = $6, updated_at = now(), state = 3,
     record = case when length(k.record) > 0 then k.record else l.record end
 from k where l.ctid = k.c
 returning l.project_id, l.name;
@@ -72,6 +74,7 @@ with p as (
 )
 select
     l.project_id, l.name, l.policy, l.state, l.owner, l.owner_address, l.epoch, l.expires_at, l.updated_at,
+    l.storage,
     not l.released and l.expires_at > now() as held, case when $7 then ''::bytea else l.record end as record
 from p join run_lease l on l.project_id = p.project_id and l.name = p.name
 where p.before < $6

@@ -24,13 +24,15 @@ class RunLeaseTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, project_id: int, name: str, *, policy: str, record: bytes, request_id: str) -> RunLease:
+    async def create(
+        self, project_id: int, name: str, *, policy: str, record: bytes, request_id: str, storage: str
+    ) -> RunLease:
         """Records a run that waits for an owner.
 
         Raises:
             TrainingRunExists: If a run of this name or request id is recorded.
         """
-        row = await self._database.fetch_row("create_run_lease", project_id, name, policy, record, request_id)
+        row = await self._database.fetch_row("create_run_lease", project_id, name, policy, record, request_id, storage)
         if row is None:
             raise TrainingRunExists("The name or request id is taken by another run.", training_run=name)
         return _lease(row, held=False)
@@ -40,13 +42,21 @@ class RunLeaseTable:
 
         Raises:
             TrainingRunNotFound: If the run is not recorded.
-            RunLeaseHeld: If another owner holds the lease, or that of another run of the same policy.
+            RunLeaseHeld: If another owner holds the lease, or that of another run of the same policy, or the run lies in
+                another storage.
         """
         try:
             async with self._database.transaction() as transaction:
                 await transaction.fetch("release_idle_run_of_policy", project_id, name)
                 row = await transaction.fetch_row(
-                    "acquire_run_lease", project_id, name, holder.owner, holder.address, holder.ttl_s, after_epoch
+                    "acquire_run_lease",
+                    project_id,
+                    name,
+                    holder.owner,
+                    holder.address,
+                    holder.ttl_s,
+                    after_epoch,
+                    holder.storage,
                 )
         except asyncpg.UniqueViolationError as error:
             if error.constraint_name != POLICY_INDEX:
@@ -156,7 +166,7 @@ def _lost(fence: RunFence) -> RunLeaseLost:
 
 def _held(name: str, row: asyncpg.Record | None = None) -> RunLeaseHeld:
     address = "" if row is None else row["owner_address"]
-    text = "Another algorithm service runs the training run, or another run of its policy."
+    text = "Another algorithm service runs the training run, or another run of its policy, or holds its files."
     return RunLeaseHeld(text, training_run=name, owner_address=address)
 
 
@@ -173,4 +183,5 @@ def _lease(row: asyncpg.Record, *, held: bool) -> RunLease:
         expires_at=row["expires_at"],
         updated_at=row["updated_at"],
         record=row["record"],
+        storage=row["storage"],
     )

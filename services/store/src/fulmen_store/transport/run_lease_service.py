@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import grpc.aio
@@ -20,6 +21,7 @@ from fulmen_store.rollouts.requests import require_training_run
 from fulmen_store.run_leases.run_leases import (
     MAX_POLICY,
     MAX_REQUEST_ID,
+    MAX_STORAGE,
     Holder,
     Renewal,
     RunFence,
@@ -60,7 +62,8 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         require_training_run(request.training_run)
         violations = check_record("record", request.record)
         for field, text, limit in (
-            ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID)
+            ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID),
+            ("storage", request.storage, MAX_STORAGE),
         ):  # fmt: skip
             if len(text) > limit:
                 violations.append(Violation(field=field, description=f"is longer than {limit} characters"))
@@ -71,6 +74,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
             policy=request.policy,
             record=request.record,
             request_id=request.request_id,
+            storage=request.storage,
         )
         return pb.CreateRunLeaseResponse(lease=_message(lease, project))
 
@@ -80,7 +84,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         """Acquires the lease of a run."""
         project = require_project(request.project)
         require_training_run(request.training_run)
-        holder = _holder(request.owner, request.owner_address, request.ttl)
+        holder = replace(_holder(request.owner, request.owner_address, request.ttl), storage=request.storage)
         require_valid([*check_holder(holder), *check_epoch("after_epoch", request.after_epoch)])
         project_id = await self._projects.require(project)
         lease = await self._table.acquire(project_id, request.training_run, holder, after_epoch=request.after_epoch)
@@ -204,6 +208,7 @@ def _message(lease: RunLease, project: str) -> pb.RunLease:
         epoch=lease.epoch,
         held=lease.held,
         record=lease.record,
+        storage=lease.storage,
     )
     message.expire_time.FromDatetime(lease.expires_at)
     message.update_time.FromDatetime(lease.updated_at)

@@ -28,7 +28,7 @@ class RunFence(_message.Message):
     def __init__(self, training_run: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RunLease(_message.Message):
-    __slots__ = ("training_run", "project", "policy", "state", "owner", "owner_address", "epoch", "held", "expire_time", "record", "update_time")
+    __slots__ = ("training_run", "project", "policy", "state", "owner", "owner_address", "epoch", "held", "expire_time", "record", "update_time", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class RunLease(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     project: str
     policy: str
@@ -51,21 +52,24 @@ class RunLease(_message.Message):
     expire_time: _timestamp_pb2.Timestamp
     record: bytes
     update_time: _timestamp_pb2.Timestamp
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., epoch: _Optional[int] = ..., held: bool = ..., expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., record: _Optional[bytes] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    storage: str
+    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., epoch: _Optional[int] = ..., held: bool = ..., expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., record: _Optional[bytes] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class CreateRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "project", "policy", "record", "request_id")
+    __slots__ = ("training_run", "project", "policy", "record", "request_id", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     project: str
     policy: str
     record: bytes
     request_id: str
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+    storage: str
+    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class CreateRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)
@@ -74,20 +78,22 @@ class CreateRunLeaseResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[RunLease, _Mapping]] = ...) -> None: ...
 
 class AcquireRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "project", "owner", "owner_address", "ttl", "after_epoch")
+    __slots__ = ("training_run", "project", "owner", "owner_address", "ttl", "after_epoch", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     AFTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     project: str
     owner: str
     owner_address: str
     ttl: _duration_pb2.Duration
     after_epoch: int
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ...) -> None: ...
+    storage: str
+    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class AcquireRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)

@@ -91,7 +91,8 @@ class RunLeaseServiceServicer(object):
         from before a restart. Not idempotent: every success has a new epoch.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ABORTED` (`RUN_LEASE_HELD`): another owner holds the lease, or that
-        of another run of the same policy; `metadata.training_run`, `metadata.owner_address`. `NOT_FOUND`
+        of another run of the same policy, or the run lies in another storage; `metadata.training_run`,
+        `metadata.owner_address`. `NOT_FOUND`
         (`TRAINING_RUN_NOT_FOUND`): the run is not recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,7 +100,7 @@ class RunLeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewRunLeases(self, request, context):
-        """Renews leases of one owner, also expired ones that no other owner has acquired. Idempotent.
+        """Renews leases of one owner, also expired ones that no other owner has acquired; their runs are RUNNING. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """

@@ -47,6 +47,8 @@ create table run_lease (
     swept boolean not null default false,
     record bytea not null check (length(record) <= 1048576),
     request_id text not null,
+    -- Which storage holds the run's files: a service with another one cannot run it.
+    storage text not null check (length(storage) <= 64),
     updated_at timestamptz not null default now(),
     primary key (project_id, name),
     constraint run_lease_has_owner check (released or owner <> '')
