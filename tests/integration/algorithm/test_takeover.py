@@ -19,7 +19,7 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.second_service import SecondService, client_of, second_service
-from tests.support.algorithm.small_training import SETTINGS, STEPS, Watcher
+from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.algorithm.training import (
     BUILD,
     check_books,
@@ -38,6 +38,8 @@ pytestmark = [
 ]
 
 LEASE_S = 4.0
+LONG_STEPS = 30
+LONG = {**SETTINGS, "steps": LONG_STEPS, "checkpoint_every": 2, "validate_every": 1000}
 TAKEOVER_LIMIT_S = 60.0
 RUNNING = pb.TRAINING_RUN_STATE_RUNNING
 
@@ -61,11 +63,22 @@ class Pair:
         answer = await self.second_client.training_runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name=run))
         return answer.training_run.owner_address
 
-    async def until_owned_by(self, run: str, address: str) -> None:
-        async def owned() -> bool:
-            return await self.owner(run) == address
+    def other_than(self, address: str) -> tuple[str, Client]:
+        """Returns the address of the other service, and its client."""
+        if address == self.first_address:
+            return self.second.address, self.second_client
+        return self.first_address, self.first_client
 
-        await eventually(owned, what=f"{run} is run by {address}", deadline_s=TAKEOVER_LIMIT_S)
+    def pid(self, address: str) -> int:
+        """Returns the process of a service."""
+        return self.stack.process("algorithm").pid if address == self.first_address else self.second.process.pid
+
+    async def kill(self, address: str) -> None:
+        """Kills a service with signal 9."""
+        if address == self.first_address:
+            await self.stack.kill_service("algorithm")
+        else:
+            self.second.process.kill()
 
 
 @asynccontextmanager
@@ -91,51 +104,41 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
 ):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)
-        name = await create_run(both.first_client, "taken", inputs, SETTINGS)
-        owner_first = await eventually(lambda: both.owner(name), what="the run has an owner")
-        # Whoever is asked answers, and the owner may be either.
-        watcher = Watcher(both.stack, both.second_client, name)
-        if owner_first == both.first_address:
-            survivor, client = both.second.address, both.second_client
-            await watcher.until_step(1)
-            await both.stack.kill_service("algorithm")
-        else:
-            watcher = Watcher(both.stack, both.first_client, name)
-            survivor, client = both.first_address, both.first_client
-            await watcher.until_step(1)
-            both.second.process.kill()
+        name = await create_run(both.first_client, "taken", inputs, LONG)
+        owner = await eventually(lambda: both.owner(name), what="the run has an owner")
+        # Whoever is asked answers; a watch of the other service is forwarded to the owner.
+        await Watcher(both.stack, both.second_client, name).until_step(3)
+        survivor, client = both.other_than(owner)
+        watcher = Watcher(both.stack, client, name)
+        await both.kill(owner)
         started = time.monotonic()
-        taken = service_pb.GetTrainingRunRequest(name=name)
+        request = service_pb.GetTrainingRunRequest(name=name)
 
-        async def owned() -> bool:
-            run = (await client.training_runs.GetTrainingRun(taken)).training_run
-            return run.owner_address == survivor or run.state == pb.TRAINING_RUN_STATE_SUCCEEDED
+        async def taken() -> bool:
+            return (await client.training_runs.GetTrainingRun(request)).training_run.owner_address == survivor
 
-        await eventually(owned, what="the survivor takes the run over", deadline_s=TAKEOVER_LIMIT_S)
+        await eventually(taken, what="the survivor takes the run over", deadline_s=TAKEOVER_LIMIT_S)
         print(f"taken over after {time.monotonic() - started:.1f} s")
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        check_books(read_consumed(both.runs / "taken"), await finished_groups(client, name), steps=STEPS)
-        assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices())
+        check_books(read_consumed(both.runs / "taken"), await finished_groups(client, name), steps=LONG_STEPS)
+        assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices()), watcher.story()
 
 
 async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repository_root):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)
-        settings = {**SETTINGS, "steps": 12, "checkpoint_every": 1, "validate_every": 100}
-        name = await create_run(both.first_client, "stopped", inputs, settings)
+        name = await create_run(both.first_client, "stopped", inputs, LONG)
         owner = await eventually(lambda: both.owner(name), what="the run has an owner")
-        pids = {both.first_address: both.stack.process("algorithm").pid, both.second.address: both.second.process.pid}
-        clients = {both.first_address: both.first_client, both.second.address: both.second_client}
-        other = next(address for address in pids if address != owner)
-        watcher = Watcher(both.stack, clients[other], name)
-        await watcher.until_step(2)
-        os.kill(pids[owner], signal.SIGSTOP)
+        other, client = both.other_than(owner)
+        watcher = Watcher(both.stack, client, name)
+        await Watcher(both.stack, client, name).until_step(3)
+        os.kill(both.pid(owner), signal.SIGSTOP)
         try:
             request = service_pb.GetTrainingRunRequest(name=name)
 
             async def taken() -> bool:
-                run = (await clients[other].training_runs.GetTrainingRun(request)).training_run
+                run = (await client.training_runs.GetTrainingRun(request)).training_run
                 return run.owner_address == other
 
             await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)
@@ -145,16 +148,17 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
             seen = {path.name: path.read_bytes() for path in files.journal.iterdir()}
             assert seen
         finally:
-            os.kill(pids[owner], signal.SIGCONT)
+            os.kill(both.pid(owner), signal.SIGCONT)
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        check_books(read_consumed(both.runs / "stopped"), await finished_groups(clients[other], name), steps=12)
+        check_books(read_consumed(both.runs / "stopped"), await finished_groups(client, name), steps=LONG_STEPS)
         assert RunFiles(both.runs / "stopped").epoch == epoch_before
         assert late.exists()
-        assert done.policy_version == await newest_version(clients[other])
+        assert done.policy_version == await newest_version(client)
         # The former owner answers for the run again, from what the new one wrote.
-        again = (await clients[owner].training_runs.GetTrainingRun(request)).training_run
-        assert (again.state, again.step) == (pb.TRAINING_RUN_STATE_SUCCEEDED, 12)
+        _, former = both.other_than(other)
+        again = (await former.training_runs.GetTrainingRun(request)).training_run
+        assert (again.state, again.step) == (pb.TRAINING_RUN_STATE_SUCCEEDED, LONG_STEPS)
 
 
 async def newest_version(client: Client) -> str:
@@ -165,22 +169,18 @@ async def newest_version(client: Client) -> str:
 async def test_a_deterministic_run_that_is_taken_over_ends_with_the_same_loss(short_tmp_path, repository_root):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)
-        settings = {"steps": 300, "batch_size": 2, "checkpoint_every": 10, "report_every": 1, "seed": 5}
+        settings = {"steps": 600, "batch_size": 2, "checkpoint_every": 10, "report_every": 1, "seed": 5}
         calm = Watcher(both.stack, both.first_client, await create_sft(both.first_client, "calm", inputs, settings))
         await calm.end()
         name = await create_sft(both.first_client, "disturbed", inputs, settings)
         owner = await eventually(lambda: both.owner(name), what="the run has an owner")
-        survivor = both.second_client if owner == both.first_address else both.first_client
-        watcher = Watcher(both.stack, survivor, name)
+        watcher = Watcher(both.stack, both.other_than(owner)[1], name)
         await watcher.until_step(25)
-        if owner == both.first_address:
-            await both.stack.kill_service("algorithm")
-        else:
-            both.second.process.kill()
+        await both.kill(owner)
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        assert done.step == 300
-        assert losses(watcher)[300] == losses(calm)[300]
+        assert done.step == 600
+        assert losses(watcher)[600] == losses(calm)[600]
         assert set(losses(watcher)) == set(losses(calm))
 
 

@@ -76,7 +76,7 @@ class World:
     served_versions: list[int] = field(default_factory=list)
     kinds: list[WeightsKind] = field(default_factory=list)
     cancelled: bool = False
-    abandoned: bool = False
+    handed_over: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     answer_tokens: int = 2
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)

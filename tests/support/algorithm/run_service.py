@@ -113,8 +113,8 @@ class ModelConnections:
     def serving(self, run: TrainingRun, settings: object, notify: Notify) -> ModelServing:
         return ModelServing(self.world.of(run))
 
-    def abandon(self, run: TrainingRun) -> None:
-        self.world.of(run).abandoned = True
+    def hand_over(self, run: TrainingRun) -> None:
+        self.world.of(run).handed_over = True
 
     def chat(self, notify: Notify) -> ModelChat:
         return ModelChat(self.world)
@@ -130,7 +130,11 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
     for run, files in folder.runs():
         runs.restore(run, files)
     ownership = RunOwnership(
-        runs, ModelRunLeases(world.leases, owner=folder.owner, storage=folder.storage_id), folder, lease_s=60.0
+        runs,
+        ModelRunLeases(world.leases, owner=folder.owner, storage=folder.storage_id),
+        folder,
+        lease_s=60.0,
+        outage_limit_s=WAIT_S,
     )
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)

@@ -83,7 +83,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     leases = StoreRunLeases(
         store, owner=storage.owner, storage=storage.storage_id, address=address, ttl_s=settings.run_lease_s
     )
-    ownership = RunOwnership(runs, leases, storage, lease_s=settings.run_lease_s)
+    ownership = RunOwnership(
+        runs, leases, storage, lease_s=settings.run_lease_s, outage_limit_s=settings.outage_limit_s
+    )
     engines = EnginePool(
         _engine_options(settings),
         starter=EngineStarter(modules, in_process=settings.engine_in_process),

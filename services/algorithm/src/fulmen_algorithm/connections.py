@@ -90,9 +90,9 @@ class ServiceConnections:
         """Returns the engine and the route of a run's policy."""
         return self._engines.serving(run.name, settings.engine, notify)
 
-    def abandon(self, run: TrainingRun) -> None:
-        """Stops the engine of a run that another service has taken over."""
-        self._engines.abandon(run.policy.name)
+    def hand_over(self, run: TrainingRun) -> None:
+        """Leaves the policy of a run to another service, which runs it now."""
+        self._engines.hand_over(run.policy.name)
 
     def chat(self, notify: Notify) -> ChatClient:
         """Returns the models that algorithms call."""

@@ -53,13 +53,13 @@ def service_on(small_disk: Path, tmp_path: Path) -> Callable[[World], Service]:
     return lambda world: service_at(tmp_path / "state", world, storage=str(small_disk))
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+@pytest.mark.parametrize(("algorithm", "steps"), [("grpo", 20), ("sft", 150)])
 async def test_a_run_waits_while_its_disk_is_full_and_resumes_by_itself(
-    algorithm, world, grpo_draft, sft_draft, small_disk, service_on, monkeypatch
+    algorithm, steps, world, grpo_draft, sft_draft, small_disk, service_on, monkeypatch
 ):
     monkeypatch.setattr(storage_wait, "FIRST_WAIT_S", 0.05)
     draft = {"grpo": grpo_draft, "sft": sft_draft}[algorithm]
-    run = await created(with_settings(draft, steps=6, checkpoint_every=1), world)
+    run = await created(with_settings(draft, steps=steps, checkpoint_every=1), world)
     async with working(service_on(world)) as service:
         service.runs.add(run)
         entry = service.runs.entry(run.name)
@@ -79,17 +79,17 @@ async def test_a_run_waits_while_its_disk_is_full_and_resumes_by_itself(
         assert not world.cancelled
         filling.unlink()
         done = await service.finish(run)
-        assert (done.state, done.step) == (RunState.SUCCEEDED, 6), done.failure_message
+        assert (done.state, done.step) == (RunState.SUCCEEDED, steps), done.failure_message
         assert entry.waiting_reason == ""
         assert any("can be written again" in text for text in notices(entry))
     assert not [rollout for group in world.feed for rollout in group.rollouts if rollout.failure == "CANCELLED"]
     if algorithm == "grpo":
-        check_books(read_consumed(small_disk / "runs/small"), [g.group_id for g in world.feed], steps=6)
+        check_books(read_consumed(small_disk / "runs/small"), [g.group_id for g in world.feed], steps=steps)
 
 
 async def test_a_run_that_waits_for_its_disk_can_be_paused(world, sft_draft, small_disk, service_on, monkeypatch):
     monkeypatch.setattr(storage_wait, "FIRST_WAIT_S", 0.05)
-    run = await created(with_settings(sft_draft, steps=50, checkpoint_every=1), world)
+    run = await created(with_settings(sft_draft, steps=400, checkpoint_every=1), world)
     async with working(service_on(world)) as service:
         service.runs.add(run)
         entry = service.runs.entry(run.name)

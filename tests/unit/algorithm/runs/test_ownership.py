@@ -58,7 +58,7 @@ async def test_a_run_that_hangs_is_taken_over_and_its_former_owner_is_fenced(tmp
         assert done.state is RunState.SUCCEEDED, notices(second.runs.entry(run.name))
         await first.ownership.learn()
         entry = first.runs.entry(run.name)
-        assert world.abandoned
+        assert world.handed_over
         assert not entry.epoch
         await first.ownership.fresh(entry)
         assert entry.run.state is RunState.SUCCEEDED

@@ -38,7 +38,7 @@ class SlowEnd:
         if self.error is not None:
             raise self.error
 
-    def abandon(self, entry: Entry) -> None:
+    def hand_over(self, entry: Entry) -> None:
         raise AssertionError("no other service takes runs over")
 
     async def cancel_rollouts(self, entry: Entry) -> None:

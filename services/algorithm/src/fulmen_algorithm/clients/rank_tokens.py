@@ -57,7 +57,7 @@ class RankTokens:
             for project in [project for project, due_s in self._due_s.items() if due_s <= time.time()]:
                 try:
                     await self._refresh(project)
-                except FulmenError as error:
+                except (FulmenError, OSError) as error:
                     _log.warning("rank_token_not_refreshed", project=project, error=type(error).__name__)
 
     async def _refresh(self, project: str) -> None:

@@ -113,17 +113,19 @@ class EnginePool:
             place.run = ""
             place.supervisor.leave()
 
-    def abandon(self, policy: str) -> None:
-        """Stops the engine of a policy that another service serves now, and leaves its route there."""
-        place = self._places.pop(policy, None)
-        if place is not None:
-            _log.warning("engine_abandoned", policy=policy)
-            place.supervisor.abandon()
+    def hand_over(self, policy: str) -> None:
+        """Leaves a policy to another service, which runs it now; its engine here ends when its slot is needed."""
+        place = self._places.get(policy)
+        if place is not None and not place.supervisor.handed_over:
+            _log.warning("policy_handed_over", policy=policy)
+            place.run = ""
+            place.supervisor.hand_over()
             self.keep()
 
     def keep(self) -> None:
         """Stores the served versions."""
-        self._file.save([served for p in self._places.values() if (served := p.supervisor.served) is not None])
+        kept = [place.supervisor for place in self._places.values() if not place.supervisor.handed_over]
+        self._file.save([each.served for each in kept if each.served is not None])
 
     def _new_place(self, policy: str) -> _Place:
         taken = {place.number for place in self._places.values()}

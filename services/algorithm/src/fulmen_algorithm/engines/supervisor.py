@@ -39,6 +39,8 @@ class EngineSupervisor:
         served: The served policy, also while the engine is being restarted.
         last_used: Time of the last sampled tokens or loaded weights, by `time.monotonic`.
         retired: Whether it was retired; it must not serve again.
+        handed_over: Whether another service serves the policy: the engine keeps its weights until it ends or its slot is
+            needed, but is never registered again.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class EngineSupervisor:
         self._started_with: EngineSettings | None = None
         self._started = asyncio.Event()
         self.retired = False
-        self._abandoned = asyncio.Event()
+        self.handed_over = False
         self.last_used = time.monotonic()
         self._tokens_before = 0
         self._tokens_of_engine = 0
@@ -73,7 +75,7 @@ class EngineSupervisor:
             RunFailed: if the engine cannot be started with these weights.
         """
         async with self._changing:
-            self.served, self._notify = served, notify
+            self.served, self._notify, self.handed_over = served, notify, False
             self.last_used = time.monotonic()
             if self._engine is not None and self._started_with == served.engine:
                 # Calls in flight, from before a restart of the service, continue: the version is promoted only when
@@ -102,6 +104,11 @@ class EngineSupervisor:
         """Marks the run as ended; it gets no more notices about the engine."""
         self._notify = _log_only
         self.last_used = time.monotonic()
+
+    def hand_over(self) -> None:
+        """Leaves the policy's backend and routes at the proxy to another service; calls in flight end."""
+        self.handed_over = True
+        self.leave()
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Replaces the weights in place; an engine that rejects them is restarted with them.
@@ -160,7 +167,7 @@ class EngineSupervisor:
                         await self._recover()
                     else:
                         await self._started.wait()
-                        await self._watched_until_abandoned()
+                        await self._watch()
                     failed, wait_s = False, FIRST_RESTART_WAIT_S
                 except Exception as error:  # noqa: BLE001  (any error concerns only this engine)
                     self._log_failure(error, first=not failed)
@@ -173,7 +180,7 @@ class EngineSupervisor:
     async def retire(self) -> None:
         """Retires the engine and removes its policy from the proxy; does not wait while the proxy is unavailable."""
         async with self._changing:
-            names = () if self.served is None else self.served.policy.model_names
+            names = () if self.served is None or self.handed_over else self.served.policy.model_names
             self.retired, self.served = True, None
             try:
                 for name in reversed(names):
@@ -184,12 +191,6 @@ class EngineSupervisor:
             finally:
                 await self._stop_engine()
                 self._started.set()  # wake the supervisor's loop, which then ends
-
-    def abandon(self) -> None:
-        """Stops the engine without a word to the proxy, whose backend and routes are another service's."""
-        self.retired, self.served = True, None
-        self._abandoned.set()
-        self._started.set()  # wake the supervisor's loop, which then stops the engine
 
     def _log_failure(self, error: Exception, *, first: bool) -> None:
         """Logs why the engine could not be supervised or replaced; its run is notified at its start."""
@@ -207,20 +208,8 @@ class EngineSupervisor:
             await self._replace(None)
             return
         async with self._changing:
-            if self._engine is not None and self.served is not None:
+            if self._engine is not None and self.served is not None and not self.handed_over:
                 await self._register_and_route()
-
-    async def _watched_until_abandoned(self) -> None:
-        watching = asyncio.create_task(self._watch(), name="engine-watch")
-        abandoned = asyncio.create_task(self._abandoned.wait(), name="engine-abandoned")
-        try:
-            await asyncio.wait({watching, abandoned}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
-        finally:
-            for task in (watching, abandoned):
-                task.cancel()
-            await asyncio.wait({watching, abandoned})
 
     async def _watch(self) -> None:
         """Waits until the present engine has exited or stops answering, then replaces it."""
@@ -246,6 +235,10 @@ class EngineSupervisor:
             async with self._changing:
                 if self._engine is not dead or self.served is None:
                     return  # it has been replaced meanwhile
+                if self.handed_over:
+                    await self._stop_engine()
+                    self.served = None
+                    return
                 self._notify("warning", "The engine ended; restarting it with the same weights.")
                 await self._hold_calls()
                 await self._stop_engine()

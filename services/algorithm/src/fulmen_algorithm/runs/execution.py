@@ -50,8 +50,8 @@ class Connections(Protocol):
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Serving:
         """Returns the engine and the route of a run's policy."""
 
-    def abandon(self, run: TrainingRun) -> None:
-        """Stops the engine of a run that another service has taken over."""
+    def hand_over(self, run: TrainingRun) -> None:
+        """Leaves the policy of a run to another service, which runs it now."""
 
     def chat(self, notify: Notify) -> ChatModels:
         """Returns the models that algorithms call."""
@@ -283,9 +283,9 @@ class RunExecutor:
             reason = error.message if isinstance(error, FulmenError) else "it did not answer"
             notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
 
-    def abandon(self, entry: Entry) -> None:
-        """Stops what still serves a run that another service has taken over; see `worker.Executor`."""
-        self.connections.abandon(entry.run)
+    def hand_over(self, entry: Entry) -> None:
+        """Leaves the policy of a run to another service, which runs it now; see `worker.Executor`."""
+        self.connections.hand_over(entry.run)
 
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""

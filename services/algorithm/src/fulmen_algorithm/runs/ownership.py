@@ -31,17 +31,30 @@ RETRY_S = 1.0
 class RunOwnership:
     """Acquires, renews and releases the leases of runs."""
 
-    def __init__(self, runs: RunRegistry, leases: RunLeases, storage: RunStorage, *, lease_s: float) -> None:
-        """`lease_s` is the time after which a lease that is not renewed ends, in seconds."""
+    def __init__(
+        self, runs: RunRegistry, leases: RunLeases, storage: RunStorage, *, lease_s: float, outage_limit_s: float
+    ) -> None:
+        """Initializes it without a lease.
+
+        Args:
+            runs: The runs that the service knows.
+            leases: Leases at the store.
+            storage: Files of the runs.
+            lease_s: Time after which a lease that is not renewed ends, in seconds.
+            outage_limit_s: Maximum wait of a run for the store, in seconds.
+        """
         self._runs = runs
         self._leases = leases
         self._storage = storage
         self._interval_s = lease_s / RENEWALS_PER_LEASE
         self._lease_s = lease_s
+        self._outage_limit_s = outage_limit_s
         self._sent: dict[str, TrainingRun] = {}
         self._learned = asyncio.Event()
         self.lost: Callable[[str], None] = lambda name: None
-        """Called with each run that another service has taken over."""
+        """Called with each run that another service has taken over from this one."""
+        self.ran_elsewhere: Callable[[Entry], None] = lambda entry: None
+        """Called with each run that another service has acquired."""
 
     async def run(self) -> None:
         """Renews and learns until cancelled."""
@@ -123,14 +136,18 @@ class RunOwnership:
 
         Raises:
             RunLeaseLost: if another service has acquired it.
-            Unavailable: if the store does not answer.
+            Unavailable: if the store does not answer for longer than the outage limit.
         """
+        asked = time.monotonic()
+        while entry.epoch and time.monotonic() >= entry.held_until:
+            try:
+                await self._renew([entry])
+            except AWAY:
+                if time.monotonic() - asked > self._outage_limit_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
         if not entry.epoch:
             raise RunLeaseLost("Another algorithm service runs the training run.", training_run=entry.run.name)
-        if time.monotonic() >= entry.held_until:
-            await self._renew([entry])
-            if not entry.epoch:
-                raise RunLeaseLost("Another algorithm service runs the training run.", training_run=entry.run.name)
 
     async def fresh(self, entry: Entry) -> None:
         """Opens the newest files of a run that another service has run.
@@ -229,6 +246,7 @@ class RunOwnership:
         self._sent.pop(entry.run.name, None)
         entry.events.move()
         self.lost(entry.run.name)
+        self.ran_elsewhere(entry)
 
     def _learn(self, lease: RunLease) -> None:
         entry = self._runs.find(lease.training_run)
@@ -247,6 +265,7 @@ class RunOwnership:
             entry.run = run
         if lease.epoch > entry.newest_epoch and lease.owner != self._storage.owner:
             entry.events.move()
+            self.ran_elsewhere(entry)
         entry.newest_epoch = lease.epoch
         entry.is_out_of_reach = lease.storage != self._storage.storage_id
         entry.owner, entry.owner_address = lease.owner, lease.owner_address

@@ -43,8 +43,8 @@ class Executor(Protocol):
     async def cancel_rollouts(self, entry: Entry) -> None:
         """Cancels the run's remaining rollouts; waits only briefly while the store is unavailable."""
 
-    def abandon(self, entry: Entry) -> None:
-        """Stops what still serves a run that another service has taken over."""
+    def hand_over(self, entry: Entry) -> None:
+        """Leaves the policy of a run to another service, which runs it now."""
 
 
 class RunWorker:
@@ -56,6 +56,7 @@ class RunWorker:
         self._ownership = ownership
         self._draining = False
         ownership.lost = self._lose
+        ownership.ran_elsewhere = executor.hand_over
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -162,7 +163,6 @@ class RunWorker:
         error = None if active.task.cancelled() else active.task.exception()
         if active.lost or isinstance(error, RunLeaseLost):
             # Its files, rollouts and events belong to another service now.
-            self._executor.abandon(entry)
             _log.warning("run_taken_over", run=active.name)
             return
         if not entry.epoch:
