@@ -37,10 +37,10 @@ from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
-from fulmen_algorithm.runs.entry import EventLog
+from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
-from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify, RunFence
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
@@ -135,6 +135,7 @@ class Process:
                 keep_checkpoints=1,
                 keep_models=1,
                 machine={},
+                check_owned=_owned,
             )
             entry_of = runs.entry(run.name)
             async with self.queue if self._uses_agent(entry) else _Nothing():
@@ -154,20 +155,27 @@ class Process:
         self.thread.close()
 
 
+async def _owned(entry: Entry) -> None:
+    """Returns: no other service takes runs over."""
+
+
 class _Connections:
     """Connects the runs of a process; see `runs.execution.Connections`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Queue:
+    def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, fence: RunFence) -> Queue:
         return self._process.queue
 
-    def resources(self, project: str, notify: Notify) -> Resources:
+    def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> Resources:
         return self._process.resources
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Engine:
         return self._process.engine
+
+    def hand_over(self, run: TrainingRun) -> None:
+        raise AssertionError("no other service takes runs over")
 
     def chat(self, notify: Notify) -> _NoChat:
         return _NoChat()

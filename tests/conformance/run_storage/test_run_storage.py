@@ -10,8 +10,8 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.entry import EventLog
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.runs.storage_wait import is_storage_trouble
 from fulmen_algorithm.training.checkpoints import Checkpoint
+from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.publishing import WrittenWeights
 from tests.support.algorithm.run_service import now, training_run

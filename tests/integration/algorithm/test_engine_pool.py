@@ -128,6 +128,8 @@ class World:
         self.news = asyncio.Condition()
         self.failures: list[Exception] = []
         """What the next starts raise."""
+        self.elsewhere: set[str] = set()
+        """Policies that another service has run since."""
 
     async def start(
         self,
@@ -160,6 +162,10 @@ class World:
         async with asyncio.timeout(WAIT_S), self.proxy.news:
             await self.proxy.news.wait_for(lambda: backend in self.proxy.backends)
 
+    async def still_serves(self, policy: str) -> bool:
+        """Returns whether no other service has run a policy since."""
+        return policy not in self.elsewhere
+
     @asynccontextmanager
     async def pool(self, *, max_engines: int = 2) -> AsyncIterator[EnginePool]:
         options = EngineOptions(
@@ -175,6 +181,7 @@ class World:
                 file=ServedPolicies(self.folder / "served.json"),
                 max_engines=max_engines,
                 outage_limit_s=5,
+                still_serves=self.still_serves,
             )
             task = asyncio.create_task(pool.run())
             try:
@@ -241,6 +248,29 @@ async def test_a_policy_whose_run_has_ended_is_served_on_and_again_when_its_engi
         world.started[0][2].end.set()
         await world.until_started(2)
         assert [(policy, version) for policy, version, _ in world.started] == [("a", 3), ("a", 3)]
+
+
+async def test_a_policy_that_another_service_runs_is_left_to_it_and_never_registered_again(world):
+    async with world.pool() as pool:
+        await world.serve(pool, "a", 3)
+        await world.serve(pool, "b")
+        pool.hand_over("a")
+        world.proxy.backends["backends/engine-a"] = "http://another:9000/v1"
+        world.started[0][2].end.set()
+        await world.serve(pool, "c")  # takes its slot
+        assert world.proxy.backends["backends/engine-a"] == "http://another:9000/v1"
+        assert "routes/a" in world.proxy.routes
+        assert [(policy, version) for policy, version, _ in world.started] == [("a", 3), ("b", 1), ("c", 1)]
+
+
+async def test_a_policy_that_another_service_has_run_since_is_not_served_again_at_a_start(world):
+    async with world.pool() as pool:
+        for policy in ("a", "b"):
+            (await world.serve(pool, policy)).release()
+    world.elsewhere = {"a"}
+    async with world.pool():
+        await world.until_started(3)
+    assert [policy for policy, _, _ in world.started] == ["a", "b", "b"]
 
 
 @pytest.mark.parametrize("failure", ["start", "registration"])

@@ -29,8 +29,9 @@ from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
-from fulmen_algorithm.runs.storage_wait import is_storage_trouble, wait_for_storage
+from fulmen_algorithm.runs.storage_wait import wait_for_storage
 from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 CLEAN_UP_DEADLINE_S = 30.0

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from fulmen.errors import RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
+from fulmen.errors import FulmenError, RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
 from fulmen_algorithm.persistence.run_files import decoded_run, encoded_run
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.entry import Entry
@@ -23,6 +23,7 @@ from fulmen_algorithm.runs.run import TrainingRun
 
 _log = structlog.get_logger()
 
+REFUSED_OR_AWAY: tuple[type[Exception], ...] = (FulmenError, *AWAY)
 LOST_OR_AWAY: tuple[type[Exception], ...] = (RunLeaseLost, *AWAY)
 RENEWALS_PER_LEASE = 4
 RETRY_S = 1.0
@@ -62,7 +63,7 @@ class RunOwnership:
             try:
                 await self.renew()
                 await self.learn()
-            except AWAY as error:
+            except REFUSED_OR_AWAY as error:
                 _log.warning("run_leases_not_renewed", reason=type(error).__name__)
             await self._push_journals()
             self._runs.wake()
@@ -92,7 +93,7 @@ class RunOwnership:
         except RunLeaseHeld as error:
             self._held_elsewhere(entry, error)
             return False
-        except AWAY as error:
+        except REFUSED_OR_AWAY as error:
             _log.warning("run_not_acquired", run=entry.run.name, reason=type(error).__name__)
             entry.blocked_until = time.monotonic() + RETRY_S
             self._runs.wake_later(RETRY_S)

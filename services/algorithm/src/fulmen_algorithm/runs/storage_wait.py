@@ -7,21 +7,13 @@ from collections.abc import Callable
 import structlog
 
 from fulmen_algorithm.runs.entry import Entry
-from fulmen_algorithm.training.files import StorageFailed
+from fulmen_algorithm.training.files import is_storage_trouble
 
 _log = structlog.get_logger()
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 15.0
-_TROUBLE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN}
-)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def is_storage_trouble(error: BaseException | None) -> bool:
-    """Returns whether an error says that storage is full or unreachable, which passes."""
-    return isinstance(error, StorageFailed) or (isinstance(error, OSError) and error.errno in _TROUBLE)
 
 
 async def wait_for_storage(entry: Entry, error: BaseException | None) -> None:

@@ -8,10 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL_BELOW_BYTES = 2**20
+_TROUBLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN}
+)
 
 
 class StorageFailed(OSError):
     """Storage is full, or an object store failed or could not be reached; the call may succeed later."""
+
+
+def is_storage_trouble(error: BaseException | None) -> bool:
+    """Returns whether an error says that storage is full or unreachable, which passes."""
+    return isinstance(error, StorageFailed) or (isinstance(error, OSError) and error.errno in _TROUBLE)
 
 
 def sync(path: Path) -> None:

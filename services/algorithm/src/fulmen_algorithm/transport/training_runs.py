@@ -32,9 +32,9 @@ from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.report import Report, report
 from fulmen_algorithm.runs.run import TrainingRun
-from fulmen_algorithm.runs.storage_wait import is_storage_trouble
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.training.checkpoints import Checkpoint
+from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.transport import encode
 from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_service_kit.security.auth import current_caller, require_project
