@@ -92,7 +92,7 @@ async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
         with pytest.raises(SettingsInvalid) as refused:
             await runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=draft))
         fields = {violation.field for violation in refused.value.violations}
-        assert fields == {"settings.stesp", "settings.steps", "inputs.demonstrations"}
+        assert fields == {"settings.stesp", "settings.steps", "inputs.demonstrations", "policy.path"}
         with pytest.raises(TrainingRunNotFound):
             await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="trainingRuns/none"))
         with pytest.raises(TrainingRunNotFound):

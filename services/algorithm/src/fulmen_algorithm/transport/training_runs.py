@@ -15,6 +15,7 @@ from fulmen.errors import (
     CheckpointNotFound,
     DeadlineExceeded,
     Draining,
+    FulmenError,
     PageTokenInvalid,
     RunLeaseHeld,
     RunStorageUnavailable,
@@ -254,7 +255,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         """Returns a run that the caller may see, as of its newest files; any other is as if it did not exist."""
         entry = self._runs.find(name)
         if entry is None and RUN_NAME.fullmatch(name):
-            with suppress(Unavailable, DeadlineExceeded):
+            with suppress(FulmenError):
                 await self._ownership.learn()  # another service may have created it a moment ago
         entry = self._runs.entry(name)
         if not current_caller().may_access(entry.run.project):
