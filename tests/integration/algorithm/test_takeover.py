@@ -1,6 +1,5 @@
 """Two algorithm services share a folder of runs: when one dies or hangs, the other takes its run over and ends it."""
 
-import json
 import os
 import signal
 import time
@@ -21,7 +20,6 @@ from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.second_service import SecondService, client_of, second_service
 from tests.support.algorithm.small_training import SETTINGS, Watcher
 from tests.support.algorithm.training import (
-    BUILD,
     check_books,
     create_run,
     finished_groups,
@@ -164,37 +162,3 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
 async def newest_version(client: Client) -> str:
     request = resource_service_pb2.GetResourcesRequest(names=["resources/policy.tiny"])
     return (await client.resources.GetResources(request)).resources[0].name
-
-
-async def test_a_deterministic_run_that_is_taken_over_ends_with_the_same_loss(short_tmp_path, repository_root):
-    async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
-        inputs = await publish_training_inputs(both.first_client, repository_root)
-        settings = {"steps": 600, "batch_size": 2, "checkpoint_every": 10, "report_every": 1, "seed": 5}
-        calm = Watcher(both.stack, both.first_client, await create_sft(both.first_client, "calm", inputs, settings))
-        await calm.end()
-        name = await create_sft(both.first_client, "disturbed", inputs, settings)
-        owner = await eventually(lambda: both.owner(name), what="the run has an owner")
-        watcher = Watcher(both.stack, both.other_than(owner)[1], name)
-        await watcher.until_step(25)
-        await both.kill(owner)
-        done = await watcher.end()
-        assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        assert done.step == 600
-        assert losses(watcher)[600] == losses(calm)[600]
-        assert set(losses(watcher)) == set(losses(calm))
-
-
-async def create_sft(client: Client, name: str, inputs: dict[str, str], settings: dict[str, object]) -> str:
-    run = pb.TrainingRun(
-        name=f"trainingRuns/{name}",
-        algorithm="sft",
-        settings_json=json.dumps(settings),
-        policy=pb.PolicySpec(name=name, build=BUILD),
-        inputs={use: inputs[use] for use in ("demonstrations", "bundle")},
-    )
-    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-    return run.name
-
-
-def losses(watcher: Watcher) -> dict[int, float]:
-    return {e.step.step: e.step.values["loss"] for e in watcher.events if "loss" in e.step.values}
