@@ -277,12 +277,7 @@ class _Queue:
             "project-follower": ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
-            "unowned-runs": UnownedRuns(
-                table=RunLeaseTable(database),
-                rollouts=self.rollouts,
-                limit_s=settings.unowned_run_limit_s,
-                metrics=metrics,
-            ),
+            "unowned-runs": UnownedRuns(RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, metrics),
         }
 
     def _subscribe(self, database: Database) -> None:
@@ -322,7 +317,6 @@ class _Services:
         keys: StoreKeys,
         verifier: TokenVerifier,
     ) -> None:
-        signer = TokenSigner(keys)
         self._settings, self._database = settings, database
         stopping, poll_s = queue.stopping, settings.poll_interval_s
         wakeups, rollouts, usage = queue.wakeups, queue.rollout_table, UsageTable(database)
@@ -343,7 +337,7 @@ class _Services:
             ends=queue.ends,
             projects=queue.project_names,
             checks=AttemptCheckTable(database),
-            signer=signer,
+            signer=TokenSigner(keys),
             drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
         )
@@ -357,7 +351,7 @@ class _Services:
         )
         self.projects = ProjectService(
             projects=Projects(table=projects, wakeups=wakeups),
-            tokens=Tokens(table=tokens, signer=signer, revoked=queue.revoked),
+            tokens=Tokens(table=tokens, signer=TokenSigner(keys), revoked=queue.revoked),
             table=projects,
             token_table=tokens,
             verifier=verifier,

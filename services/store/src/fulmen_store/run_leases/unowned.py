@@ -30,7 +30,7 @@ class UnownedRuns:
     """Cancels the rollouts of runs without an owner, and removes the leases of runs that ended before their retention."""
 
     def __init__(
-        self, *, table: RunLeaseTable, rollouts: Rollouts, limit_s: float, metrics: StoreMetrics | None = None
+        self, table: RunLeaseTable, rollouts: Rollouts, limit_s: float, metrics: StoreMetrics | None = None
     ) -> None:
         """Creates the role; `limit_s` is the time without an owner, seconds."""
         self._table = table
