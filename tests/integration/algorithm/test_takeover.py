@@ -137,6 +137,7 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
 
             async def taken() -> bool:
                 run = (await client.training_runs.GetTrainingRun(request)).training_run
+                assert run.state == RUNNING, "the run ended before it was disturbed"
                 return run.owner_address == other
 
             await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)

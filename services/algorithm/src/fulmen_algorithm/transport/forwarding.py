@@ -23,8 +23,10 @@ class Forwarding:
         """`tls` are the files for calls to the service's own replicas."""
         self._tls = tls
 
-    async def call(self, address: str, rpc: str, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """Forwards a unary call; errors are those of the owner.
+    async def call(
+        self, address: str, rpc: str, request: Any, context: grpc.aio.ServicerContext, *, limit_s: float = DEADLINE_S
+    ) -> Any:
+        """Forwards a unary call, for at most `limit_s` seconds; errors are those of the owner.
 
         Raises:
             Draining: if the call was forwarded before: both services are behind; the caller repeats it.
@@ -32,7 +34,7 @@ class Forwarding:
         remaining = context.time_remaining()
         async with self._channel(address, context) as channel:
             stub = getattr(TrainingRunServiceStub(channel), rpc)
-            timeout = DEADLINE_S if remaining is None else min(remaining, DEADLINE_S)
+            timeout = limit_s if remaining is None else min(remaining, limit_s)
             return await stub(request, timeout=timeout, metadata=((FORWARDED, "1"),))
 
     async def watch(

@@ -42,6 +42,7 @@ from fulmen_service_kit.security.auth import current_caller, require_project
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 1000
+READ_LIMIT_S = 3.0
 Item = TypeVar("Item")
 
 
@@ -118,9 +119,11 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         """Returns a run."""
         entry = await self._entry(request.name)
         if entry.elsewhere:
-            # The owner may have died a moment ago: what it said last is an answer too.
+            # The owner may have died or stopped a moment ago: what it said last is an answer too.
             with suppress(Unavailable, DeadlineExceeded):
-                forwarded = await self._forwarding.call(entry.owner_address, "GetTrainingRun", request, context)
+                forwarded = await self._forwarding.call(
+                    entry.owner_address, "GetTrainingRun", request, context, limit_s=READ_LIMIT_S
+                )
                 return cast(pb.GetTrainingRunResponse, forwarded)
         return pb.GetTrainingRunResponse(training_run=self._message(entry))
 
