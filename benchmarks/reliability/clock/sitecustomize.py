@@ -1,0 +1,42 @@
+"""Gives each Python process of a stack a clock of its own, that the crash matrix can set: `FULMEN_MATRIX_CLOCKS` names a folder.
+
+On PYTHONPATH, so it runs before a service does. The service executes itself again with libfaketime, which reads the offset from
+the file of its name; the process keeps its id. Without a file of that name the clock is the machine's.
+"""
+
+import os
+import sys
+
+LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+NAMES = {
+    "fulmen_store": "store",
+    "fulmen_llm_proxy": "llm_proxy",
+    "fulmen_runner": "runner",
+    "fulmen_algorithm": "algorithm",
+    "fulmen_algorithm.engines.embedded": "engine",
+    # PostgreSQL is its child, and inherits its clock.
+    "fulmen_cli.local.supervisor": "supervisor",
+}
+
+
+def _own_clock() -> None:
+    folder = os.environ.get("FULMEN_MATRIX_CLOCKS", "")
+    arguments = sys.orig_argv
+    module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
+    name = NAMES.get(module)
+    if not folder or name is None:
+        return
+    port = os.environ.get("FULMEN_RUNNER_PORT", "") if name == "runner" else ""
+    file = os.path.join(folder, name + (f"-{port}" if port else ""))  # noqa: PTH118  # Before anything is imported.
+    if os.environ.get("FAKETIME_TIMESTAMP_FILE") == file:
+        return
+    os.environ |= {
+        "LD_PRELOAD": LIBRARY,
+        "FAKETIME_TIMESTAMP_FILE": file,
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    os.execv(sys.executable, [sys.executable, *arguments[1:]])  # noqa: S606  # No shell is wanted.
+
+
+_own_clock()

@@ -1,0 +1,112 @@
+"""The file that holds what was measured; written after every cell, so that a run may be cut off and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.outcome import Claim, claim
+from benchmarks.reliability.cell import LIMIT_S
+from benchmarks.reliability.plan import Cell
+
+__all__ = ["Results"]
+
+METHOD = """A stack is started with `fulmen up` and its default settings in namespaces of its own. Each cell starts a GRPO run
+of small agents that call the model twice, does its harm from the second step on, waits for a finished rollout and a step after
+the end of the fault, lets the run end, and reads the books of all its rollouts: as the services list them, in the feed and the
+lineage of the run, and in PostgreSQL by a connection of its own. Detection is the first change of the supervisor's record or of
+another service's readiness, or the first warning in a log."""
+GOAL_CELLS = 60
+
+
+class Results:
+    """Cells and power cuts by key."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Reads what the file has, if a run is resumed or only a part is measured again."""
+        self._path = path
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._cells: dict[str, dict[str, Any]] = {each["key"]: each for each in known.get("cells", ())}
+        self._skipped: dict[str, str] = dict(known.get("not_made", {}))
+        self._power: dict[str, Any] = known.get("power_cuts", {})
+        self._settings: dict[str, Any] = known.get("settings", {})
+        self._done = set(self._cells) if resume else set()
+
+    def has(self, key: str) -> bool:
+        """Returns whether a cell need not be run."""
+        return key in self._done
+
+    def add(self, figures: dict[str, Any], *, settings: Mapping[str, Any]) -> None:
+        """Adds a cell and writes the file."""
+        self._cells[figures["key"]] = {**figures, "commit": _commit()}
+        self._settings = dict(settings)
+        self._skipped.pop(figures["key"], None)
+        self._write()
+
+    def skip(self, cell: Cell, reason: str) -> None:
+        """Notes that a cell cannot be run on this machine."""
+        self._skipped[cell.key] = reason
+        self._write()
+
+    def add_power_cuts(self, figures: dict[str, Any]) -> None:
+        """Adds what power cuts showed and writes the file."""
+        self._power = {**figures, "commit": _commit()}
+        self._write()
+
+    def shortfalls(self) -> list[str]:
+        """Names the cells that fall short."""
+        return [key for key, cell in self._cells.items() if not (cell["holds"] and cell["within_limit"])]
+
+    def document(self) -> dict[str, Any]:
+        """Returns everything, JSON-ready."""
+        return {
+            "name": "crash_matrix",
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "commit": _commit(),
+            "machine": {
+                "cpus": os.cpu_count(),
+                "platform": platform.platform(),
+                "python": platform.python_version(),
+                "load_at_end": [round(load, 1) for load in os.getloadavg()],
+            },
+            "method": " ".join(METHOD.split()),
+            "settings": self._settings,
+            "cells": list(self._cells.values()),
+            "not_made": self._skipped,
+            "power_cuts": self._power,
+            "claims": self._claims(),
+        }
+
+    def _claims(self) -> list[Claim]:
+        cells = list(self._cells.values())
+        claims = [claim("cells", len(cells), "cells", goal=GOAL_CELLS, better="higher")]
+        for name in ("lost", "doubled", "skipped", "trained_twice"):
+            total = sum(cell.get(name, 0) for cell in cells)
+            claims.append(claim(f"rollouts {name.replace('_', ' ')}", total, "rollouts", goal=0, better="lower"))
+        slow = sum(not cell["within_limit"] for cell in cells)
+        stuck = sum(not cell.get("run_ended", False) for cell in cells)
+        claims.append(claim(f"cells without work within {LIMIT_S:.0f} s", slow, "cells", goal=0, better="lower"))
+        claims.append(claim("runs that did not end", stuck, "runs", goal=0, better="lower"))
+        if self._power:
+            for name in ("lost_rollouts", "lost_spans", "corrupt_starts"):
+                claims.append(
+                    claim(f"power cuts: {name.replace('_', ' ')}", self._power[name], "", goal=0, better="lower")
+                )
+        return claims
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+
+
+def _commit() -> str:
+    """Returns the commit of the tree, marked if it was changed since."""
+    command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
