@@ -1,6 +1,6 @@
 """A server of gradient sums as a process of its own, for runs whose ranks exchange through it.
 
-    python -m benchmarks.reliability.aggregator PORT FOLDER
+python -m benchmarks.reliability.aggregator PORT FOLDER
 """
 
 from __future__ import annotations

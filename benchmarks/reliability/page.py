@@ -1,4 +1,5 @@
 """Writes docs/reliability.md from the results."""
+
 from pathlib import Path
 from typing import Any
 

@@ -142,8 +142,8 @@ class Stand:
                 await asyncio.sleep(POLL_INTERVAL_S)
             await asyncio.sleep(AGGREGATOR_BACKOFF_S)
 
-    async def down(self) -> None:
-        """Ends the stack and all its processes, and removes its folder."""
+    async def abandon(self) -> None:
+        """Forgets a stack whose processes are ended by others."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -151,7 +151,12 @@ class Stand:
         if self._aggregator is not None:
             self._aggregator.kill()
             self._aggregator.wait()
+            self._aggregator = None
         await self.forget_database()
+
+    async def down(self) -> None:
+        """Ends the stack and all its processes, and removes its folder."""
+        await self.abandon()
         command = [sys.executable, "-m", "fulmen_cli", "down", "--state-dir", str(self.state.path)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(

@@ -17,8 +17,8 @@ import errno
 import os
 import random
 import select
-import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -132,7 +132,9 @@ class Disk:
     def _payload(self, opcode: int, node: int, body: memoryview) -> bytes:
         if opcode == INIT:
             flags = ASYNC_READ | BIG_WRITES | MAX_PAGES
-            return struct.pack("<4I2H2I2HI28x", *VERSION, MAX_WRITE, flags, 64, 48, MAX_WRITE, 1, MAX_WRITE // BLOCK, 0, 0)
+            return struct.pack(
+                "<4I2H2I2HI28x", *VERSION, MAX_WRITE, flags, 64, 48, MAX_WRITE, 1, MAX_WRITE // BLOCK, 0, 0
+            )
         if opcode == LOOKUP:
             if bytes(body) != b"disk\0":
                 raise FileNotFoundError(errno.ENOENT, "no such file")
@@ -166,7 +168,7 @@ class Disk:
 
 def _copy(source: Path, target: Path) -> None:
     """Copies a file with its holes."""
-    shutil.copyfile(source, target)
+    subprocess.run(["cp", "--sparse=always", str(source), str(target)], check=True)
 
 
 def main() -> None:

@@ -28,7 +28,9 @@ select count(*) from attempt a join rollout r on r.id = a.rollout_id join traini
 where t.name = $1 and a.state = 3
 """
 # Level as structlog prints it, plain or coloured, and PostgreSQL's own words.
-COMPLAINT: Final = re.compile(r"\[\s*(?:\x1b\[[0-9;]*m)*(warning|error|critical)|\"level\": ?\"(warning|error)|(PANIC|FATAL): ")
+COMPLAINT: Final = re.compile(
+    r"\[\s*(?:\x1b\[[0-9;]*m)*(warning|error|critical)|\"level\": ?\"(warning|error)|(PANIC|FATAL): "
+)
 
 
 @dataclass(slots=True)

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from pathlib import Path
 
 import pytest
-import zstandard
-from opentelemetry.proto.trace.v1 import trace_pb2
 
-from fulmen.store.v1 import attempt_pb2, rollout_pb2, span_pb2
-from fulmen.store.v1 import span_service_pb2 as spans_pb
+from fulmen.store.v1 import attempt_pb2, rollout_pb2
 from tests.support.postgres import PostgresServer
 from tests.support.soak import SOAK, seed
-from tests.support.store.load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup
+from tests.support.store.load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup, stored_spans
 from tests.support.store.oracle import Shown, store_problems
 from tests.support.store.replicas import ReplicaGroup
 
@@ -31,7 +28,6 @@ SEED = seed(20261121)
 # So many attempts are ended and acknowledged between two kills: each comes in the middle of work.
 ENDS_BETWEEN = 150
 PROGRESS_LIMIT_S = 120.0
-SPAN_BATCH = 200
 RUNNERS = 4
 
 
@@ -112,7 +108,7 @@ async def test_nothing_is_lost_or_doubled_while_replicas_and_postgresql_are_kill
         shown = Shown(
             feeds=[[one.group_id for one in reader.read] for reader in (*readers, whole)],
             rollouts={rollout.name: rollout for one in whole.read for rollout in one.rollouts},
-            spans=await _stored_spans(group, list(ledger.spans)),
+            spans=await stored_spans(group, list(ledger.spans)),
         )
     problems = store_problems(ledger, shown)
     print(
@@ -133,22 +129,6 @@ async def _kill(replicas: ReplicaGroup, victim: Victim, rng: random.Random) -> N
             await replicas.kill_database()
         case Victim.BACKEND:
             replicas.kill_backend(rng)
-
-
-async def _stored_spans(group: StoreGroup, attempts: Sequence[str]) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
-    for start in range(0, len(attempts), SPAN_BATCH):
-        request = spans_pb.StreamSpansRequest(parents=attempts[start : start + SPAN_BATCH])
-        async for message in group.any().spans.StreamSpans(request):
-            for chunk in message.chunks:
-                payload = chunk.payload
-                if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
-                    payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
-                found.setdefault(chunk.attempt, []).extend(
-                    trace_pb2.Span.FromString(record.otlp_span).span_id
-                    for record in span_pb2.SpanBatch.FromString(payload).spans
-                )
-    return found
 
 
 def _sound() -> tuple[Ledger, Shown]:

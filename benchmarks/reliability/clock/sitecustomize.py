@@ -36,7 +36,7 @@ def _own_clock() -> None:
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    os.execv(sys.executable, [sys.executable, *arguments[1:]])  # noqa: S606  # No shell is wanted.
+    os.execv(sys.executable, [sys.executable, *arguments[1:]])  # No shell is wanted.
 
 
 _own_clock()

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import zstandard
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.errors import DeadlineExceeded, SessionEnded, Unavailable
@@ -23,13 +24,14 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2 as spans_pb
 from tests.support.store.running import Stubs, results_of
 
-__all__ = ["FeedReader", "Ledger", "LoadRunner", "Producer", "StoreGroup", "Zombie"]
+__all__ = ["FeedReader", "Ledger", "LoadRunner", "Producer", "StoreGroup", "Zombie", "stored_spans"]
 
 GROUP_SIZE = 2
 GROUPS_PER_REQUEST = 8
 MAX_BACKLOG = 600
 SLOTS = 24
 CALL_LIMIT_S = 10.0
+SPAN_BATCH = 200
 RETRY_PAUSE_S = 0.05
 # A lost lease, however many of them, never makes a rollout fail for good.
 POLICY = rollout_pb2.RolloutPolicy(max_attempts=100, retry_backoff={"nanos": 10_000_000})
@@ -268,6 +270,23 @@ class FeedReader:
                 await asyncio.sleep(RETRY_PAUSE_S)
             finally:
                 stream.cancel()
+
+
+async def stored_spans(group: StoreGroup, attempts: Sequence[str]) -> dict[str, list[bytes]]:
+    """Reads the ids of the spans that are stored for attempts, as often as they are stored."""
+    found: dict[str, list[bytes]] = {}
+    for start in range(0, len(attempts), SPAN_BATCH):
+        request = spans_pb.StreamSpansRequest(parents=attempts[start : start + SPAN_BATCH])
+        async for message in group.any().spans.StreamSpans(request):
+            for chunk in message.chunks:
+                payload = chunk.payload
+                if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
+                    payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+                found.setdefault(chunk.attempt, []).extend(
+                    trace_pb2.Span.FromString(record.otlp_span).span_id
+                    for record in span_pb2.SpanBatch.FromString(payload).spans
+                )
+    return found
 
 
 def _chunk(attempt: str) -> tuple[span_pb2.SpanChunk, bytes]:
