@@ -62,6 +62,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make crash-matrix", description=__doc__)
     parser.add_argument("--victim", action="append", choices=list(Victim), help="only cells with this one")
     parser.add_argument("--fault", action="append", choices=list(Fault), help="only cells of this one")
+    parser.add_argument("--cell", action="append", metavar="KEY", help="only this one, such as store+llm_proxy/kill")
     parser.add_argument("--short", action="store_true", help="the cells that the gate runs")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the output has, and run the others")
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON; the page is written for the default only")
@@ -87,7 +88,8 @@ def _chosen(given: argparse.Namespace) -> list[Cell]:
     return [
         cell
         for cell in cells
-        if (not given.victim or any(victim in given.victim for victim in cell.victims))
+        if (not given.cell or cell.key in given.cell)
+        and (not given.victim or any(victim in given.victim for victim in cell.victims))
         and (not given.fault or cell.fault in given.fault)
     ]
 

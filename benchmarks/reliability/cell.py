@@ -116,7 +116,7 @@ def _figures(
 ) -> dict[str, Any]:
     progress = watch.progress
     rollout_s, step_s = _after(progress.finished, times.over), _after(progress.steps, times.over)
-    noticed = watch.noticed
+    noticed = None if cell.fault is Fault.NONE else watch.noticed
     notes = [*harm.notes, *([progress.failure] if progress.failure else [])]
     good = went_on and ended and not (verdict.lost or verdict.doubled or verdict.skipped or verdict.trained_twice)
     return {

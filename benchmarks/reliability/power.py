@@ -46,7 +46,7 @@ LOAD_S: Final = (1.0, 4.0)
 RUNNERS, PRODUCERS = 4, 3
 DRAIN_LIMIT_S: Final = 180.0
 DISK_LIMIT_S: Final = 60.0
-RUN_LIMIT_S: Final = 150.0
+RUN_LIMIT_S: Final = 300.0
 MAX_SHOWN: Final = 10
 
 

@@ -94,10 +94,10 @@ class Results:
         claims.append(claim(f"cells without work within {LIMIT_S:.0f} s", slow, "cells", goal=0, better="lower"))
         claims.append(claim("runs that did not end", stuck, "runs", goal=0, better="lower"))
         if self._power:
-            for name in ("lost_rollouts", "lost_spans", "corrupt_starts"):
-                claims.append(
-                    claim(f"power cuts: {name.replace('_', ' ')}", self._power[name], "", goal=0, better="lower")
-                )
+            claims += [
+                claim(f"power cuts: {name.replace('_', ' ')}", self._power[name], "", goal=0, better="lower")
+                for name in ("lost_rollouts", "lost_spans", "corrupt_starts")
+            ]
         return claims
 
     def _write(self) -> None:

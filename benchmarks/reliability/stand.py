@@ -130,17 +130,25 @@ class Stand:
             )
             self._mounted.append(place)
 
+    def _unmount(self) -> None:
+        for place in reversed(self._mounted):
+            subprocess.run(["umount", "--lazy", str(place)], check=False)
+        self._mounted.clear()
+
     async def _keep_aggregator(self) -> None:
         """Starts the aggregator again whenever it ends, as a supervisor would."""
         sums = self.folder / "sums"
         sums.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.reliability.aggregator", str(AGGREGATOR_PORT), str(sums)]
         while True:
-            with (self.folder / "aggregator.log").open("ab") as log:
-                self._aggregator = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            self._aggregator = await asyncio.to_thread(self._start_aggregator, command)
             while self._aggregator.poll() is None:
                 await asyncio.sleep(POLL_INTERVAL_S)
             await asyncio.sleep(AGGREGATOR_BACKOFF_S)
+
+    def _start_aggregator(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "aggregator.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
     async def abandon(self) -> None:
         """Forgets a stack whose processes are ended by others."""
@@ -166,8 +174,7 @@ class Stand:
             if str(self.folder) in " ".join(process.info["cmdline"] or ()):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        for place in reversed(self._mounted):
-            subprocess.run(["umount", "--lazy", str(place)], check=False)
+        await asyncio.to_thread(self._unmount)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def healthy(self, limit_s: float = HEALTHY_LIMIT_S) -> None:

@@ -27,9 +27,10 @@ LOST_LEASES: Final = """
 select count(*) from attempt a join rollout r on r.id = a.rollout_id join training_run t on t.id = r.run_id
 where t.name = $1 and a.state = 3
 """
-# Level as structlog prints it, plain or coloured, and PostgreSQL's own words.
+# Levels as structlog prints them, plain, coloured or as JSON; and PostgreSQL's words, but for FATAL, which clients cause too.
 COMPLAINT: Final = re.compile(
-    r"\[\s*(?:\x1b\[[0-9;]*m)*(warning|error|critical)|\"level\": ?\"(warning|error)|(PANIC|FATAL): "
+    r"\[\s*(?:\x1b\[[0-9;]*m)*(warning|error|critical)|\"level\": ?\"(warning|error|critical)"
+    r"|PANIC: |terminated by signal|shutdown request|No space left"
 )
 
 
