@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto \
 	proto-check lock clean licences sbom bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
-	fuzz helm helm-settings up down compose-smoke
+	fuzz crash-matrix helm helm-settings up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 bench-scale: setup ## Loads the whole system with 3,000 runner sessions, and says what 10,000 runners and 128 GPUs need
 	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
 	$(if $(SHORT),,$(PYTHON_BIN)/python -m benchmarks.scale.plan)
+
+crash-matrix: setup ## Kills, stops, cuts off and starves every process under a training run; cuts the power (an hour; SHORT=1, ARGS=--resume)
+	@$(PYTHON_BIN)/python -m benchmarks.reliability $(if $(SHORT),--short) $(ARGS)
 
 up: deploy/.env ## Builds and starts everything in containers (MONITORING=1: with Prometheus and Grafana; GPU=1: on GPUs)
 	$(if $(MONITORING),FULMEN_OTLP_ENDPOINT=http://collector:4317) $(COMPOSE) up --build --detach --wait

@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +24,13 @@ from benchmarks.reliability.cell import run_cell
 from benchmarks.reliability.faults import missing_for
 from benchmarks.reliability.page import write_page
 from benchmarks.reliability.plan import FULL, SHORT, Cell, Fault, Victim
+from benchmarks.reliability.power import cut_power
 from benchmarks.reliability.results import Results
-from benchmarks.reliability.stand import RUNNERS, SLOTS, Stand, StandFailed
+from benchmarks.reliability.stand import RUNNERS, SLOTS, Stand, StandFailed, short_folder
 from benchmarks.reliability.workload import STEPS, Workload
 
 INSIDE = "FULMEN_MATRIX_INSIDE"
+POWER_CUTS = 20
 TYPICAL_S = 35.0
 """Of a cell, before the first is measured."""
 RESULTS = Path(__file__).parents[1] / "results" / "crash_matrix.json"
@@ -45,17 +46,26 @@ def main() -> None:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         del os.environ[INSIDE]
     results = Results(given.output, resume=given.resume)
-    if given.power_cuts:
-        if os.geteuid() != 0:
-            sys.exit("Power cuts need root: a disk is mounted over FUSE and a loop device.")
-        from benchmarks.reliability.power import cut_power
-
-        asyncio.run(cut_power(given.power_cuts, results, seed=given.seed))
-    elif not given.page:
+    if not given.page and given.power_cuts is None:
         asyncio.run(_run(_chosen(given), results))
+    if cuts := _cuts(given, results):
+        asyncio.run(cut_power(cuts, results, seed=given.seed))
     if given.output == RESULTS:
         write_page(results.document(), PAGE)
     sys.exit(1 if given.strict and results.shortfalls() else 0)
+
+
+def _cuts(given: argparse.Namespace, results: Results) -> int:
+    """Returns how often the power is to be cut: as given, or with the whole matrix."""
+    if given.power_cuts is not None:
+        return int(given.power_cuts)
+    is_whole = not (given.short or given.page or given.cell or given.victim or given.fault)
+    if not is_whole or (given.resume and results.has_power_cuts):
+        return 0
+    if os.geteuid() != 0:
+        _say("Power cuts need root: a disk is mounted over FUSE and a loop device.")
+        return 0
+    return POWER_CUTS
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
@@ -65,12 +75,15 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cell", action="append", metavar="KEY", help="only this one, such as store+llm_proxy/kill")
     parser.add_argument("--short", action="store_true", help="the cells that the gate runs")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the output has, and run the others")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON; the page is written for the default only")
-    parser.add_argument("--power-cuts", type=int, default=0, metavar="N", help="cut the power N times instead")
+    parser.add_argument("--output", type=Path, help=f"JSON; by default {RESULTS.name} and its page, but with --short")
+    parser.add_argument("--power-cuts", type=int, metavar="N", help="only cut the power, N times")
     parser.add_argument("--seed", type=int, default=20261126, help="of the moments of power cuts")
     parser.add_argument("--page", action="store_true", help="only write docs/reliability.md from the results")
     parser.add_argument("--strict", action="store_true", help="exit status 1 if a cell falls short")
-    return parser.parse_args(given)
+    found = parser.parse_args(given)
+    if found.output is None and not found.short:
+        found.output = RESULTS
+    return found
 
 
 def _into_namespaces() -> None:
@@ -112,7 +125,7 @@ async def _run(cells: Sequence[Cell], results: Results) -> None:
                 stand = None
             try:
                 if stand is None or workload is None:
-                    stand = Stand(_folder(), kind=cell.stack)
+                    stand = Stand(short_folder("fulmen-matrix-"), kind=cell.stack)
                     workload = Workload(stand)
                     await stand.up()
                 await stand.healthy()
@@ -131,13 +144,6 @@ async def _run(cells: Sequence[Cell], results: Results) -> None:
     finally:
         if stand is not None:
             await stand.down()
-
-
-def _folder() -> Path:
-    """Makes a folder whose path leaves room for a socket's name, and which PostgreSQL's user may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-matrix-", dir="/tmp"))  # Short, for a socket.
-    folder.chmod(0o755)
-    return folder
 
 
 def _line(figures: dict[str, Any]) -> str:

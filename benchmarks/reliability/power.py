@@ -11,10 +11,8 @@ import asyncio
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -25,7 +23,7 @@ import psutil
 
 from benchmarks.reliability.plan import Victim
 from benchmarks.reliability.results import Results
-from benchmarks.reliability.stand import Stand, StandFailed
+from benchmarks.reliability.stand import Stand, StandFailed, free_port, short_folder
 from benchmarks.reliability.watch import Watch
 from benchmarks.reliability.workload import Workload
 from fulmen_cli.local.postgres import EmbeddedPostgres, EmbeddedPostgresError, find_binaries
@@ -139,8 +137,7 @@ async def cut_power(count: int, results: Results, *, seed: int) -> None:
 
 
 async def _store_cuts(count: int, chance: random.Random) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-power-", dir="/tmp"))  # Short, for a socket.
-    folder.chmod(0o755)
+    folder = short_folder("fulmen-power-")
     disk = PowerDisk(folder)
     disk.attach()
     postgres = EmbeddedPostgres(disk.place / "postgres", settings=dict(DATABASE_SETTINGS))
@@ -188,7 +185,7 @@ class _Host:
     def __init__(self, disk: PowerDisk, postgres: EmbeddedPostgres, folder: Path) -> None:
         self._disk, self._postgres, self._folder = disk, postgres, folder
         self._store: StoreProcess | None = None
-        self._port = _free_port()
+        self._port = free_port()
         self.target = f"127.0.0.1:{self._port}"
         self.token = TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="power", ttl_s=7200)
 
@@ -271,8 +268,7 @@ async def _stack_cuts(count: int, chance: random.Random) -> list[dict[str, Any]]
 
 @asynccontextmanager
 async def _stack_on_disk() -> AsyncIterator[tuple[Stand, PowerDisk]]:
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-power-", dir="/tmp"))  # Short, for a socket.
-    folder.chmod(0o755)
+    folder = short_folder("fulmen-power-")
     disk = PowerDisk(folder)
     disk.attach()
     stand = Stand(disk.place)
@@ -332,9 +328,3 @@ def _kill_all_but(disk: int) -> None:
 
 def _do(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DISK_LIMIT_S).stdout.strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.outcome import Claim, claim
 from benchmarks.reliability.cell import LIMIT_S
-from benchmarks.reliability.plan import Cell
+from benchmarks.reliability.plan import FULL, Cell
 
 __all__ = ["Results"]
 
@@ -28,10 +28,10 @@ GOAL_CELLS = 60
 class Results:
     """Cells and power cuts by key."""
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        """Reads what the file has, if a run is resumed or only a part is measured again."""
+    def __init__(self, path: Path | None, *, resume: bool) -> None:
+        """Reads what the file has: what is not measured again stays. Without a file nothing is kept."""
         self._path = path
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
         self._cells: dict[str, dict[str, Any]] = {each["key"]: each for each in known.get("cells", ())}
         self._skipped: dict[str, str] = dict(known.get("not_made", {}))
         self._power: dict[str, Any] = known.get("power_cuts", {})
@@ -41,6 +41,11 @@ class Results:
     def has(self, key: str) -> bool:
         """Returns whether a cell need not be run."""
         return key in self._done
+
+    @property
+    def has_power_cuts(self) -> bool:
+        """Whether the power was cut."""
+        return bool(self._power)
 
     def add(self, figures: dict[str, Any], *, settings: Mapping[str, Any]) -> None:
         """Adds a cell and writes the file."""
@@ -77,14 +82,18 @@ class Results:
             },
             "method": " ".join(METHOD.split()),
             "settings": self._settings,
-            "cells": list(self._cells.values()),
+            "cells": self._in_order(),
             "not_made": self._skipped,
             "power_cuts": self._power,
             "claims": self._claims(),
         }
 
+    def _in_order(self) -> list[dict[str, Any]]:
+        """Returns the cells of the plan that were run."""
+        return [self._cells[cell.key] for cell in FULL if cell.key in self._cells]
+
     def _claims(self) -> list[Claim]:
-        cells = list(self._cells.values())
+        cells = self._in_order()
         claims = [claim("cells", len(cells), "cells", goal=GOAL_CELLS, better="higher")]
         for name in ("lost", "doubled", "skipped", "trained_twice"):
             total = sum(cell.get(name, 0) for cell in cells)
@@ -101,6 +110,8 @@ class Results:
         return claims
 
     def _write(self) -> None:
+        if self._path is None:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
 

@@ -7,8 +7,10 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +26,13 @@ from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import ServiceState, StackFolder, StackRecord, StackState
 
-__all__ = ["AGGREGATOR_PORT", "Stand", "StandFailed"]
+__all__ = ["Stand", "StandFailed", "free_port", "is_alive", "send", "short_folder"]
 
 UP_LIMIT_S = 240.0
 QUERY_LIMIT_S = 2.0
 HEALTHY_LIMIT_S = 120.0
 POLL_INTERVAL_S = 0.1
 RUNNERS, SLOTS = 2, 4
-AGGREGATOR_PORT = 7501
 AGGREGATOR_BACKOFF_S = 0.5
 REPOSITORY = Path(__file__).parents[2]
 CLOCKS = Path(__file__).parent / "clock"
@@ -49,11 +50,13 @@ class Stand:
 
     Attributes:
         folder: Where all is; the stack's state is in `s`.
+        aggregator_port: Port of the server of gradient sums that stands beside the stack.
         kind: `plain`, `clock` (each process has a clock of its own) or `disk` (folders on file systems of their own).
     """
 
     folder: Path
     kind: str = "plain"
+    aggregator_port: int = field(default_factory=lambda: free_port())
     _aggregator: subprocess.Popen[bytes] | None = None
     _keeping: asyncio.Task[None] | None = None
     _database: asyncpg.Connection | None = None
@@ -113,7 +116,7 @@ class Stand:
 
     def _environment(self) -> dict[str, str]:
         given = {name: value for name, value in os.environ.items() if not name.startswith("FULMEN_")}
-        given["FULMEN_ALGORITHM_EXCHANGE_TARGETS"] = f'{{"127.0.0.1:{AGGREGATOR_PORT}": ""}}'
+        given["FULMEN_ALGORITHM_EXCHANGE_TARGETS"] = f'{{"127.0.0.1:{self.aggregator_port}": ""}}'
         # A run of a cell begins while the engine of the last one is warm.
         given["FULMEN_ALGORITHM_MAX_CONCURRENT_RUNS"] = "2"
         if self.kind == "clock":
@@ -139,7 +142,7 @@ class Stand:
         """Starts the aggregator again whenever it ends, as a supervisor would."""
         sums = self.folder / "sums"
         sums.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "benchmarks.reliability.aggregator", str(AGGREGATOR_PORT), str(sums)]
+        command = [sys.executable, "-m", "benchmarks.reliability.aggregator", str(self.aggregator_port), str(sums)]
         while True:
             self._aggregator = await asyncio.to_thread(self._start_aggregator, command)
             while self._aggregator.poll() is None:
@@ -267,14 +270,19 @@ class Stand:
         """Finds the process that listens where no service of the record does: the engine of the policy."""
         if record is None:
             return None
-        known = {port for each in record.services for port in each.ports.values()} | {AGGREGATOR_PORT}
+        known = {port for each in record.services for port in each.ports.values()} | {self.aggregator_port}
         for each in psutil.net_connections(kind="tcp"):
             if each.status != psutil.CONN_LISTEN or each.pid is None or each.laddr.port in known:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any("fulmen_algorithm" in word for word in psutil.Process(each.pid).cmdline()):
+                process = psutil.Process(each.pid)
+                if any("fulmen_algorithm" in word for word in process.cmdline()) and self._is_ours(process):
                     return each.pid
         return None
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Returns whether a process belongs to this stack: without namespaces there may be others."""
+        return str(self.folder) in " ".join([process.cwd(), *process.cmdline()])
 
     def _keeper(self, record: StackRecord | None) -> int | None:
         """Finds the guardian of the first runner: it keeps the commands of agents."""
@@ -286,6 +294,20 @@ class Stand:
                 if any("guardian_main" in word for word in child.cmdline()):
                     return child.pid
         return None
+
+
+def short_folder(prefix: str) -> Path:
+    """Makes a folder whose path leaves room for a socket's name, and which PostgreSQL's user may enter."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    folder.chmod(0o755)
+    return folder
+
+
+def free_port() -> int:
+    """Returns a port on which nothing listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def is_alive(pid: int) -> bool:

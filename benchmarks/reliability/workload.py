@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.reliability.plan import Victim
-from benchmarks.reliability.stand import AGGREGATOR_PORT, REPOSITORY, Stand
+from benchmarks.reliability.stand import REPOSITORY, Stand
 from fulmen.client import Client, connect
 from tests.support.algorithm.runs import start_run
 from tests.support.chaos.oracle import TRAIN_PREFIX, Books, collect_books, failure_counts, problems_of
@@ -57,9 +57,9 @@ mask_truncated = false
 checkpoint_every = 2
 {more}
 """
-THROUGH_AGGREGATOR = f"""\
+THROUGH_AGGREGATOR = """\
 parallel = {{ kind = "ddp", ranks = 2 }}
-exchange = {{ codec = "qsgd", link = {{ kind = "grpc", targets = ["127.0.0.1:{AGGREGATOR_PORT}"] }} }}
+exchange = {{ codec = "qsgd", link = {{ kind = "grpc", targets = ["127.0.0.1:{port}"] }} }}
 """
 
 
@@ -142,7 +142,7 @@ class Workload:
             first="" if self._is_built else 'build = "make_model.py:build"',
             agent='command = ["python3", "agent.py"]' if by_command else 'python = "agent.py:play"',
             steps=STEPS,
-            more=THROUGH_AGGREGATOR if Victim.AGGREGATOR in victims else "",
+            more=THROUGH_AGGREGATOR.format(port=self._stand.aggregator_port) if Victim.AGGREGATOR in victims else "",
         )
         (folder / "train.toml").write_text(text, encoding="utf-8")
         return folder
