@@ -20,7 +20,7 @@ __all__ = ["LIMIT_S", "run_cell"]
 
 LIMIT_S: Final = 30.0
 """Within which work must go on after a fault."""
-UNDER_WAY_LIMIT_S: Final = 120.0
+UNDER_WAY_LIMIT_S: Final = 300.0
 GIVE_UP_S: Final = 90.0
 END_LIMIT_S: Final = 150.0
 FIRST_STEP: Final = 2

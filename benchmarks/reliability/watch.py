@@ -19,6 +19,8 @@ from tests.support.algorithm.runs import FINAL_RUN_STATES
 __all__ = ["Progress", "Watch"]
 
 INTERVAL_S: Final = 0.1
+READINESS_INTERVAL_S: Final = 0.3
+"""A probe opens a connection to each service, which costs them and this machine."""
 RPC_LIMIT_S: Final = 1.0
 FINISHED: Final = """
 select count(*) from rollout_end e join training_run t on t.id = e.run_id where t.name = $1 and e.state <> 6
@@ -136,7 +138,7 @@ class Watch:
         while self.noticed is None:
             now = await self._readiness_signs()
             self._notice(next((name for name, value in now.items() if self._signs.get(name) != value), ""))
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(READINESS_INTERVAL_S)
 
     def _notice(self, sign: str) -> None:
         if sign and self.noticed is None:

@@ -1,8 +1,9 @@
-"""`kill -9` of every service in the middle of a training run: it ends, and every rollout counts exactly once."""
+"""Deaths of the trainer between checkpoints, and a rolling restart: the run ends, and every rollout counts exactly once.
+
+Deaths of all around the trainer are in `test_crash_matrix.py`; many in one run are in `test_soak.py`.
+"""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
@@ -10,24 +11,6 @@ from tests.support.chaos.killed_training import Arena, Kill, train_and_kill
 from tests.support.chaos.kills import Victim
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
-
-# Another seed is another order and other points; the soak goes through many.
-SEED = 20261121
-
-
-async def test_a_run_survives_the_death_of_everything_around_the_trainer(arena: Arena) -> None:
-    rng = random.Random(SEED)
-    victims = [Victim.RUNNER, Victim.PROXY, Victim.STORE, Victim.DATABASE]
-    rng.shuffle(victims)
-    steps = 14
-    points = sorted(rng.sample(range(1, steps - 3), len(victims)))
-    kills = [Kill(victim=victim, step=step) for victim, step in zip(victims, points, strict=True)]
-
-    aftermath = await train_and_kill(arena, "around", kills, steps=steps)
-
-    # The runner and the proxy were held still with leased rollouts before they died.
-    assert aftermath.failures["LEASE_LOST"] > 0
-    assert aftermath.failures["INFRA"] > 0
 
 
 async def test_a_run_survives_the_death_of_the_trainer_between_checkpoints(arena: Arena) -> None:
