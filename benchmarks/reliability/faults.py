@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.reliability.memory import MemoryLimit
 from benchmarks.reliability.plan import HELD, Cell, Fault, Victim
 from benchmarks.reliability.stand import DISKS, Stand, StandFailed, is_alive, send
 
@@ -69,6 +69,7 @@ class Harm:
     cell: Cell
     pids: dict[Victim, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    _limit: MemoryLimit | None = None
     _filled: list[Path] = field(default_factory=list)
 
     async def find(self) -> None:
@@ -165,7 +166,7 @@ class Harm:
                 case Fault.CLOCK_BEHIND:
                     self._set_clocks(-HOUR_S)
                 case Fault.MEMORY:
-                    self._limit_memory()
+                    self._limit = MemoryLimit(list(self.pids.values()))
                 case Fault.DISK:
                     self._fill_disks()
             yield
@@ -180,10 +181,9 @@ class Harm:
                 subprocess.run(["nft", "delete", "table", "inet", "matrix"], check=False)
             case Fault.CLOCK_AHEAD | Fault.CLOCK_BEHIND:
                 self._set_clocks(0)
-            case Fault.MEMORY:
-                for pid in self.pids.values():
-                    with contextlib.suppress(ProcessLookupError):
-                        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            case Fault.MEMORY if self._limit is not None:
+                self._limit.lift()
+                self.notes.append(f"limited by {self._limit.by}")
             case Fault.DISK:
                 for file in self._filled:
                     file.unlink(missing_ok=True)
@@ -225,13 +225,6 @@ class Harm:
             else:
                 names.append(victim.value)
         return names
-
-    def _limit_memory(self) -> None:
-        """Allows the victims no further address space: allocations fail from now on."""
-        for pid in self.pids.values():
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                size = psutil.Process(pid).memory_info().vms
-                resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
     def _fill_disks(self) -> None:
         for victim in self.cell.victims:
