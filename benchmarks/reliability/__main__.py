@@ -154,7 +154,7 @@ def _line(figures: dict[str, Any]) -> str:
         f"{figures['next_rollout_s']} s, step {figures['next_step_s']} s, lost {figures['lost']}, doubled "
         f"{figures['doubled']}, skipped {figures['skipped']}, twice {figures['trained_twice']}, failed {figures['failed']}, "
         f"run {'ended' if figures['run_ended'] else 'DID NOT END'}{'' if figures['holds'] else ' !'} "
-        f"{'; '.join([*figures['notes'], *figures['problems']])[:400]}"
+        f"{' '.join('; '.join([*figures['notes'], *figures['problems']]).split())[:400]}"
     )
 
 
