@@ -150,8 +150,8 @@ def _line(figures: dict[str, Any]) -> str:
     if "created" not in figures:
         return f"{figures['key']}: {'; '.join(figures['notes'])}"
     return (
-        f"{figures['key']}: detected {figures['detected_s']} s ({figures['detected_by'] or 'by nothing'}), rollout "
-        f"{figures['next_rollout_s']} s, step {figures['next_step_s']} s, lost {figures['lost']}, doubled "
+        f"{figures['key']}: detected {figures['detected_s']} s ({figures['detected_by'] or 'by nothing'}), rollouts "
+        f"{figures['rollouts_s']} s, steps {figures['steps_s']} s, lost {figures['lost']}, doubled "
         f"{figures['doubled']}, skipped {figures['skipped']}, twice {figures['trained_twice']}, failed {figures['failed']}, "
         f"run {'ended' if figures['run_ended'] else 'DID NOT END'}{'' if figures['holds'] else ' !'} "
         f"{' '.join('; '.join([*figures['notes'], *figures['problems']]).split())[:400]}"

@@ -20,6 +20,8 @@ __all__ = ["LIMIT_S", "run_cell"]
 
 LIMIT_S: Final = 30.0
 """Within which work must go on after a fault."""
+ROLLOUTS, STEPS = 16, 2
+"""After which work has surely gone on: more than can have been under way, as long as the fault lasted."""
 UNDER_WAY_LIMIT_S: Final = 300.0
 GIVE_UP_S: Final = 90.0
 END_LIMIT_S: Final = 150.0
@@ -93,14 +95,26 @@ async def _until(holds: Any, limit_s: float, progress: Progress | None) -> bool:
 
 
 async def _went_on(progress: Progress, over: float) -> bool:
-    """Waits until a rollout and a step have finished after the end of a fault."""
-    return await _until(lambda: _after(progress.finished, over) and _after(progress.steps, over), GIVE_UP_S, progress)
+    """Waits until rollouts and steps that cannot have been under way have finished after the end of a fault."""
+
+    def both() -> bool:
+        return None not in (_after(progress.finished, over, ROLLOUTS), _after(progress.steps, over, STEPS))
+
+    return await _until(both, GIVE_UP_S, progress)
 
 
-def _after(seen: list[tuple[float, int]], moment: float) -> float | None:
-    """Returns seconds from a moment to the first growth after it; None if there was none."""
+def _after(seen: list[tuple[float, int]], moment: float, more: int) -> float | None:
+    """Returns seconds from a moment to the time at which so many more had been done; None if they were not.
+
+    What is done again, from a checkpoint, counts again.
+    """
     pairs = zip([(0.0, 0), *seen], seen, strict=False)
-    return next((at - moment for (_, before), (at, number) in pairs if at > moment and number > before), None)
+    for (_, before), (at, number) in pairs:
+        if at > moment:
+            more -= max(0, number - before)
+            if more <= 0:
+                return at - moment
+    return None
 
 
 async def _judged(workload: Workload, run: str, *, ended: bool, harm: Harm) -> Verdict:
@@ -115,7 +129,10 @@ def _figures(
     cell: Cell, watch: Watch, times: Times, verdict: Verdict, *, harm: Harm, went_on: bool, ended: bool
 ) -> dict[str, Any]:
     progress = watch.progress
-    rollout_s, step_s = _after(progress.finished, times.over), _after(progress.steps, times.over)
+    rollouts_s, steps_s = (
+        _after(progress.finished, times.over, ROLLOUTS),
+        _after(progress.steps, times.over, STEPS),
+    )
     noticed = None if cell.fault is Fault.NONE else watch.noticed
     notes = [*harm.notes, *([progress.failure] if progress.failure else [])]
     good = went_on and ended and not (verdict.lost or verdict.doubled or verdict.skipped or verdict.trained_twice)
@@ -126,14 +143,16 @@ def _figures(
         "fault_s": round(times.over - times.began, 1),
         "detected_s": None if noticed is None else round(noticed[0] - times.began, 1),
         "detected_by": "" if noticed is None else noticed[1],
-        "next_rollout_s": _rounded(rollout_s),
-        "next_step_s": _rounded(step_s),
+        "next_rollout_s": _rounded(_after(progress.finished, times.over, 1)),
+        "next_step_s": _rounded(_after(progress.steps, times.over, 1)),
+        "rollouts_s": _rounded(rollouts_s),
+        "steps_s": _rounded(steps_s),
         "rollouts_during": _during(progress.finished, times),
         "steps_during": _during(progress.steps, times),
         "ready_by_hand_s": times.ready_s,
         **verdict.as_dict(),
         "run_ended": ended,
-        "within_limit": bool(rollout_s is not None and step_s is not None and max(rollout_s, step_s) < LIMIT_S),
+        "within_limit": rollouts_s is not None and steps_s is not None and max(rollouts_s, steps_s) < LIMIT_S,
         "holds": good and not verdict.problems,
         "notes": notes,
         "broken": not good,

@@ -103,8 +103,8 @@ def _table(cells: list[dict[str, Any]]) -> str:
     lines = [
         "## Seconds until work goes on",
         "",
-        "From the end of the fault to the next finished rollout / the next training step. Bold: over 30 s, something lost or doubled,",
-        "or a run that did not end.",
+        "From the end of the fault to 16 more finished rollouts / 2 more training steps, which is more than can have been under way.",
+        "Bold: over 30 s, something lost or doubled, a rollout that failed, or a run that did not end.",
         "",
         "| victim | " + " | ".join(FAULTS[fault] for fault in faults) + " |",
         "|---" * (len(faults) + 1) + "|",
@@ -120,7 +120,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return "–"
     if "created" not in cell:
         return "**not reached**"
-    text = f"{_seconds(cell['next_rollout_s'])} / {_seconds(cell['next_step_s'])}"
+    text = f"{_seconds(cell['rollouts_s'])} / {_seconds(cell['steps_s'])}"
     if cell["ready_by_hand_s"] is not None:
         text += f", ready after {_seconds(cell['ready_by_hand_s'])}"
     if not cell["run_ended"]:
