@@ -45,9 +45,9 @@ class MemoryLimit:
                     resource.prlimit(pid, resource.RLIMIT_AS, UNLIMITED)
             return
         # Also for the children that began in the group.
-        for pid in (self._group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError, OSError):
-                (self._group.parent / "cgroup.procs").write_text(pid)
+        for member in (self._group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (self._group.parent / "cgroup.procs").write_text(member)
         with contextlib.suppress(OSError):
             self._group.rmdir()
 

@@ -32,7 +32,7 @@ where t.name = $1 and a.state = 3
 # Levels as structlog prints them, plain, coloured or as JSON; and PostgreSQL's words, but for FATAL, which clients cause too.
 COMPLAINT: Final = re.compile(
     r"\[\s*(?:\x1b\[[0-9;]*m)*(warning|error|critical)|\"level\": ?\"(warning|error|critical)"
-    r"|PANIC: |terminated by signal|shutdown request|No space left"
+    r"|\"severity\": ?\"(warning|error)|PANIC: |terminated by signal|shutdown request|No space left"
 )
 
 
@@ -95,7 +95,7 @@ class Watch:
     async def begin_fault(self) -> None:
         """Remembers how everything is; whatever differs from now on is a sign."""
         self._signs = {**self._record_signs(), **await self._readiness_signs()}
-        self._logs = {path: path.stat().st_size for path in self._log_files()}
+        self._logs = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         for look in (self._look_for_signs, self._look_at_readiness):
             self._tasks.append(asyncio.create_task(look(), name=look.__name__))
 
@@ -158,18 +158,23 @@ class Watch:
         return {f"readiness of {name}": serves for name, serves in answers.items()}
 
     def _log_files(self) -> list[Path]:
-        return [*self._stand.state.logs.glob("*.log"), self._stand.state.database / "server.log"]
+        run = self._run.removeprefix("trainingRuns/")
+        notices = self._stand.state.path / "algorithm" / "runs" / run / "events.jsonl"
+        return [*self._stand.state.logs.glob("*.log"), self._stand.state.database / "server.log", notices]
 
     def _complaint(self) -> str:
         """Returns whose log complains since the fault began; empty if none does."""
         for path in self._log_files():
             try:
-                with path.open(encoding="utf-8", errors="replace") as file:
+                with path.open("rb") as file:
                     file.seek(self._logs.get(path, 0))
-                    text = file.read()
-                    self._logs[path] = file.tell()
+                    lines, _, _ = file.read().rpartition(b"\n")
+                self._logs[path] = self._logs.get(path, 0) + len(lines)
+                text = lines.decode(errors="replace")
             except OSError:
                 continue
             if COMPLAINT.search(text):
-                return f"log of {path.stem.replace('server', 'database')}"
+                return {"events": "notice of the run", "server": "log of database"}.get(
+                    path.stem, f"log of {path.stem}"
+                )
         return ""

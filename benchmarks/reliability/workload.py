@@ -51,6 +51,8 @@ steps = {steps}
 prompts_per_step = 4
 group_size = 4
 minibatches = 1
+# Hardly any: rewards of a policy that has learned would all be equal, and nothing would be trained on.
+learning_rate = 1e-6
 max_tokens = 8
 max_staleness = 1
 mask_truncated = false
