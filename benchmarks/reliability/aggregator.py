@@ -30,7 +30,7 @@ async def serve(port: int, folder: Path) -> None:
     """Serves until it is killed."""
     torch.set_num_threads(1)
     servicer = GradientExchangeServicer(runs=OpenRuns(), folder=folder)
-    settings = AggregatorSettings(host="127.0.0.1", port=port, dev_mode=True, log_level="warning")
+    settings = AggregatorSettings(host="127.0.0.1", port=port, log_level="warning")
     made = build_server(
         settings,
         verifier=TokenVerifier(settings.signing_keys()),

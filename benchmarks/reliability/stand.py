@@ -150,8 +150,10 @@ class Stand:
             await asyncio.sleep(AGGREGATOR_BACKOFF_S)
 
     def _start_aggregator(self, command: list[str]) -> subprocess.Popen[bytes]:
+        key = str(self.state.path / "signing.key")
+        environment = {**os.environ, "FULMEN_MATRIX_AGGREGATOR_SIGNING_KEY_FILE": key}
         with (self.folder / "aggregator.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+            return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
 
     async def abandon(self) -> None:
         """Forgets a stack whose processes are ended by others."""
