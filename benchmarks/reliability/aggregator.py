@@ -26,11 +26,11 @@ class AggregatorSettings(KeyHolderSettings):
     model_config = settings_config("FULMEN_MATRIX_AGGREGATOR_")
 
 
-async def serve(port: int, folder: Path) -> None:
+async def serve(folder: Path) -> None:
     """Serves until it is killed."""
     torch.set_num_threads(1)
     servicer = GradientExchangeServicer(runs=OpenRuns(), folder=folder)
-    settings = AggregatorSettings(host="127.0.0.1", port=port, log_level="warning")
+    settings = AggregatorSettings.from_environment()
     made = build_server(
         settings,
         verifier=TokenVerifier(settings.signing_keys()),
@@ -42,4 +42,4 @@ async def serve(port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -142,7 +142,7 @@ class Stand:
         """Starts the aggregator again whenever it ends, as a supervisor would."""
         sums = self.folder / "sums"
         sums.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "benchmarks.reliability.aggregator", str(self.aggregator_port), str(sums)]
+        command = [sys.executable, "-m", "benchmarks.reliability.aggregator", str(sums)]
         while True:
             self._aggregator = await asyncio.to_thread(self._start_aggregator, command)
             while self._aggregator.poll() is None:
@@ -150,8 +150,8 @@ class Stand:
             await asyncio.sleep(AGGREGATOR_BACKOFF_S)
 
     def _start_aggregator(self, command: list[str]) -> subprocess.Popen[bytes]:
-        key = str(self.state.path / "signing.key")
-        environment = {**os.environ, "FULMEN_MATRIX_AGGREGATOR_SIGNING_KEY_FILE": key}
+        own = {"PORT": str(self.aggregator_port), "SIGNING_KEY_FILE": str(self.state.path / "signing.key")}
+        environment = {**os.environ, **{f"FULMEN_MATRIX_AGGREGATOR_{name}": value for name, value in own.items()}}
         with (self.folder / "aggregator.log").open("ab") as log:
             return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
 
