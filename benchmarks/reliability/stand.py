@@ -151,6 +151,7 @@ class Stand:
 
     def _start_aggregator(self, command: list[str]) -> subprocess.Popen[bytes]:
         own = {"PORT": str(self.aggregator_port), "SIGNING_KEY_FILE": str(self.state.path / "signing.key")}
+        own["LOG_LEVEL"] = "warning"
         environment = {**os.environ, **{f"FULMEN_MATRIX_AGGREGATOR_{name}": value for name, value in own.items()}}
         with (self.folder / "aggregator.log").open("ab") as log:
             return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)

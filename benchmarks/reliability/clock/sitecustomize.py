@@ -1,11 +1,13 @@
 """Gives each Python process of a stack a clock of its own, that the crash matrix can set: `FULMEN_MATRIX_CLOCKS` names a folder.
 
 On PYTHONPATH, so it runs before a service does. The service executes itself again with libfaketime, which reads the offset from
-the file of its name; the process keeps its id. Without a file of that name the clock is the machine's.
+the file of its name; the process keeps its id.
 """
 
 import os
+import select
 import sys
+import time
 
 LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 NAMES = {
@@ -29,7 +31,12 @@ def _own_clock() -> None:
     port = os.environ.get("FULMEN_RUNNER_PORT", "") if name == "runner" else ""
     file = os.path.join(folder, name + (f"-{port}" if port else ""))  # noqa: PTH118  # Before anything is imported.
     if os.environ.get("FAKETIME_TIMESTAMP_FILE") == file:
+        # libfaketime 0.9.10 makes an invalid call of clock_nanosleep(2) with a deadline, which time.sleep makes.
+        time.sleep = lambda seconds: select.select([], [], [], seconds) and None
         return
+    if not os.path.exists(file):  # noqa: PTH110  # As above.
+        with open(file, "w", encoding="utf-8") as clock:  # noqa: PTH123  # As above.
+            clock.write("+0")
     os.environ |= {
         "LD_PRELOAD": LIBRARY,
         "FAKETIME_TIMESTAMP_FILE": file,
