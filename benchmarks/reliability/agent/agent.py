@@ -37,7 +37,7 @@ async def play(task: dict) -> str:
 
 def main() -> None:
     """Plays the task of standard input without any package, and prints what was said."""
-    task = json.load(sys.stdin)
+    task = json.load(sys.stdin)["input"]
     question = {"role": "user", "content": task["question"]}
     messages, said = [question], []
     for _ in range(TURNS):
