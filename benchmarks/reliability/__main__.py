@@ -74,7 +74,9 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--fault", action="append", choices=list(Fault), help="only cells of this one")
     parser.add_argument("--cell", action="append", metavar="KEY", help="only this one, such as store+llm_proxy/kill")
     parser.add_argument("--short", action="store_true", help="the cells that the gate runs")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that the output has, and run the others")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the cells of this commit that the output has, and run the others"
+    )
     parser.add_argument("--output", type=Path, help=f"JSON; by default {RESULTS.name} and its page, but with --short")
     parser.add_argument("--power-cuts", type=int, metavar="N", help="only cut the power, N times")
     parser.add_argument("--seed", type=int, default=20261126, help="of the moments of power cuts")

@@ -20,7 +20,7 @@ VICTIMS: Final[Mapping[str, tuple[str, str]]] = {
     Victim.POSTMASTER: ("PostgreSQL's postmaster", "the store answers UNAVAILABLE until recovery is done"),
     Victim.BACKEND: ("one PostgreSQL backend", "PostgreSQL ends all backends and recovers; the store connects again"),
     Victim.SUPERVISOR: ("supervisor of `fulmen up`", "all its services end with it; `fulmen up` starts them again"),
-    Victim.KEEPER: ("keeper of commands", "its commands end; their attempts end as INFRA and are retried"),
+    Victim.KEEPER: ("keeper of commands", "commands under way go on; the runner starts another for the next"),
 }
 FAULTS: Final[Mapping[str, str]] = {
     Fault.NONE: "none",
@@ -59,7 +59,7 @@ groups of prompts that were passed over; *trained twice* are rollouts that two s
     make crash-matrix                                   # all cells and 20 power cuts
     make crash-matrix SHORT=1                           # six cells
     make crash-matrix ARGS="--victim store --fault kill"
-    make crash-matrix ARGS=--resume                     # what the results do not have yet
+    make crash-matrix ARGS=--resume                     # goes on after an interruption
     make crash-matrix ARGS="--power-cuts 20"
 
 It needs Linux. Root is needed for namespaces, dropped packets, full disks and power cuts; `nft` (Debian: nftables) for dropped

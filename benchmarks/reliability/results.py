@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Results:
         self._skipped: dict[str, str] = dict(known.get("not_made", {}))
         self._power: dict[str, Any] = known.get("power_cuts", {})
         self._settings: dict[str, Any] = known.get("settings", {})
-        self._done = set(self._cells) if resume else set()
+        # What another commit did says nothing of this one.
+        self._done = {key for key, cell in self._cells.items() if resume and cell.get("commit") == _commit()}
 
     def has(self, key: str) -> bool:
         """Returns whether a cell need not be run."""
@@ -44,8 +46,8 @@ class Results:
 
     @property
     def has_power_cuts(self) -> bool:
-        """Whether the power was cut."""
-        return bool(self._power)
+        """Whether the power was cut at this commit."""
+        return self._power.get("commit") == _commit()
 
     def add(self, figures: dict[str, Any], *, settings: Mapping[str, Any]) -> None:
         """Adds a cell and writes the file."""
@@ -66,7 +68,7 @@ class Results:
 
     def shortfalls(self) -> list[str]:
         """Names the cells that fall short."""
-        return [key for key, cell in self._cells.items() if not (cell["holds"] and cell["within_limit"])]
+        return [cell["key"] for cell in self._in_order() if not (cell["holds"] and cell["within_limit"])]
 
     def document(self) -> dict[str, Any]:
         """Returns everything, JSON-ready."""
@@ -116,8 +118,14 @@ class Results:
         self._path.write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
 
 
+@cache
 def _commit() -> str:
-    """Returns the commit of the tree, marked if it was changed since."""
-    command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    """Returns the commit of the tree, marked if anything but the results was changed since."""
+    others = _git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs/reliability.md")
+    return _git("rev-parse", "--short=12", "HEAD") + ("-changed" if others else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-c", "safe.directory=*", *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     return done.stdout.strip()

@@ -121,7 +121,7 @@ class Stand:
         given["FULMEN_ALGORITHM_MAX_CONCURRENT_RUNS"] = "2"
         if self.kind == "clock":
             self.clocks.mkdir(exist_ok=True)
-            given |= {"FULMEN_MATRIX_CLOCKS": str(self.clocks), "PYTHONPATH": str(CLOCKS)}
+            given |= {"CRASH_MATRIX_CLOCKS": str(self.clocks), "PYTHONPATH": str(CLOCKS)}
         return given
 
     def _mount(self) -> None:

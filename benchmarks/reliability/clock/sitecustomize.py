@@ -1,6 +1,6 @@
-"""Gives each Python process of a stack a clock of its own, that the crash matrix can set: `FULMEN_MATRIX_CLOCKS` names a folder.
+"""Gives each Python process of a stack a clock of its own, that the crash matrix can set: `CRASH_MATRIX_CLOCKS` names a folder.
 
-On PYTHONPATH, so it runs before a service does. The service executes itself again with libfaketime, which reads the offset from
+On PYTHONPATH, so it runs before a service does. (Not FULMEN_…: a stack passes on no such variable but the services' own.) The service executes itself again with libfaketime, which reads the offset from
 the file of its name; the process keeps its id.
 """
 
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def _own_clock() -> None:
-    folder = os.environ.get("FULMEN_MATRIX_CLOCKS", "")
+    folder = os.environ.get("CRASH_MATRIX_CLOCKS", "")
     arguments = sys.orig_argv
     module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
     name = NAMES.get(module)
@@ -31,8 +31,6 @@ def _own_clock() -> None:
     port = os.environ.get("FULMEN_RUNNER_PORT", "") if name == "runner" else ""
     file = os.path.join(folder, name + (f"-{port}" if port else ""))  # noqa: PTH118  # Before anything is imported.
     if os.environ.get("FAKETIME_TIMESTAMP_FILE") == file:
-        # libfaketime 0.9.10 makes an invalid call of clock_nanosleep(2) with a deadline, which time.sleep makes.
-        time.sleep = lambda seconds: select.select([], [], [], seconds) and None
         return
     if not os.path.exists(file):  # noqa: PTH110  # As above.
         with open(file, "w", encoding="utf-8") as clock:  # noqa: PTH123  # As above.
@@ -46,4 +44,7 @@ def _own_clock() -> None:
     os.execv(sys.executable, [sys.executable, *arguments[1:]])  # No shell is wanted.
 
 
+if "faketime" in os.environ.get("LD_PRELOAD", ""):
+    # libfaketime 0.9.10 makes an invalid call of clock_nanosleep(2) with a deadline, which time.sleep makes.
+    time.sleep = lambda seconds: select.select([], [], [], float(seconds)) and None
 _own_clock()
