@@ -1,7 +1,7 @@
 """Gives each Python process of a stack a clock of its own, that the crash matrix can set: `CRASH_MATRIX_CLOCKS` names a folder.
 
-On PYTHONPATH, so it runs before a service does. (Not FULMEN_…: a stack passes on no such variable but the services' own.) The service executes itself again with libfaketime, which reads the offset from
-the file of its name; the process keeps its id.
+On PYTHONPATH, so it runs before a service does. The service executes itself again with libfaketime, which reads the offset from
+the file of its name; the process keeps its id. The variable is not FULMEN_…: of those a stack passes on the services' own alone.
 """
 
 import os
