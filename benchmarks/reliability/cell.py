@@ -61,6 +61,7 @@ async def run_cell(stand: Stand, workload: Workload, cell: Cell) -> dict[str, An
         await harm.inflict()
         times = await _operator(stand, cell, harm, began=began)
         went_on = await _went_on(watch.progress, times.over)
+        watch.end_fault()
         workload.hurry()
         await _until(lambda: watch.progress.ended, END_LIMIT_S, None)
     ended = watch.progress.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED

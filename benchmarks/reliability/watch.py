@@ -79,6 +79,7 @@ class Watch:
         self._signs: dict[str, object] = {}
         self._logs: dict[Path, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
         self.progress = Progress()
         self.noticed: tuple[float, str] | None = None
 
@@ -98,6 +99,10 @@ class Watch:
         self._logs = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         for look in (self._look_for_signs, self._look_at_readiness):
             self._tasks.append(asyncio.create_task(look(), name=look.__name__))
+
+    def end_fault(self) -> None:
+        """Stops looking for signs: what comes once work has gone on is of something else."""
+        self._is_over = True
 
     async def _look_at_rollouts(self) -> None:
         while True:
@@ -129,13 +134,13 @@ class Watch:
             seen.append((time.monotonic(), number))
 
     async def _look_for_signs(self) -> None:
-        while self.noticed is None:
+        while self.noticed is None and not self._is_over:
             found = next((name for name, value in self._record_signs().items() if self._signs.get(name) != value), "")
             self._notice(found or self._complaint())
             await asyncio.sleep(INTERVAL_S / 2)
 
     async def _look_at_readiness(self) -> None:
-        while self.noticed is None:
+        while self.noticed is None and not self._is_over:
             now = await self._readiness_signs()
             self._notice(next((name for name, value in now.items() if self._signs.get(name) != value), ""))
             await asyncio.sleep(READINESS_INTERVAL_S)
