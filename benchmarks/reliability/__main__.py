@@ -44,6 +44,8 @@ def main() -> None:
         _into_namespaces()
     if INSIDE in os.environ:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        # Shared memory outlives namespaces of processes, and libfaketime names its own by process ids.
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "fulmen-matrix", "/dev/shm"], check=True)
         del os.environ[INSIDE]
     results = Results(given.output, resume=given.resume)
     if not given.page and given.power_cuts is None:

@@ -14,7 +14,6 @@ from benchmarks.reliability.plan import Cell, Fault, Victim
 from benchmarks.reliability.stand import Stand, StandFailed, send
 from benchmarks.reliability.watch import Progress, Watch
 from benchmarks.reliability.workload import Verdict, Workload
-from fulmen.algorithm.v1 import training_run_pb2
 
 __all__ = ["LIMIT_S", "run_cell"]
 
@@ -64,7 +63,7 @@ async def run_cell(stand: Stand, workload: Workload, cell: Cell) -> dict[str, An
         watch.end_fault()
         workload.hurry()
         await _until(lambda: watch.progress.ended, END_LIMIT_S, None)
-    ended = watch.progress.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
+    ended = watch.progress.succeeded
     verdict = await _judged(workload, run, ended=ended, harm=harm)
     return _figures(cell, watch, times, verdict, harm=harm, went_on=went_on, ended=ended)
 

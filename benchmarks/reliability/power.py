@@ -305,7 +305,7 @@ async def _cut_stack(stand: Stand, disk: PowerDisk, number: int, chance: random.
         deadline = time.monotonic() + RUN_LIMIT_S
         while not watch.progress.ended and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
-        ended, failure = watch.progress.ended, watch.progress.failure
+        ended, failure = watch.progress.succeeded, watch.progress.failure
     verdict = await workload.judge(run, ended=ended)
     return {**found, "run_ended": ended, "failure": failure, **verdict.as_dict()}
 

@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.reliability.plan import Victim
 from benchmarks.reliability.stand import Stand, StandFailed
 from benchmarks.reliability.workload import Workload
-from fulmen.algorithm.v1 import training_run_service_pb2
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import FulmenError
 from tests.support.algorithm.runs import FINAL_RUN_STATES
 
@@ -56,6 +56,11 @@ class Progress:
     def ended(self) -> bool:
         """Whether the run is over."""
         return self.state in FINAL_RUN_STATES
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run did all its steps."""
+        return self.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
 
     @property
     def step(self) -> int:
