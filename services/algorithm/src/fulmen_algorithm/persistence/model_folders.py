@@ -14,6 +14,7 @@ from fulmen_algorithm.runs.ports import ChainLink, SavedModel
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaError, apply
 from fulmen_algorithm.weights.publishing import WrittenWeights
+from fulmen_algorithm.training.files import sync
 from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -112,7 +113,11 @@ class ModelFolders:
         if path.exists():
             shutil.rmtree(aside)
         else:
+            # A version that is published must be there after a power cut, the tokenizer and the configuration too.
+            for written in (*aside.rglob("*"), aside):
+                sync(written)
             aside.rename(path)
+            sync(self._folder)
         return path
 
 
