@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, SavedModel
+from fulmen_algorithm.training.files import sync
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaError, apply
 from fulmen_algorithm.weights.publishing import WrittenWeights
-from fulmen_algorithm.training.files import sync
 from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
