@@ -15,8 +15,9 @@ unset "${!FULMEN_@}"
 folder=$(mktemp -d)
 # The build uses the host's network: some engines give containers no network access.
 export FULMEN_BUILD_NETWORK=host FULMEN_TAG=smoke
+files=(--file deploy/docker-compose.yml)
 compose() {
-  docker compose --project-name fulmen-smoke --file deploy/docker-compose.yml --env-file "$folder/env" "$@" </dev/null
+  docker compose --project-name fulmen-smoke "${files[@]}" --env-file "$folder/env" "$@" </dev/null
 }
 fail() { echo "compose-smoke: $*" >&2; exit 1; }
 
@@ -41,6 +42,11 @@ done
 .venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM,LLM_PROXY,LLM_PROXY_2}{,_METRICS},{STORE,LLM_PROXY}{,_2}_HTTP,PROMETHEUS}_PORT \
   >> "$folder/env"
 trap finish EXIT
+# A stand-in for PostgreSQL's image, on machines without a registry, may read its password from the environment only.
+if ! docker run --rm --entrypoint sh postgres:17 -c 'grep -q FILE "$(command -v docker-entrypoint.sh)"'; then
+  printf 'services: {postgres: {environment: {POSTGRES_PASSWORD: "%s"}}}\n' "$(cat "$folder/secrets/database_password")" > "$folder/postgres.yml"
+  files+=(--file "$folder/postgres.yml")
+fi
 # Profiles that cannot be started here are at least parsed.
 compose --file deploy/docker-compose.gpu.yml --profile monitoring config --quiet
 begun=$SECONDS
