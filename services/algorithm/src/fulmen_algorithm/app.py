@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
-from fulmen.rpc.channel import open_channel
+from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.rank_tokens import RankTokens
@@ -86,16 +86,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     ownership = RunOwnership(
         runs, leases, storage, lease_s=settings.run_lease_s, outage_limit_s=settings.outage_limit_s
     )
-    engines = EnginePool(
-        _engine_options(settings),
-        starter=EngineStarter(modules, in_process=settings.engine_in_process),
-        proxy=proxy,
-        backend_prefix=settings.engine_backend,
-        file=ServedPolicies(settings.state_dir / "served.json"),
-        max_engines=settings.max_engines,
-        outage_limit_s=settings.outage_limit_s,
-        still_serves=partial(ownership.serves, timeout_s=settings.run_lease_s),
-    )
+    engines = _engines(settings, modules, proxy, ownership)
     rank_tokens = RankTokens(store, folder=settings.state_dir / "rank-tokens", outage_limit_s=settings.outage_limit_s)
     connections = ServiceConnections(
         settings, store=store, proxy=proxy, engines=engines, rank_tokens=rank_tokens, modules=modules
@@ -119,20 +110,12 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     # The server.
     exchange = _exchange(settings, runs)
     _export(ExchangeMetrics(exchange.held), stack)
-    rules = CreationRules(
-        registry=algorithms,
-        vllm_command=settings.vllm_command,
-        external_engines=frozenset(by_address(settings.external_engines)),
-        endpoints=frozenset(by_address(settings.chat_endpoints)),
-        exchange_targets=settings.known_exchange_targets,
-        model_roots=roots,
-    )
     servicer = TrainingRunServicer(
         runs=runs,
         worker=worker,
         connections=connections,
         clock=_now,
-        rules=rules,
+        rules=_rules(settings, algorithms, roots),
         ownership=ownership,
         forwarding=Forwarding(settings.sibling_tls()),
         address=address,
@@ -211,6 +194,32 @@ def _export(metrics: Collector, stack: AsyncExitStack) -> None:
     """Exports metrics to Prometheus until the service stops."""
     REGISTRY.register(metrics)
     stack.callback(REGISTRY.unregister, metrics)
+
+
+def _engines(
+    settings: AlgorithmServiceSettings, modules: ModuleStarter, proxy: FulmenChannel, ownership: RunOwnership
+) -> EnginePool:
+    return EnginePool(
+        _engine_options(settings),
+        starter=EngineStarter(modules, in_process=settings.engine_in_process),
+        proxy=proxy,
+        backend_prefix=settings.engine_backend,
+        file=ServedPolicies(settings.state_dir / "served.json"),
+        max_engines=settings.max_engines,
+        outage_limit_s=settings.outage_limit_s,
+        still_serves=partial(ownership.serves, timeout_s=settings.run_lease_s),
+    )
+
+
+def _rules(settings: AlgorithmServiceSettings, algorithms: Registry, roots: ModelRoots) -> CreationRules:
+    return CreationRules(
+        registry=algorithms,
+        vllm_command=settings.vllm_command,
+        external_engines=frozenset(by_address(settings.external_engines)),
+        endpoints=frozenset(by_address(settings.chat_endpoints)),
+        exchange_targets=settings.known_exchange_targets,
+        model_roots=roots,
+    )
 
 
 def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:

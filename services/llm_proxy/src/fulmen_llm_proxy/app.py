@@ -144,8 +144,9 @@ async def build_proxy(
     spool = await _spool(settings, state, captures, stack)
     calls = _call_pipeline(settings, state)
     app = _http_app(settings, state, calls)
-    http = _http_server(settings, state, app, stack)
-    operator = _operator_server(settings, state, app, stack)
+    http, operator = _http_server(settings, state, app), _operator_server(settings, state, app)
+    stack.callback(http.close)
+    stack.callback(operator.close)
     draining = asyncio.Event()
     completions = CompletionServicer(
         calls=calls,
@@ -345,28 +346,24 @@ def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) ->
     )
 
 
-def _http_server(settings: LlmProxySettings, state: _State, app: HttpApp, stack: AsyncExitStack) -> HttpServer:
-    http = HttpServer(
+def _http_server(settings: LlmProxySettings, state: _State, app: HttpApp) -> HttpServer:
+    return HttpServer(
         app=app,
         listener=bind(settings.host, settings.http_port, shared=state.sockets is not None),
         grace_s=settings.drain_grace_s,
         tls=settings.own_tls(),
         write_timeout_s=settings.write_timeout_s,
     )
-    stack.callback(http.close)
-    return http
 
 
-def _operator_server(settings: LlmProxySettings, state: _State, app: HttpApp, stack: AsyncExitStack) -> HttpServer:
+def _operator_server(settings: LlmProxySettings, state: _State, app: HttpApp) -> HttpServer:
     metrics = MetricsPage(registry=state.registry, siblings=state.siblings, worker_index=settings.worker_index)
-    operator = HttpServer(
+    return HttpServer(
         app=OperatorApp(app=app, metrics=metrics),
         listener=bind(settings.host, settings.metrics_port, shared=state.sockets is not None),
         private=None if state.sockets is None else bind_private(state.sockets.http),
         grace_s=settings.drain_grace_s,
     )
-    stack.callback(operator.close)
-    return operator
 
 
 def _rpc_server(
