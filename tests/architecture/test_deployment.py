@@ -221,7 +221,8 @@ def test_agents_reach_stores_and_proxies_and_nothing_else() -> None:
         for network in COMPOSE["networks"]
     }
 
-    assert members["agents"] == {"runner", "store", "llm_proxy"}
+    # Prometheus asks runners, and runners tell the collector, where there is monitoring.
+    assert members["agents"] == {"runner", "store", "llm_proxy", "prometheus", "collector"}
     assert members["data"] == {"postgres", "migrate", "store", "postgres_exporter"}
     assert COMPOSE["networks"]["data"]["internal"]
 

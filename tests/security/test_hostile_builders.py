@@ -221,7 +221,9 @@ time.sleep(0.3)
 
 
 @pytest.mark.parametrize(
-    "archive", [b"no archive", packed({"../b.py": ""}), packed({"/".join(["d"] * 3000) + "/b.py": ""})]
+    "archive",
+    [b"no archive", packed({"../b.py": ""}), packed({"/".join(["d"] * 3000) + "/b.py": ""})],
+    ids=["no archive", "a path out of it", "nested folders"],
 )
 async def test_a_malformed_bundle_fails_the_run_and_says_why(files: RunFiles, tmp_path: Path, archive: bytes) -> None:
     with pytest.raises(RunFailed, match=r"^The bundle of the policy cannot be unpacked: "):

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 KINDS = {
     "command": {"command": (sys.executable, "agent.py")},
     "process": {"python": "agent.py:solve", "isolation": Isolation.ISOLATION_PROCESS},
-    "runner": {"python": "agent.py:solve", "isolation": Isolation.ISOLATION_RUNNER},
+    "runner": {"python": "agent.py:solve", "isolation": Isolation.ISOLATION_TRUSTED},
 }
 
 
