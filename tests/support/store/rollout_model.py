@@ -55,6 +55,7 @@ class Modelled:
     failure_kind: FailureKind = FailureKind.NONE
     epoch: int = 0
     charged: int = 0
+    lost_runners: int = 0
     holder: str = ""
     cancel_asked: bool = False
     delayed: bool = False
@@ -86,8 +87,11 @@ class Modelled:
             assert (self.state, state) in TRANSITIONS, (self.name, self.state, state)
             self.state = state
 
-    def end(self, kind: FailureKind, message: str | None, *, past_deadline: bool = False) -> None:
-        """Ends the attempt that runs."""
+    def end(
+        self, kind: FailureKind, message: str | None, *, past_deadline: bool = False, beside: int | None = None
+    ) -> None:
+        """Ends the attempt that runs; `beside` is how many attempts its runner ran when it died."""
+        self.lost_runners += beside is not None
         policy = self.request.policy
         retried = frozenset(map(FailureKind, policy.retry_on)) or BY_DEFAULT
         charge = 0
@@ -99,6 +103,10 @@ class Modelled:
         elif kind is FailureKind.RELEASED:
             path = (RolloutState.RETRY_WAIT, RolloutState.QUEUED)
         elif kind not in retried or self.charged + 1 >= policy.max_attempts or past_deadline:
+            kind = FailureKind.RUNNER_LOST if beside == 1 else kind
+            path, self.failure_kind = (RolloutState.FAILED,), kind
+        elif beside == 1 and self.lost_runners >= 2:
+            kind = FailureKind.RUNNER_LOST
             path, self.failure_kind = (RolloutState.FAILED,), kind
         else:
             # A back-off is nothing or longer than the test.
@@ -117,6 +125,8 @@ class RolloutModel:
     def __init__(self) -> None:
         self.rollouts: dict[str, Modelled] = {}
         self.ended_sessions: set[str] = set()
+        # How many leases each session held when it expired.
+        self.expired: dict[str, int] = {}
 
     def created(self, names: Sequence[str], requests: Iterable[rollout_pb2.Rollout]) -> None:
         """Takes in new rollouts."""
@@ -167,7 +177,7 @@ class RolloutModel:
         """Loses every lease of a session that is over; returns how many."""
         lost = [lease for lease in self.held() if lease.session in self.ended_sessions]
         for lease in lost:
-            self.rollouts[lease.name].end(FailureKind.LEASE_LOST, None)
+            self.rollouts[lease.name].end(FailureKind.LEASE_LOST, None, beside=self.expired.get(lease.session))
         return len(lost)
 
     def held(self) -> list[Lease]:

@@ -225,6 +225,7 @@ PROBES: dict[str, list[Probe]] = {
     PROJECTS + "CreateProject": [lambda t: [prj.CreateProjectRequest(project=prj.Project(name=t.project))]],
     PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
     PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
+    PROJECTS + "ResumeAgent": [lambda t: [prj.ResumeAgentRequest(project=t.project, agent=f"{t.resource}/versions/1")]],
     PROJECTS + "IssueToken": [
         lambda t: [prj.IssueTokenRequest(project=t.project, role=prj.TOKEN_ROLE_CLIENT, subject="x")],
     ],
@@ -349,6 +350,7 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "CreateProject": {A},
     PROJECTS + "GetProject": {A, S, R, C, V, K},
     PROJECTS + "UpdateProject": {A},
+    PROJECTS + "ResumeAgent": {A},
     PROJECTS + "ListProjects": {A, S, C, V},
     PROJECTS + "IssueToken": {A},
     PROJECTS + "RevokeToken": {A},

@@ -193,7 +193,7 @@ class _Queue:
         self.replicas = replicas = LiveReplicas(uuid7())
         self.wakeups = wakeups = Wakeups()
         self.revoked = RevokedTokens()
-        self.leases = leases = PgLeaseTable(database, project_names)
+        self.leases = leases = PgLeaseTable(database, project_names, lost_to_pause=settings.lost_to_pause)
         self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
         sessions, stats, durations = SessionTable(database), QueueStatsTable(database), DurationTable(database)
@@ -247,6 +247,7 @@ class _Queue:
         self.receiver = NotificationReceiver(
             dispatcher=self.dispatcher, wakeups=wakeups, leases=leases, streams=streams
         )
+        self.project_follower = ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups)
         self.maintenance = Maintenance(table=UpkeepTable(database))
         self._subscribe(database)
         self.roles: dict[str, Role] = {
@@ -261,7 +262,12 @@ class _Queue:
                 sessions=sessions, leases=leases, streams=streams, updates=updates, lease_ttl_s=lease_ttl_s
             ),
             "lease-sweeper": LeaseSweeper(
-                sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
+                sessions=sessions,
+                leases=leases,
+                streams=streams,
+                ends=self.ends,
+                lease_ttl_s=lease_ttl_s,
+                metrics=metrics,
             ),
             "overdue": OverdueReaper(
                 table=OverdueTable(database, project_names),
@@ -274,7 +280,7 @@ class _Queue:
             "fleet-demand": self.demand,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
             "maintenance": self.maintenance,
-            "project-follower": ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups),
+            "project-follower": self.project_follower,
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
             "unowned-runs": UnownedRuns(RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, metrics),
@@ -296,6 +302,7 @@ class _Queue:
         self.wakeups.announced.subscribe(self.sender.announced)
         metrics.watch_database(lambda: int(database.is_up))
         metrics.watch_demand(self.demand.shown)
+        metrics.watch_paused_agents(self.project_follower.paused_agents)
         metrics.watch_queue(
             known=lambda: len(self.dispatcher),
             credit=self.streams.open_credit,

@@ -48,6 +48,9 @@ class StoreMetrics:
             unit="{claim}",
             description="Claims whose row another replica claimed or a cancellation changed.",
         )
+        self._runners_lost = self._meter.create_counter(
+            "fulmen.store.runners.lost", unit="{runner}", description="Runners that vanished while they held leases."
+        )
         self._spans_rejected = self._meter.create_counter(
             "fulmen.store.spans.rejected", unit="{span}", description="Rejected spans of OTLP exports."
         )
@@ -73,10 +76,15 @@ class StoreMetrics:
         )
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
-            self._dispatched, self._claims_lost, self._spans_rejected, self._spans_repeated, self._chunks_unreadable,
-            self._unowned_cancelled,
+            self._dispatched, self._claims_lost, self._runners_lost, self._spans_rejected, self._spans_repeated,
+            self._chunks_unreadable, self._unowned_cancelled,
         ):  # fmt: skip
             counter.add(0)
+
+    def runners_lost(self, count: int) -> None:
+        """Records runners that vanished while they held leases."""
+        if count:
+            self._runners_lost.add(count)
 
     def spans_rejected(self, count: int) -> None:
         """Records spans of exports that were not kept."""
@@ -137,6 +145,14 @@ class StoreMetrics:
             ("fulmen.store.runners", runners, "Runners connected to this replica."),
         ):
             self._meter.create_observable_gauge(name, callbacks=[_observer(read)], description=text)
+
+    def watch_paused_agents(self, paused: Callable[[], int]) -> None:
+        """Reports, at every scrape, the number of paused agent versions."""
+        self._meter.create_observable_gauge(
+            "fulmen.store.agents.paused",
+            callbacks=[_observer(paused)],
+            description="Agent versions of all projects that are paused because runners died under them.",
+        )
 
     def watch_demand(self, shown: Callable[[], Sequence[LabelDemand]]) -> None:
         """Reports, at every scrape, the work of the longest queues, by project and labels."""

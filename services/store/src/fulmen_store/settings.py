@@ -72,6 +72,13 @@ class StoreSettings(KeyHolderSettings):
         description="Time without an algorithm service that runs it after which a training run's rollouts are cancelled, "
         "seconds.",
     )
+    lost_to_pause: int = Field(
+        default=3,
+        ge=1,
+        le=10,
+        description="Rollouts of an agent version that end as RUNNER_LOST, each within a day of the one before, until the "
+        "version is paused.",
+    )
     poll_interval_s: float = Field(
         default=0.5, ge=0.01, le=60, description="Interval of polls for work and events of other replicas, seconds."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,8 +20,8 @@ from fulmen_store.rollouts.transitions import (
     decide,
 )
 
-# SUPERSEDED is never decided: it is written beside the end of its rival.
-kinds = st.sampled_from([kind for kind in FailureKind if kind is not FailureKind.SUPERSEDED])
+# SUPERSEDED is written beside the end of its rival, and RUNNER_LOST for a LEASE_LOST.
+kinds = st.sampled_from([kind for kind in FailureKind if kind not in (FailureKind.SUPERSEDED, FailureKind.RUNNER_LOST)])
 policies = st.builds(
     RetryPolicy,
     max_attempts=st.integers(1, 100),
@@ -32,13 +34,35 @@ def test_final_states_have_no_way_out() -> None:
     assert not [pair for pair in TRANSITIONS if pair[0] in FINAL_STATES]
 
 
-@given(kind=kinds, policy=policies, charged=st.integers(0, 99), cancel=st.booleans(), jitter=st.floats(-1, 1))
+@given(
+    kind=kinds,
+    policy=policies,
+    charged=st.integers(0, 99),
+    cancel=st.booleans(),
+    jitter=st.floats(-1, 1),
+    lost_runners=st.integers(0, 3),
+    was_alone=st.booleans(),
+)
 def test_every_decision_is_a_legal_end(
-    kind: FailureKind, policy: RetryPolicy, charged: int, cancel: bool, jitter: float
+    kind: FailureKind,
+    policy: RetryPolicy,
+    charged: int,
+    cancel: bool,
+    jitter: float,
+    lost_runners: int,
+    was_alone: bool,
 ) -> None:
-    decision = decide(kind, policy=policy, charged=charged, cancel_requested=cancel, jitter=jitter)
+    decision = decide(
+        kind,
+        policy=policy,
+        charged=charged,
+        cancel_requested=cancel,
+        jitter=jitter,
+        lost_runners=lost_runners,
+        was_alone=was_alone,
+    )
     state = AttemptState.SUCCEEDED if kind is FailureKind.NONE else AttemptState.FAILED
-    assert (state, kind, decision.rollout_state) in ATTEMPT_ENDS
+    assert (state, decision.kind or kind, decision.rollout_state) in ATTEMPT_ENDS
     assert (RolloutState.RUNNING, decision.rollout_state) in TRANSITIONS
     assert 0 <= decision.delay_s <= MAX_BACKOFF_MS * 1.25 / 1000
     assert decision.rollout_state is RolloutState.RETRY_WAIT or decision.delay_s == 0
@@ -74,6 +98,30 @@ def test_cancelled_and_released_cannot_be_made_retryable_or_final() -> None:
     released = decide(FailureKind.RELEASED, policy=policy, charged=0, cancel_requested=False)
     assert cancelled.rollout_state is RolloutState.CANCELLED
     assert (released.rollout_state, released.charge) == (RolloutState.RETRY_WAIT, 0)
+
+
+def test_a_rollout_is_dead_when_its_second_runner_dies_while_it_runs_there_alone() -> None:
+    policy = RetryPolicy(max_attempts=9, retry_mask=RetryPolicy.mask_of(frozenset(FailureKind)), backoff_ms=0)
+
+    def after(lost_runners: int, *, was_alone: bool, max_attempts: int = 9) -> tuple[RolloutState, FailureKind | None]:
+        decision = decide(
+            FailureKind.LEASE_LOST,
+            policy=replace(policy, max_attempts=max_attempts),
+            charged=0,
+            cancel_requested=False,
+            lost_runners=lost_runners,
+            was_alone=was_alone,
+        )
+        return decision.rollout_state, decision.kind
+
+    dead = (RolloutState.FAILED, FailureKind.RUNNER_LOST)
+    assert after(1, was_alone=True) == (RolloutState.RETRY_WAIT, None)
+    assert after(2, was_alone=True) == dead
+    # Nobody knows which of several attempts a runner died of.
+    assert after(2, was_alone=False) == (RolloutState.RETRY_WAIT, None)
+    assert after(3, was_alone=True) == dead
+    assert after(1, was_alone=True, max_attempts=1) == dead
+    assert after(1, was_alone=False, max_attempts=1) == (RolloutState.FAILED, None)
 
 
 class RolloutMachine(RuleBasedStateMachine):

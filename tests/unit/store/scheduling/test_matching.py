@@ -8,6 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
 from fulmen_store.scheduling.matching import match
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
@@ -103,3 +104,41 @@ def test_new_work_goes_to_a_waiting_stream_that_ran_its_like_and_otherwise_by_tu
     assert [streams.next_for(ready_item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
     assert streams.next_for(ready_item(labels=frozenset({"gpu=1"}))) is None
     assert streams.next_for(ready_item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent
+
+
+def test_an_item_that_runs_alone_takes_an_idle_stream_as_a_whole() -> None:
+    idle, busy = stream(4), stream(4)
+    busy.leases[ONE] = LeasedAttempt(1, ONE, 1)
+    suspect, other = ready_item(runs_alone=True), ready_item()
+    queue = ready(other, suspect)
+    assert match(queue, [busy, idle], limit=100) == [(suspect, idle), (other, busy)]
+    # Nothing joins it until it has ended.
+    idle.leases[suspect.rollout_id] = LeasedAttempt(1, suspect.rollout_id, 1)
+    later = ready_item()
+    queue.push(later)
+    assert match(queue, [idle], limit=100) == []
+    idle.leases.clear()
+    assert match(queue, [idle], limit=100) == [(later, idle)]
+
+
+def test_one_busy_stream_gets_nothing_new_until_it_is_idle_for_an_item_that_runs_alone() -> None:
+    little, much = stream(4), stream(4)
+    little.leases[ONE] = LeasedAttempt(1, ONE, 1)
+    much.leases |= {each: LeasedAttempt(1, each, 1) for each in (TWO, UUID(int=3))}
+    suspect, other = ready_item(runs_alone=True), ready_item()
+    queue = ready(suspect, other)
+    assert match(queue, [little, much], limit=100) == [(other, much)]
+    assert little.alone
+    little.leases.clear()
+    assert match(queue, [little, much], limit=100) == [(suspect, little)]
+
+
+def test_items_of_a_paused_agent_are_not_matched_until_it_is_resumed() -> None:
+    paused, other = ready_item(agent=4), ready_item(agent=5)
+    queue = ready(paused, other)
+    queue.learn(1, QueueTerms(paused_agents=frozenset({4})))
+    queue.push(paused)
+    assert (match(queue, [stream(3)], limit=100)[0][0], len(queue)) == (other, 0)
+    queue.learn(1, QueueTerms())
+    queue.push(paused)
+    assert [item for item, _ in match(queue, [stream(3)], limit=100)] == [paused]

@@ -136,6 +136,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "CreateProject": _to(scope=_DEPLOYMENT, audited=("project.name",)),
         "GetProject": _to(*_EVERYONE),
         "UpdateProject": _to(audited=("project.name", "project.etag")),
+        "ResumeAgent": _to(audited=("project", "agent")),
         "ListProjects": _to(*_VIEWERS),
         "IssueToken": _to(audited=("project", "role", "subject", "ttl")),
         "RevokeToken": _to(audited=("token_id",)),

@@ -14,8 +14,8 @@ TRAIN_PREFIX = "train/"
 VALIDATION_PREFIX = "validation/"
 BRANCH_PREFIX = "branch-"
 """After a rollback, a run submits groups under new ids, so that groups of the abandoned branch are ignored."""
-INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
-"""Failures that are not the agent's."""
+INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST", "RUNNER_LOST"})
+"""Failures that say nothing about the policy."""
 
 
 class Mode(StrEnum):

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.events import QueueEvents
+from fulmen_store.leases.codec import explained
 from fulmen_store.leases.leases import (
     AttemptEnd,
     AttemptReport,
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 MAX_ROUNDS: Final = 5
+RUNNER_DIED: Final = "The runner died while it ran this attempt and nothing else. The rollout is not retried."
 
 AttemptKey = tuple[UUID, UUID, int, int]
 """Rollout, session, epoch and project."""
@@ -186,6 +189,7 @@ class AttemptEnds:
             return AttemptEnd(
                 report=report, cancel_requested=False, rollout_state=RolloutState.SUCCEEDED, delay_s=0.0, charge=1
             )
+        died = report.kind is FailureKind.LEASE_LOST and lease.lost_beside is not None
         decision = decide(
             report.kind,
             policy=lease.policy,
@@ -194,13 +198,18 @@ class AttemptEnds:
             hedged=lease.hedged,
             jitter=self._rng.uniform(-1, 1),
             time_left_s=lease.time_left_s,
+            lost_runners=lease.lost_runners + died,
+            was_alone=died and lease.lost_beside == 1,
         )
+        if decision.kind is not None:
+            report = replace(report, kind=decision.kind, report=explained(RUNNER_DIED))
         return AttemptEnd(
             report=report,
             cancel_requested=lease.cancel_requested,
             rollout_state=decision.rollout_state,
             delay_s=decision.delay_s,
             charge=decision.charge,
+            lost_runners=int(died),
         )
 
     async def _settle_stale(

@@ -25,7 +25,9 @@ MAX_OUTPUT_BYTES: Final = 64 * 1024
 MAX_MESSAGE_CHARS: Final = 4096
 SPAN_ID_BYTES: Final = 8
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
-_REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
+_REFUSED: Final = frozenset(
+    {FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED, FailureKind.RUNNER_LOST}
+)
 
 
 _KINDS = {kind.value: kind for kind in FailureKind}

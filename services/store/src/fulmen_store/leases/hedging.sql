@@ -4,9 +4,10 @@
 -- name: hedgeable_attempts
 select
     i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.session,
-    null::float8 as first_run_at_s, extract(epoch from now() - i.leased_at)::float8 as age_s
+    i.runner_losses, null::float8 as first_run_at_s, extract(epoch from now() - i.leased_at)::float8 as age_s
 from item i
-where i.project_id = any ($1::int[]) and i.hedged and i.session is not null
+-- What runs alone on its runner gets no second attempt.
+where i.project_id = any ($1::int[]) and i.hedged and i.runner_losses < 2 and i.session is not null
     and i.hedge_session is null and not i.cancel_requested
 order by i.leased_at
 limit $2;

@@ -99,6 +99,8 @@ class HeldLease:
     Attributes:
         time_left_s: Seconds until the rollout's deadline, negative if it has passed; None without a deadline.
         hedged: Whether another session holds a second lease on the same rollout.
+        lost_runners: Runners that died while they ran the rollout, before this one.
+        lost_beside: Leases that the session held when it expired, this one included; None if it did not expire.
     """
 
     rollout_id: UUID
@@ -110,6 +112,8 @@ class HeldLease:
     cancel_requested: bool
     time_left_s: float | None = None
     hedged: bool = False
+    lost_runners: int = 0
+    lost_beside: int | None = None
 
     @property
     def attempt(self) -> LeasedAttempt:
@@ -138,13 +142,18 @@ class AttemptReport:
 # Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.
 @dataclass(slots=True, kw_only=True)
 class AttemptEnd:
-    """A decided end; written only if the lease has not changed since the decision."""
+    """A decided end; written only if the lease has not changed since the decision.
+
+    Attributes:
+        lost_runners: Runners to count as died under the rollout, 0 or 1.
+    """
 
     report: AttemptReport
     cancel_requested: bool
     rollout_state: RolloutState
     delay_s: float
     charge: int
+    lost_runners: int = 0
 
 
 # Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.

@@ -25,11 +25,12 @@ cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r
 select
     i.id, l.session, l.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s,
-    i.hedge_session is not null as hedged
+    i.hedge_session is not null as hedged, i.runner_losses,
+    (select s.lost_leases from runner_session s where s.id = l.session) as lost_beside
 from unnest($1::uuid[]) as x (id)
 cross join lateral (
     select q.id, q.session, q.epoch, q.project_id, q.charged, q.max_attempts, q.retry_mask, q.backoff_ms,
-        q.cancel_requested, q.deadline, q.hedge_session, q.hedge_epoch
+        q.cancel_requested, q.deadline, q.hedge_session, q.hedge_epoch, q.runner_losses
     from item q where q.id = x.id and q.session is not null limit 1
 ) i
 cross join lateral (values (i.session, i.epoch), (i.hedge_session, i.hedge_epoch)) as l (session, epoch)
@@ -38,19 +39,22 @@ where l.session is not null;
 -- name: session_leases
 select
     i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged,
+    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.session) as lost_beside
 from item i where i.session = any ($1::uuid[])
 union all
 select
     i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged,
+    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.hedge_session) as lost_beside
 from item i where i.hedge_session = any ($1::uuid[]);
 
 -- name: orphaned_leases
 (
 select
     i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged,
+    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.session) as lost_beside
 from item i
 where i.session is not null
     and not exists (select 1 from runner_session s where s.id = i.session and s.ended_at is null)
@@ -60,7 +64,8 @@ union all
 (
 select
     i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged,
+    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.hedge_session) as lost_beside
 from item i
 where i.hedge_session is not null
     and not exists (select 1 from runner_session s where s.id = i.hedge_session and s.ended_at is null)
@@ -70,11 +75,13 @@ limit $1
 -- name: end_attempts
 with k as (
     select
-        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, i.c, i.session, i.leased_at
+        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, i.c, i.session, i.leased_at
     from unnest(
         $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
-        $8::float8[], $9::smallint[], $10::bytea[], $11::int[]
-    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id)
+        $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[]
+    ) as x (
+        id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id, runner_loss
+    )
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
         where q.id = x.id and q.session is not distinct from x.session and q.epoch = x.epoch
@@ -87,15 +94,16 @@ with k as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 5, 6)
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), u as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
+        runner_losses = i.runner_losses + k.runner_loss,
         run_at = now() + k.delay_s * interval '1 second'
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), a as (
     insert into attempt (
         rollout_id, number, state, failure_kind, rollout_state, session, started_at, report
@@ -109,16 +117,34 @@ with k as (
         d.id, d.project_id, d.run_id, d.group_key, d.group_size, d.rollout_state,
         case d.rollout_state when 4 then 0 when 6 then 6 else d.kind end
     from d
+), l as (
+    -- A version is paused by $13 rollouts that lost their runners, each within a day of the one before.
+    insert into lost_runner as old (agent, project_id, rollouts, paused_at)
+    select d.agent, d.project_id, array_agg(d.id), case when count(*) >= $13::int then now() end
+    from d where d.kind = 9 and d.rollout_state = 5 and d.agent is not null
+    group by d.agent, d.project_id order by d.agent
+    on conflict (agent) do update set
+        lost_at = now(),
+        rollouts = case
+            when old.paused_at is null and old.lost_at < now() - interval '1 day' then excluded.rollouts
+            else (excluded.rollouts || old.rollouts)[:10]
+        end,
+        paused_at = case
+            when old.paused_at is not null then old.paused_at
+            when old.lost_at >= now() - interval '1 day'
+                and cardinality(excluded.rollouts) + cardinality(old.rollouts) >= $13::int then now()
+            else excluded.paused_at
+        end
 )
 select
     d.id, d.epoch, d.session, d.project_id, d.sort_priority, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
-    d.kind as failure_kind, null::float8 as first_run_at_s,
+    d.kind as failure_kind, d.runner_losses, null::float8 as first_run_at_s,
     extract(epoch from now() - d.leased_at)::float8 as duration_s
 from d
 union all
 select
     u.id, u.epoch, u.session, u.project_id, u.sort_priority, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
-    u.kind as failure_kind, null::float8 as first_run_at_s,
+    u.kind as failure_kind, u.runner_losses, null::float8 as first_run_at_s,
     extract(epoch from now() - u.leased_at)::float8 as duration_s
 from u;
 
@@ -133,7 +159,7 @@ cross join lateral (select q.project_id from rollout q where q.id = x.id limit 1
 
 -- name: refill_queue
 select
-    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from item i
@@ -150,12 +176,13 @@ with recursive r as (
     from r where r.sort_priority is not null
 )
 select
-    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from r
 cross join lateral (
-    select q.id, q.project_id, q.sort_priority, q.labels, q.group_key, q.task_type, q.agent, q.epoch, q.run_at
+    select q.id, q.project_id, q.sort_priority, q.labels, q.group_key, q.task_type, q.agent, q.runner_losses, q.epoch,
+        q.run_at
     from item q
     where q.project_id = $1 and q.sort_priority = r.sort_priority and q.session is null
     order by q.id limit $2
@@ -163,7 +190,11 @@ cross join lateral (
 where r.sort_priority is not null;
 
 -- name: all_projects
-select p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules from project p order by p.id;
+select
+    p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules,
+    (select array_agg(l.agent order by l.agent) from lost_runner l where l.project_id = p.id and l.paused_at is not null)
+        as paused_agents
+from project p order by p.id;
 
 -- name: open_session
 insert into runner_session (id, subject, host, info, lease_until, project)
@@ -192,6 +223,9 @@ where s.id = any ($1::uuid[]) and s.ended_at is null
 returning s.id;
 
 -- name: end_expired_sessions
-update runner_session s set ended_at = now()
+update runner_session s set
+    ended_at = now(),
+    lost_leases = (select count(*) from item i where i.session = s.id)
+        + (select count(*) from item i where i.hedge_session = s.id)
 where s.ended_at is null and s.lease_until < now()
-returning s.id;
+returning s.id, s.lost_leases;

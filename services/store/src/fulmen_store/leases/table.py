@@ -25,7 +25,7 @@ from fulmen_store.leases.leases import (
     SessionOwner,
 )
 from fulmen_store.projects.names import ProjectNames
-from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
+from fulmen_store.rollouts.transitions import MAX_LOST_RUNNERS, AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.runners.session_updates import SessionUpdate
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
 from fulmen_store.scheduling.table import terms_of
@@ -52,11 +52,16 @@ QUOTA_LOCK: Final = 0x71756F74
 
 
 class PgLeaseTable:
-    """Implements `LeaseTable` in PostgreSQL. `projects` knows the names of all returned projects."""
+    """Implements `LeaseTable` in PostgreSQL.
 
-    def __init__(self, database: Database, projects: ProjectNames) -> None:
+    `projects` knows the names of all returned projects. `lost_to_pause` rollouts that lost their runners pause an agent
+    version.
+    """
+
+    def __init__(self, database: Database, projects: ProjectNames, *, lost_to_pause: int = 3) -> None:
         self._database = database
         self._projects = projects
+        self._lost_to_pause = lost_to_pause
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Grants a lease to each (rollout, session) pair whose rollout waits; returns the grants."""
@@ -91,11 +96,11 @@ class PgLeaseTable:
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
-                end.rollout_state, end.delay_s, end.charge, end.report.report, end.report.project_id,
+                end.rollout_state, end.delay_s, end.charge, end.report.report, end.report.project_id, end.lost_runners,
             )
             for end in ends
         ]  # fmt: skip
-        written = await self._database.fetch("end_attempts", *columns(rows, 11))
+        written = await self._database.fetch("end_attempts", *columns(rows, 12), self._lost_to_pause)
         await self._projects.load(row["project_id"] for row in written)
         return [ended_of(row) for row in written]
 
@@ -195,9 +200,9 @@ class SessionTable:
         """Ends sessions; returns those that were live."""
         return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
 
-    async def end_expired(self) -> list[UUID]:
-        """Ends expired sessions; returns them."""
-        return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
+    async def end_expired(self) -> dict[UUID, int]:
+        """Ends expired sessions; returns them, each with the number of leases that it held."""
+        return {row["id"]: row["lost_leases"] for row in await self._database.fetch("end_expired_sessions")}
 
 
 def ended_of(row: asyncpg.Record) -> EndedAttempt:
@@ -243,6 +248,8 @@ def _held(row: asyncpg.Record) -> HeldLease:
         cancel_requested=row["cancel_requested"],
         time_left_s=row["time_left_s"],
         hedged=row["hedged"],
+        lost_runners=row["runner_losses"],
+        lost_beside=row["lost_beside"],
     )
 
 
@@ -256,6 +263,7 @@ def item_of(row: asyncpg.Record) -> ReadyItem:
         group_key=row["group_key"],
         task_type=row["task_type"],
         agent=row["agent"],
+        runs_alone=row["runner_losses"] >= MAX_LOST_RUNNERS,
         since_s=waits_since(row["id"], row["first_run_at_s"]),
     )
 

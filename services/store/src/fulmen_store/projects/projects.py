@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import structlog
+
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
 from fulmen_store.leases.leases import LeaseTable, Project
 from fulmen_store.projects.table import ProjectDraft, ProjectTable, ProjectView
@@ -39,6 +41,8 @@ MAX_AGEING_S: Final = 86_400.0
 MAX_TEXT: Final = 128
 # Changes reach all replicas within a second.
 FOLLOW_INTERVAL_S: Final = 0.5
+
+_log = structlog.get_logger()
 
 _NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
 
@@ -99,6 +103,22 @@ class Projects:
         self._wakeups.announce([PROJECTS_CHANGED])
         return changed
 
+    async def resume_agent(self, name: str, agent: str) -> bool:
+        """Resumes a paused agent version of a project; returns whether it was paused.
+
+        Raises:
+            ArgumentInvalid: If no agent is named.
+            ProjectNotFound: If the project does not exist.
+        """
+        if not agent:
+            raise ArgumentInvalid(
+                "The agent cannot be resumed.", violations=[Violation(field="agent", description="is required")]
+            )
+        await self.get(name)
+        was_paused = await self._table.resume_agent(name, agent)
+        self._wakeups.announce([PROJECTS_CHANGED])
+        return was_paused
+
 
 class ProjectFollower:
     """Background role: passes new and changed projects to the dispatcher, within a second."""
@@ -123,12 +143,20 @@ class ProjectFollower:
                 await self.follow_once()
             await self._wakeups.wait(PROJECTS_CHANGED, since=seen, limit_s=FOLLOW_INTERVAL_S)
 
+    def paused_agents(self) -> int:
+        """Returns the number of paused agent versions of all projects."""
+        return sum(len(project.terms.paused_agents) for project in self._known.values())
+
     async def follow_once(self) -> None:
         """Reads all projects once."""
         for project in await self._table.projects():
-            if self._known.get(project.project_id) != project:
+            known = self._known.get(project.project_id)
+            if known != project:
                 self._known[project.project_id] = project
                 self._dispatcher.update_project(project)
+                paused = project.terms.paused_agents
+                if paused - (frozenset() if known is None else known.terms.paused_agents):
+                    _log.warning("agent_paused", project=project.name, paused=len(paused))
 
 
 def is_project_name(name: str) -> bool:

@@ -18,6 +18,14 @@ update project p set
 where p.name = $1 and p.revision = $8
 returning p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.model_limits, p.revision, p.created_at;
 
+-- name: resume_agent
+delete from lost_runner l
+where l.agent = (
+    select n.id from interned_name n join project p on p.id = n.project_id
+    where p.name = $1 and n.kind = 2 and n.name = $2
+)
+returning l.paused_at is not null as was_paused;
+
 -- name: list_projects
 select p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.model_limits, p.revision, p.created_at
 from project p

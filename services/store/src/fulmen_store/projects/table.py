@@ -62,6 +62,11 @@ class ProjectTable:
         row = await self._database.fetch_row("replace_project", draft.name, *_columns(draft), revision)
         return None if row is None else _project(row)
 
+    async def resume_agent(self, name: str, agent: str) -> bool:
+        """Forgets the lost runners of an agent version of a project; returns whether it was paused."""
+        row = await self._database.fetch_row("resume_agent", name, agent)
+        return row is not None and row["was_paused"]
+
     async def page(self, *, after: str, only: str | None, limit: int) -> list[ProjectView]:
         """Returns projects ordered by name, after a name; with `only`, at most that project."""
         return [_project(row) for row in await self._database.fetch("list_projects", after, only, limit)]

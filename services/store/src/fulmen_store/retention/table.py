@@ -86,8 +86,9 @@ class UpkeepTable:
         await self._database.fetch("create_partitions", day)
 
     async def delete_expired_requests(self) -> None:
-        """Removes request ids older than 24 hours and expired tokens."""
+        """Removes request ids and lost runners older than 24 hours, and expired tokens."""
         await self._database.fetch("delete_expired_requests")
+        await self._database.fetch("delete_old_lost_runners")
         await self._database.fetch("delete_expired_tokens")
 
 

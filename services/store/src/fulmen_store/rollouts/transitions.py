@@ -25,6 +25,8 @@ __all__ = [
 MAX_BACKOFF_MS: Final = 60_000
 JITTER: Final = 0.25
 _MAX_DOUBLINGS: Final = 16
+MAX_LOST_RUNNERS: Final = 2
+"""Runners that a rollout may lose. From then on it runs alone on its runner, and is not retried if that one dies too."""
 
 
 class RolloutState(IntEnum):
@@ -58,6 +60,7 @@ class FailureKind(IntEnum):
     CANCELLED = 6
     RELEASED = 7
     SUPERSEDED = 8
+    RUNNER_LOST = 9
 
 
 FINAL_STATES: Final = frozenset({RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED})
@@ -89,7 +92,7 @@ ATTEMPT_ENDS: Final = frozenset(
     {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.SUCCEEDED)}
     | {(AttemptState.FAILED, FailureKind.SUPERSEDED, RolloutState.SUCCEEDED)}
     | {(AttemptState.FAILED, kind, RolloutState.RUNNING) for kind in (*_DECIDING_KINDS, FailureKind.RELEASED)}
-    | {(AttemptState.FAILED, kind, RolloutState.FAILED) for kind in _DECIDING_KINDS}
+    | {(AttemptState.FAILED, kind, RolloutState.FAILED) for kind in (*_DECIDING_KINDS, FailureKind.RUNNER_LOST)}
     | {(AttemptState.FAILED, kind, RolloutState.RETRY_WAIT) for kind in (*_DECIDING_KINDS, FailureKind.RELEASED)}
     | {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.CANCELLED)}
     | {(AttemptState.FAILED, kind, RolloutState.CANCELLED) for kind in FailureKind if kind is not FailureKind.NONE}
@@ -97,7 +100,13 @@ ATTEMPT_ENDS: Final = frozenset(
 
 _DEFAULT_MASK: Final = 1 << FailureKind.LEASE_LOST | 1 << FailureKind.INFRA
 _NEVER_LISTED: Final = frozenset(
-    {FailureKind.NONE, FailureKind.CANCELLED, FailureKind.RELEASED, FailureKind.SUPERSEDED}
+    {
+        FailureKind.NONE,
+        FailureKind.CANCELLED,
+        FailureKind.RELEASED,
+        FailureKind.SUPERSEDED,
+        FailureKind.RUNNER_LOST,
+    }
 )
 
 
@@ -135,11 +144,13 @@ class Decision:
         rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt continues.
         delay_s: Seconds until the rollout may run again; 0 if it is final.
         charge: Attempts to count against the budget, 0 or 1.
+        kind: Failure kind to store instead of the reported one; None to store that.
     """
 
     rollout_state: RolloutState
     delay_s: float = 0.0
     charge: int = 1
+    kind: FailureKind | None = None
 
 
 def decide(
@@ -151,6 +162,8 @@ def decide(
     hedged: bool = False,
     jitter: float = 0.0,
     time_left_s: float | None = None,
+    lost_runners: int = 0,
+    was_alone: bool = False,
 ) -> Decision:
     """Decides the effect of an ended attempt on its rollout.
 
@@ -164,6 +177,9 @@ def decide(
         jitter: A number in [-1, 1] that spreads the back-off by up to 25 %.
         time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
             is scheduled past it.
+        lost_runners: Runners that died under the rollout, with this one if its runner did.
+        was_alone: Whether the runner died while this attempt was the only one that it ran. Only then is it known which
+            attempt the runner died of.
     """
     if cancel_requested or kind is FailureKind.CANCELLED:
         return Decision(rollout_state=RolloutState.CANCELLED)
@@ -173,7 +189,10 @@ def decide(
         return Decision(rollout_state=RolloutState.RUNNING, charge=0)
     if kind is FailureKind.RELEASED:
         return Decision(rollout_state=RolloutState.RETRY_WAIT, charge=0)
-    if not policy.retries(kind) or charged + 1 >= policy.max_attempts:
+    is_last = not policy.retries(kind) or charged + 1 >= policy.max_attempts
+    if kind is FailureKind.LEASE_LOST and was_alone and (is_last or lost_runners >= MAX_LOST_RUNNERS):
+        return Decision(rollout_state=RolloutState.FAILED, kind=FailureKind.RUNNER_LOST)
+    if is_last:
         return Decision(rollout_state=RolloutState.FAILED)
     backoff_ms = min(MAX_BACKOFF_MS, policy.backoff_ms * 2 ** min(charged, _MAX_DOUBLINGS))
     delay_s = backoff_ms * (1 + JITTER * jitter) / 1000

@@ -122,8 +122,14 @@ class Backlog:
 
     def update_project(self, project: Project) -> None:
         """Applies a project's weight, quotas and rules."""
+        before = self.projects.get(project.project_id)
         self.projects[project.project_id] = project
         self.ready.learn(project.project_id, project.terms)
+        if before is not None and before.terms.paused_agents - project.terms.paused_agents:
+            # Rows of paused agents were read and dropped.
+            self._readings[project.project_id] = _Reading()
+            self._more.add(project.project_id)
+            self._hinted.add(project.project_id)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> bool:
         """Adds committed items, each with its delay in seconds; returns whether any is this replica's own."""

@@ -113,6 +113,8 @@ class Dispatcher:
             # Only the database knows whether a quota has room; a second attempt needs none.
             if item.rollout_id in matches or (terms.max_running is not None and exclude is None):
                 continue
+            if item.agent in terms.paused_agents:
+                continue
             stream = self._streams.next_for(item, terms.rules, exclude=(exclude or {}).get(item.rollout_id))
             if stream is not None:
                 stream.assign(item)
@@ -144,8 +146,10 @@ class Dispatcher:
         self._wake.set()
 
     def attempts_ended(self, ended: Sequence[EndedAttempt]) -> None:
-        """Updates the running quotas, in which ended attempts make room."""
-        if self._quotas.ended(attempt.item.project_id for attempt in ended):
+        """Updates the running quotas, in which ended attempts make room, and serves runners that become idle."""
+        has_room = self._quotas.ended(attempt.item.project_id for attempt in ended)
+        streams = (self._streams.find(attempt.session_id) for attempt in ended) if len(self._ready) else ()
+        if has_room or any(stream is not None and stream.alone and not stream.leases for stream in streams):
             self._wake.set()
 
     def add_credit(self, stream: RunnerStream, count: int) -> None:

@@ -48,6 +48,7 @@ class ReadyItem:
         group_key: Key of its group; None if it has none.
         task_type: Number of its task type; None if it has none.
         agent: Number of its agent's version; None if it names none.
+        runs_alone: Whether it must be the only rollout on its runner, because runners died while they ran it.
         since_s: Unix time since which it waits, seconds; None if it is the time in its id.
     """
 
@@ -58,6 +59,7 @@ class ReadyItem:
     group_key: UUID | None = None
     task_type: int | None = None
     agent: int | None = None
+    runs_alone: bool = False
     since_s: float | None = None
 
     @property
@@ -84,13 +86,14 @@ _Members = dict[int | None, list[tuple[int, ReadyItem]]]
 
 @dataclass(slots=True, kw_only=True)
 class _Subqueue:
-    """A project's waiting items with the same required labels.
+    """A project's waiting items with the same required labels, of those that run alone or of the others.
 
     The heap has one entry per item. The members of a group share their entries: the member to run is chosen when an
     entry is popped.
     """
 
     labels: Labels
+    runs_alone: bool = False
     heap: list[_Entry] = field(default_factory=list)
     priorities: dict[int, int] = field(default_factory=dict)
     best_sort_priority: int = 0
@@ -143,7 +146,7 @@ class _ProjectQueue:
     interval_s: float = 0.0
     turn: float = 0.0
     anyone: bool = False
-    subqueues: dict[Labels, _Subqueue] = field(default_factory=dict)
+    subqueues: dict[tuple[Labels, bool], _Subqueue] = field(default_factory=dict)
     count: int = 0
     level: int | None = None
 
@@ -155,42 +158,49 @@ class _ProjectQueue:
         self.anyone = not terms.rules.match_labels
         if self.interval_s != terms.rules.ageing_interval_s:
             self.interval_s = terms.rules.ageing_interval_s
-            items = [item for subqueue in self.subqueues.values() for _, _, item in subqueue.heap]
+            items = self.items()
             self.subqueues, self.count = {}, 0
             for item in items:
                 self.push(item)
 
+    def items(self) -> list[ReadyItem]:
+        return [item for subqueue in self.subqueues.values() for _, _, item in subqueue.heap]
+
     def push(self, item: ReadyItem) -> None:
-        subqueue = self.subqueues.get(item.labels)
+        subqueue = self.subqueues.get((item.labels, item.runs_alone))
         if subqueue is None:
-            subqueue = self.subqueues[item.labels] = _Subqueue(labels=item.labels)
+            subqueue = _Subqueue(labels=item.labels, runs_alone=item.runs_alone)
+            self.subqueues[item.labels, item.runs_alone] = subqueue
         interval_s = self.interval_s
         subqueue.push(
             item.waiting_since_s + item.sort_priority * interval_s if interval_s else float(item.sort_priority), item
         )
         self.count += 1
 
-    def best(self, offered: Labels) -> _Subqueue | None:
+    def best(self, offered: Labels, *, alone: bool) -> _Subqueue | None:
         """Returns the subqueue with the first head among those that the labels allow; None if they allow none."""
         found: _Subqueue | None = None
         for subqueue in self.subqueues.values():
-            if (self.anyone or subqueue.labels <= offered) and (found is None or subqueue.heap[0] < found.heap[0]):
+            if self._allows(subqueue, offered, alone) and (found is None or subqueue.heap[0] < found.heap[0]):
                 found = subqueue
         return found
 
-    def best_sort_priority(self, offered: Labels) -> int:
+    def best_sort_priority(self, offered: Labels, *, alone: bool) -> int:
         """Returns the best sort_priority among the items that the labels allow."""
         return min(
             subqueue.best_sort_priority
             for subqueue in self.subqueues.values()
-            if self.anyone or subqueue.labels <= offered
+            if self._allows(subqueue, offered, alone)
         )
+
+    def _allows(self, subqueue: _Subqueue, offered: Labels, alone: bool) -> bool:
+        return subqueue.runs_alone is alone and (self.anyone or subqueue.labels <= offered)
 
     def take(self, subqueue: _Subqueue, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
         item = subqueue.pop(predicted_s)
         self.count -= 1
         if not subqueue.heap:
-            del self.subqueues[subqueue.labels]
+            del self.subqueues[subqueue.labels, subqueue.runs_alone]
         return item
 
 
@@ -217,6 +227,7 @@ class FairQueue:
         # Stride passes by level and project; a pass grows by 1 / share with each dispatched item.
         self._passes: dict[int, dict[int, float]] = {}
         self._ids: set[UUID] = set()
+        self._alone: set[UUID] = set()
 
     def __len__(self) -> int:
         """Returns the number of waiting items."""
@@ -238,17 +249,31 @@ class FairQueue:
     def count_by_labels(self, project_id: int) -> Mapping[Labels, int]:
         """Counts a project's waiting items by their required labels."""
         queue = self._queues.get(project_id)
-        return {} if queue is None else {labels: len(subqueue.heap) for labels, subqueue in queue.subqueues.items()}
+        counts: dict[Labels, int] = {}
+        for subqueue in () if queue is None else queue.subqueues.values():
+            counts[subqueue.labels] = counts.get(subqueue.labels, 0) + len(subqueue.heap)
+        return counts
+
+    @property
+    def has_alone(self) -> bool:
+        """Whether items wait that run alone on their runner."""
+        return bool(self._alone)
 
     def learn(self, project_id: int, terms: QueueTerms) -> None:
-        """Applies new terms to a project."""
+        """Applies new terms to a project; drops the items of paused agents."""
         if self.terms_of(project_id) == terms:
             return
         self._terms[project_id] = terms
         self._allowed.pop(project_id, None)
         queue = self._queues.get(project_id)
-        if queue is not None:
-            queue.learn(terms)
+        if queue is None:
+            return
+        queue.learn(terms)
+        if terms.paused_agents:
+            items = queue.items()
+            self.forget(project_id)
+            for item in items:
+                self.push(item)
 
     def allow(self, project_id: int, count: int) -> None:
         """Limits the number of further items of a project; unlimited by default."""
@@ -267,10 +292,12 @@ class FairQueue:
             self._allowed[project_id] = max(allowed, count)
 
     def push(self, item: ReadyItem) -> None:
-        """Adds an item unless it is already in the queue."""
-        if item.rollout_id in self._ids:
+        """Adds an item unless it is already in the queue, or its agent is paused."""
+        if item.rollout_id in self._ids or item.agent in self.terms_of(item.project_id).paused_agents:
             return
         self._ids.add(item.rollout_id)
+        if item.runs_alone:
+            self._alone.add(item.rollout_id)
         queue = self._queues.get(item.project_id)
         if queue is None:
             terms = self.terms_of(item.project_id)
@@ -281,28 +308,29 @@ class FairQueue:
         """Drops a project's outdated waiting items."""
         queue = self._queues.pop(project_id, None)
         if queue is not None:
-            self._ids -= {item.rollout_id for subqueue in queue.subqueues.values() for _, _, item in subqueue.heap}
+            ids = {item.rollout_id for item in queue.items()}
+            self._ids -= ids
+            self._alone -= ids
             if not self._queues:
                 self._passes.clear()
 
-    def pop(self, offered: Labels = frozenset(), projects: Iterable[int] | None = None) -> ReadyItem | None:
+    def pop(
+        self, offered: Labels = frozenset(), projects: Iterable[int] | None = None, *, alone: bool = False
+    ) -> ReadyItem | None:
         """Removes and returns the next item that a runner with these labels may run, or None.
 
         Args:
             offered: Runner's labels.
             projects: Projects that the runner serves; None means all.
+            alone: Whether to return one of the items that run alone, or one of the others.
         """
-        candidates: list[tuple[_ProjectQueue, _Subqueue]] = []
-        for project_id, queue in self._queues.items():
-            if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
-                subqueue = queue.best(offered)
-                if subqueue is not None:
-                    candidates.append((queue, subqueue))
+        candidates = self._candidates(offered, projects, alone=alone)
         if not candidates:
             return None
         queue, subqueue = candidates[0] if len(self._queues) == 1 else self._fairest(candidates, offered)
         item = queue.take(subqueue, self._predicted_s if self.terms_of(queue.project_id).rules.longest_first else None)
         self._ids.discard(item.rollout_id)
+        self._alone.discard(item.rollout_id)
         if item.project_id in self._allowed:
             self._allowed[item.project_id] -= 1
         if not queue.count:
@@ -311,6 +339,21 @@ class FairQueue:
                 # Passes do not outlive a backlog.
                 self._passes.clear()
         return item
+
+    def has_alone_for(self, offered: Labels, projects: Iterable[int] | None) -> bool:
+        """Returns whether an item waits that would run alone on a runner with these labels and projects."""
+        return bool(self._alone) and bool(self._candidates(offered, projects, alone=True))
+
+    def _candidates(
+        self, offered: Labels, projects: Iterable[int] | None, *, alone: bool
+    ) -> list[tuple[_ProjectQueue, _Subqueue]]:
+        candidates: list[tuple[_ProjectQueue, _Subqueue]] = []
+        for project_id, queue in self._queues.items():
+            if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
+                subqueue = queue.best(offered, alone=alone)
+                if subqueue is not None:
+                    candidates.append((queue, subqueue))
+        return candidates
 
     def _fairest(
         self, candidates: list[tuple[_ProjectQueue, _Subqueue]], offered: Labels
@@ -338,7 +381,9 @@ class FairQueue:
         now_s = self._now_s()
         best_sort_priority = MAX_SORT_PRIORITY
         for queue, subqueue in candidates:
-            own = subqueue.best_sort_priority if len(queue.subqueues) == 1 else queue.best_sort_priority(offered)
+            own = subqueue.best_sort_priority
+            if len(queue.subqueues) > 1:
+                own = queue.best_sort_priority(offered, alone=subqueue.runs_alone)
             if own < best_sort_priority:
                 best_sort_priority = own
         level, at_level = MAX_SORT_PRIORITY, []

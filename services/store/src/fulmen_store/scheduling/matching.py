@@ -2,6 +2,9 @@
 
 A round gives each stream at most one item. An item goes to a stream whose last item had the same group or agent
 version, if the round has one left; otherwise to the stream whose turn it is.
+
+Items that run alone come before: each takes an idle stream as a whole. If none is idle, one stream gets nothing new until
+it is.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ def match(ready: FairQueue, waiting_streams: Sequence[RunnerStream], *, limit: i
         waiting_streams: Streams with credit, in turn order.
         limit: Maximum number of choices.
     """
-    choices: list[Choice] = []
+    choices = _match_alone(ready, waiting_streams, limit)
+    waiting_streams = [stream for stream in waiting_streams if not stream.alone]
     while waiting_streams and len(choices) < limit:
         waiting_streams = _round(ready, waiting_streams, limit, choices)
     return choices
@@ -41,6 +45,26 @@ def unmatched_labels(ready: FairQueue, streams: Iterable[RunnerStream], project_
         for labels, count in ready.count_by_labels(project_id).items()
         if not any(labels <= offered for offered in offers)
     ]
+
+
+def _match_alone(ready: FairQueue, waiting_streams: Sequence[RunnerStream], limit: int) -> list[Choice]:
+    """Assigns items that run alone to idle streams; keeps one busy stream for the next such item."""
+    choices: list[Choice] = []
+    for stream in waiting_streams:
+        if stream.leases:
+            continue
+        # Whatever ran there alone has ended.
+        stream.alone = False
+        item = ready.pop(stream.labels, stream.projects, alone=True) if len(choices) < limit else None
+        if item is not None:
+            stream.assign(item)
+            stream.alone = True
+            choices.append((item, stream))
+    busy = [stream for stream in waiting_streams if stream.leases]
+    able = [stream for stream in busy if ready.has_alone_for(stream.labels, stream.projects)]
+    if able and not any(stream.alone for stream in busy):
+        min(able, key=lambda stream: len(stream.leases)).alone = True
+    return choices
 
 
 def _round(

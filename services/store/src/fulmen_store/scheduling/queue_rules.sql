@@ -15,7 +15,7 @@ order by i.sort_priority;
 
 -- name: queue_terms
 select
-    p.weight, p.max_running, p.max_queued, p.rules,
+    p.name, p.weight, p.max_running, p.max_queued, p.rules,
     (
         select count(*) from runner_session s
         where s.ended_at is null and s.lease_until > now() and s.project in (p.name, 'projects/*')
@@ -23,7 +23,15 @@ select
 from project p
 where p.id = $1;
 
+-- name: paused_agents
+select n.name as agent, l.paused_at, l.rollouts
+from lost_runner l join interned_name n on n.id = l.agent
+where l.project_id = $1 and l.paused_at is not null
+order by l.paused_at desc, n.name
+limit $2;
+
 -- name: count_demand
+-- Rollouts of paused agents need no runner.
 select p.name as project, p.max_running, p.rules, i.labels, i.task_type, i.queued, i.running
 from (
     select
@@ -31,6 +39,8 @@ from (
         count(*) filter (where q.session is null and q.run_at <= now()) as queued,
         count(*) filter (where q.session is not null) as running
     from item q
+    where q.session is not null or q.agent is null
+        or not exists (select 1 from lost_runner l where l.agent = q.agent and l.paused_at is not null)
     group by q.project_id, q.labels, q.task_type
 ) i
 join project p on p.id = i.project_id;

@@ -44,12 +44,14 @@ class QueueTerms:
         max_running: Maximum number of running rollouts; None means unlimited.
         max_queued: Maximum number of waiting rollouts; None means unlimited.
         rules: Queue rules.
+        paused_agents: Numbers of the agent versions of which no rollout is leased.
     """
 
     weight: float = DEFAULT_WEIGHT
     max_running: int | None = None
     max_queued: int | None = None
     rules: QueueRules = DEFAULT_RULES
+    paused_agents: frozenset[int] = frozenset()
 
     @property
     def share(self) -> float:

@@ -143,6 +143,7 @@ class RunnerStream:
         projects: Projects that it serves; None for all.
         credit: Number of further assignments that it accepts.
         leases: Attempts sent to it, by rollout.
+        alone: Whether it runs one rollout alone, or finishes what it runs before it does; it gets nothing else.
         last_group: Group of the last assigned item.
         last_agent: Agent version of the last assigned item.
     """
@@ -154,6 +155,7 @@ class RunnerStream:
     closed: bool = False
     outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, LeasedAttempt] = field(default_factory=dict)
+    alone: bool = False
     last_group: UUID | None = None
     last_agent: int | None = None
 
@@ -239,7 +241,7 @@ class RunnerStreams:
             stream = self._turns.popleft()
             if stream.closed:
                 continue
-            able = stream.credit > 0 and stream.session_id != exclude
+            able = stream.credit > 0 and not stream.alone and stream.session_id != exclude
             if not able or not stream.qualifies(item, match_labels=rules.match_labels):
                 self._turns.append(stream)
                 continue

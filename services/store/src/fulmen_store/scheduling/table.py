@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 import asyncpg
 
@@ -17,6 +19,7 @@ from fulmen_store.scheduling.rules_codec import decode_rules
 __all__ = [
     "DemandTable",
     "DurationTable",
+    "PausedAgent",
     "PriorityCount",
     "QueueCount",
     "QueueStats",
@@ -28,6 +31,7 @@ __all__ = [
 # A project may have very many task types; only the most frequent of the newest are returned.
 TASK_TYPES_CONSIDERED: Final = 1000
 TASK_TYPES_SHOWN: Final = 100
+PAUSED_AGENTS_SHOWN: Final = 100
 
 
 class QueueStatsTable:
@@ -49,6 +53,7 @@ class QueueStatsTable:
         assert terms is not None
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
         types = await self._database.fetch("frequent_task_types", project_id, TASK_TYPES_CONSIDERED, TASK_TYPES_SHOWN)
+        paused = await self._database.fetch("paused_agents", project_id, PAUSED_AGENTS_SHOWN)
         return QueueStats(
             priorities=[
                 PriorityCount(
@@ -63,6 +68,10 @@ class QueueStatsTable:
             task_types=[_durations(row) for row in types],
             terms=terms_of(terms),
             runners=terms["runners"],
+            paused_agents=[
+                PausedAgent(agent=row["agent"], paused_at=row["paused_at"], rollouts=row["rollouts"]) for row in paused
+            ],
+            project=terms["name"],
         )
 
 
@@ -114,6 +123,7 @@ def terms_of(row: asyncpg.Record) -> QueueTerms:
         max_running=row["max_running"],
         max_queued=row["max_queued"],
         rules=decode_rules(row["rules"]),
+        paused_agents=frozenset(row.get("paused_agents") or ()),
     )
 
 
@@ -155,12 +165,25 @@ class QueueStats:
         priorities: Counts by priority, highest first.
         task_types: Durations by task type, most frequent first.
         runners: Number of live runner sessions.
+        paused_agents: Paused agent versions, most recently paused first.
+        project: Name of the project.
     """
 
     priorities: Sequence[PriorityCount]
     task_types: Sequence[TaskTypeDurations]
     terms: QueueTerms
     runners: int
+    paused_agents: Sequence[PausedAgent]
+    project: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedAgent:
+    """A paused agent version, and the latest rollouts that lost their runners."""
+
+    agent: str
+    paused_at: datetime.datetime
+    rollouts: Sequence[UUID]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,13 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         view = await self._projects.update(_draft(request.project), etag=request.project.etag)
         return pb.UpdateProjectResponse(project=_message(view))
 
+    async def ResumeAgent(
+        self, request: pb.ResumeAgentRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResumeAgentResponse:
+        """Resumes a paused agent version."""
+        name = _visible(request.project or current_caller().own_project)
+        return pb.ResumeAgentResponse(was_paused=await self._projects.resume_agent(name, request.agent))
+
     async def ListProjects(
         self, request: pb.ListProjectsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListProjectsResponse:

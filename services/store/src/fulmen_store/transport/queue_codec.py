@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import PermissionDenied
-from fulmen.ids import ALL_PROJECTS
+from fulmen.ids import ALL_PROJECTS, rollout_name
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_service_kit.security.auth import current_caller
@@ -63,6 +63,9 @@ def stats_message(
     for labels, count in most_first[:MAX_UNMATCHED]:
         pairs = dict(label.split("=", 1) for label in labels)
         message.unmatched.add(labels=pairs, queued_count=count)
+    for paused in stats.paused_agents:
+        names = [rollout_name(stats.project, rollout_id) for rollout_id in paused.rollouts]
+        message.paused_agents.add(agent=paused.agent, rollouts=names).pause_time.FromDatetime(paused.paused_at)
     return message
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/failure.proto\x12\x0f\x66ulmen.store.v1*\x8d\x02\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_AGENT_ERROR\x10\x01\x12\x18\n\x14\x46\x41ILURE_KIND_TIMEOUT\x10\x02\x12\x1b\n\x17\x46\x41ILURE_KIND_LEASE_LOST\x10\x03\x12\x16\n\x12\x46\x41ILURE_KIND_INFRA\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_REWARD_MISSING\x10\x05\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x06\x12\x19\n\x15\x46\x41ILURE_KIND_RELEASED\x10\x07\x12\x1b\n\x17\x46\x41ILURE_KIND_SUPERSEDED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/failure.proto\x12\x0f\x66ulmen.store.v1*\xab\x02\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_AGENT_ERROR\x10\x01\x12\x18\n\x14\x46\x41ILURE_KIND_TIMEOUT\x10\x02\x12\x1b\n\x17\x46\x41ILURE_KIND_LEASE_LOST\x10\x03\x12\x16\n\x12\x46\x41ILURE_KIND_INFRA\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_REWARD_MISSING\x10\x05\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x06\x12\x19\n\x15\x46\x41ILURE_KIND_RELEASED\x10\x07\x12\x1b\n\x17\x46\x41ILURE_KIND_SUPERSEDED\x10\x08\x12\x1c\n\x18\x46\x41ILURE_KIND_RUNNER_LOST\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.failure_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FAILUREKIND']._serialized_start=51
-  _globals['_FAILUREKIND']._serialized_end=320
+  _globals['_FAILUREKIND']._serialized_end=350
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_CANCELLED: _ClassVar[FailureKind]
     FAILURE_KIND_RELEASED: _ClassVar[FailureKind]
     FAILURE_KIND_SUPERSEDED: _ClassVar[FailureKind]
+    FAILURE_KIND_RUNNER_LOST: _ClassVar[FailureKind]
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_AGENT_ERROR: FailureKind
 FAILURE_KIND_TIMEOUT: FailureKind
@@ -24,3 +25,4 @@ FAILURE_KIND_REWARD_MISSING: FailureKind
 FAILURE_KIND_CANCELLED: FailureKind
 FAILURE_KIND_RELEASED: FailureKind
 FAILURE_KIND_SUPERSEDED: FailureKind
+FAILURE_KIND_RUNNER_LOST: FailureKind

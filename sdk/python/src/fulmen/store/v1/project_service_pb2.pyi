@@ -103,6 +103,20 @@ class UpdateProjectResponse(_message.Message):
     project: Project
     def __init__(self, project: _Optional[_Union[Project, _Mapping]] = ...) -> None: ...
 
+class ResumeAgentRequest(_message.Message):
+    __slots__ = ("project", "agent")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    agent: str
+    def __init__(self, project: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class ResumeAgentResponse(_message.Message):
+    __slots__ = ("was_paused",)
+    WAS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    was_paused: bool
+    def __init__(self, was_paused: bool = ...) -> None: ...
+
 class ListProjectsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]

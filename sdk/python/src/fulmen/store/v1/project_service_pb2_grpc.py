@@ -55,6 +55,11 @@ class ProjectServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.FromString,
                 _registered_method=True)
+        self.ResumeAgent = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/ResumeAgent',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentResponse.FromString,
+                _registered_method=True)
         self.ListProjects = channel.unary_unary(
                 '/fulmen.store.v1.ProjectService/ListProjects',
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListProjectsRequest.SerializeToString,
@@ -129,6 +134,16 @@ class ProjectServiceServicer(object):
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`):
         read the project again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeAgent(self, request, context):
+        """Resumes a paused agent version (`GetQueueStatsResponse.paused_agents`): its rollouts are leased again within one
+        second, and its lost runners are forgotten. Idempotent.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +237,11 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     servicer.UpdateProject,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.SerializeToString,
+            ),
+            'ResumeAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeAgent,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentResponse.SerializeToString,
             ),
             'ListProjects': grpc.unary_unary_rpc_method_handler(
                     servicer.ListProjects,
@@ -351,6 +371,33 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/UpdateProject',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/ResumeAgent',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

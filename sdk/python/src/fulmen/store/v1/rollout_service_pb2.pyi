@@ -1,6 +1,7 @@
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -155,7 +156,7 @@ class GetQueueStatsRequest(_message.Message):
     def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class GetQueueStatsResponse(_message.Message):
-    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count", "priorities", "rules", "weight", "max_running", "max_queued", "task_types", "unmatched")
+    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count", "priorities", "rules", "weight", "max_running", "max_queued", "task_types", "unmatched", "paused_agents")
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     DELAYED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +170,7 @@ class GetQueueStatsResponse(_message.Message):
     MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
     TASK_TYPES_FIELD_NUMBER: _ClassVar[int]
     UNMATCHED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_AGENTS_FIELD_NUMBER: _ClassVar[int]
     queued_count: int
     running_count: int
     delayed_count: int
@@ -182,7 +184,18 @@ class GetQueueStatsResponse(_message.Message):
     max_queued: int
     task_types: _containers.RepeatedCompositeFieldContainer[TaskTypeStats]
     unmatched: _containers.RepeatedCompositeFieldContainer[UnmatchedLabels]
-    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[PriorityStats, _Mapping]]] = ..., rules: _Optional[_Union[QueueRules, _Mapping]] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., task_types: _Optional[_Iterable[_Union[TaskTypeStats, _Mapping]]] = ..., unmatched: _Optional[_Iterable[_Union[UnmatchedLabels, _Mapping]]] = ...) -> None: ...
+    paused_agents: _containers.RepeatedCompositeFieldContainer[PausedAgent]
+    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[PriorityStats, _Mapping]]] = ..., rules: _Optional[_Union[QueueRules, _Mapping]] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., task_types: _Optional[_Iterable[_Union[TaskTypeStats, _Mapping]]] = ..., unmatched: _Optional[_Iterable[_Union[UnmatchedLabels, _Mapping]]] = ..., paused_agents: _Optional[_Iterable[_Union[PausedAgent, _Mapping]]] = ...) -> None: ...
+
+class PausedAgent(_message.Message):
+    __slots__ = ("agent", "pause_time", "rollouts")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    pause_time: _timestamp_pb2.Timestamp
+    rollouts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, agent: _Optional[str] = ..., pause_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., rollouts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PriorityStats(_message.Message):
     __slots__ = ("priority", "queued_count", "oldest_queued_age")

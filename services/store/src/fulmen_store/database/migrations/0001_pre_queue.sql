@@ -68,6 +68,17 @@ create table interned_name (
     unique (project_id, kind, name)
 );
 
+-- Agent versions under which runners died, with the latest rollouts that ended as RUNNER_LOST, each within a day of the one
+-- before. Older rows are removed, unless they pause the version.
+create table lost_runner (
+    agent int primary key references interned_name,
+    project_id int not null references project,
+    rollouts uuid[] not null check (cardinality(rollouts) >= 1),
+    lost_at timestamptz not null default now(),
+    paused_at timestamptz
+);
+create index lost_runner_paused on lost_runner (project_id) where paused_at is not null;
+
 -- Durations of successful attempts: counts by task type and logarithmic bucket (scheduling/duration_sketch.py).
 create table task_duration (
     task_type int not null references interned_name,
@@ -124,6 +135,8 @@ create table item (
     hedged boolean not null default false,
     run_at timestamptz not null,
     charged smallint not null default 0 check (charged >= 0),
+    -- Runners that died while they ran it.
+    runner_losses smallint not null default 0 check (runner_losses >= 0),
     epoch int not null default 0 check (epoch >= 0),
     session uuid,
     leased_at timestamptz,
@@ -159,7 +172,7 @@ create table attempt (
     rollout_id uuid not null,
     number int not null check (number >= 1),
     state smallint not null check (state in (2, 3)),
-    failure_kind smallint not null check (failure_kind between 0 and 8),
+    failure_kind smallint not null check (failure_kind between 0 and 9),
     rollout_state smallint not null,
     session uuid not null,
     started_at timestamptz not null,
@@ -170,7 +183,7 @@ create table attempt (
     -- (attempt state, failure kind, next state of the rollout): ATTEMPT_ENDS in rollouts/transitions.py.
     constraint attempt_end_is_legal check (
         (rollout_state = 4 and (state = 2 or failure_kind = 8))
-        or (rollout_state = 5 and state = 3 and failure_kind between 1 and 5)
+        or (rollout_state = 5 and state = 3 and failure_kind in (1, 2, 3, 4, 5, 9))
         or (rollout_state in (2, 3) and state = 3 and failure_kind in (1, 2, 3, 4, 5, 7))
         or (rollout_state = 6)
     )
@@ -184,12 +197,12 @@ create table rollout_end (
     group_key uuid,
     group_size smallint not null,
     state smallint not null check (state in (4, 5, 6)),
-    failure_kind smallint not null check (failure_kind between 0 and 7),
+    failure_kind smallint not null check (failure_kind between 0 and 9),
     xid xid8 not null default pg_current_xact_id(),
     ended_at timestamptz not null default now(),
     primary key (rollout_id),
     constraint rollout_end_failure_is_named check (
-        (state = 4 and failure_kind = 0) or (state = 5 and failure_kind between 1 and 5) or (state = 6 and failure_kind = 6)
+        (state = 4 and failure_kind = 0) or (state = 5 and failure_kind in (1, 2, 3, 4, 5, 9)) or (state = 6 and failure_kind = 6)
     )
 ) partition by range (rollout_id);
 create index rollout_end_feed on rollout_end (project_id, xid, rollout_id);
@@ -237,7 +250,9 @@ create table runner_session (
     failed_count bigint not null default 0,
     opened_at timestamptz not null default now(),
     lease_until timestamptz not null,
-    ended_at timestamptz
+    ended_at timestamptz,
+    -- Leases that it held when it expired; null: it has not, or was ended by its runner.
+    lost_leases int check (lost_leases >= 0)
 ) with (fillfactor = 50);
 create index runner_session_alive on runner_session (id) where ended_at is null;
 
