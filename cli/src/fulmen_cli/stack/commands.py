@@ -85,7 +85,8 @@ def up(
     """
     wanted = _runners(runners)
     folder = StackFolder(state_dir.resolve())
-    if folder.is_running():
+    record = folder.read()
+    if folder.is_running() or (record is not None and folder.is_kept(record)):
         _say_running(folder)
         return
     require_installed()
@@ -118,16 +119,16 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
     """
     folder = StackFolder(state_dir.resolve())
     record = folder.read()
-    if not folder.is_running() or record is None:
+    if record is None or not (folder.is_running() or folder.is_kept(record)):
         if folder.database.exists():
             EmbeddedPostgres(folder.database).stop()
         console().print(f"No stack is running on {folder.path}.")
         return
     with contextlib.suppress(ProcessLookupError):
-        os.kill(record.supervisor_pid, signal.SIGTERM)
+        os.kill(record.keeper_pid if folder.is_kept(record) else record.supervisor_pid, signal.SIGTERM)
     with console().status("Stopping…"):
         deadline = time.monotonic() + STOP_LIMIT_S
-        while folder.is_running():
+        while folder.is_running() or folder.is_kept(record):
             if time.monotonic() > deadline:
                 raise CommandFailed(
                     f"The stack has not stopped after {STOP_LIMIT_S:.0f} s (supervisor {record.supervisor_pid}): see "
@@ -217,9 +218,11 @@ def _ports(given: list[str], names: list[str]) -> dict[str, int]:
 
 
 def _start_supervisor(folder: StackFolder, settings: dict[str, object], *, tied: bool) -> subprocess.Popen[bytes]:
-    """Starts the supervisor in a session of its own; if tied, it dies with this process."""
+    """Starts the supervisor, and what restarts it, in a session of its own; if tied, both die with this process."""
     folder.record_file.unlink(missing_ok=True)
-    command = [sys.executable, "-P", "-m", "fulmen_cli.local.supervisor", json.dumps(settings)]
+    python = [sys.executable, "-P", "-m"]
+    command = [*python, "fulmen_service_kit.heartbeat", "--restart"]
+    command += [*python, "fulmen_cli.local.supervisor", json.dumps(settings)]
     if tied:
         from fulmen_service_kit import launch
 
@@ -242,7 +245,7 @@ def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> N
         while True:
             ended = supervisor.poll() is not None
             record = folder.read()
-            if record is not None and record.supervisor_pid == supervisor.pid:
+            if record is not None and record.keeper_pid == supervisor.pid:
                 show(record)
                 if record.state is StackState.READY:
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -144,8 +145,17 @@ def stack_table(record: StackRecord, *, health: dict[str, str] | None = None) ->
         if health is not None:
             cells.append(Text(health.get(service.name, "")))
         cells += [Text(_ports(service)), Text(str(service.pid or "")), Text(str(service.restarts or ""))]
-        table.add_row(*cells, Text(service.message, style="dim"))
+        table.add_row(*cells, Text(_reason(service), style="dim"))
     return table
+
+
+def _reason(service: ServiceRecord) -> str:
+    """Returns why a service failed or was last restarted, and when it is tried again."""
+    if not service.retry_at:
+        return f"last: {service.message}" if service.restarts and service.message else service.message
+    left = datetime.datetime.fromisoformat(service.retry_at) - datetime.datetime.now(datetime.UTC)
+    seconds = max(0, round(left.total_seconds()))
+    return f"{service.message}; next try {f'in {seconds} s' if seconds else 'now'}"
 
 
 def _ports(service: ServiceRecord) -> str:

@@ -109,7 +109,7 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 
-{{/* Liveness restarts what does not answer, readiness takes out what cannot serve. */}}
+{{/* Liveness restarts what does not answer for ten seconds, readiness takes out what cannot serve. */}}
 {{- define "fulmen.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
@@ -117,9 +117,9 @@ startupProbe:
   failureThreshold: {{ .startFailures | default 60 }}
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 3
+  periodSeconds: 2
+  timeoutSeconds: 4
+  failureThreshold: 2
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
   periodSeconds: 5

@@ -24,8 +24,9 @@ from fulmen_service_kit import GRPC_FORKS
 
 FORK, CONNECT = b"F", b"C"
 DESCRIPTORS = 5
-"""Descriptors of a request to fork: orders, standard input, output and error, and the line. A sixth is a connection to the
-server for the forked process."""
+"""Descriptors of a request to fork: orders, standard input, output and error, and the line. More are left to
+the forked process, such as a connection to the server."""
+MAX_INHERITED = 3
 CONNECTION_VARIABLE = "FULMEN_FORK_SERVER_FD"
 """Tells a process the descriptor of its connection to the server."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -71,7 +72,7 @@ class _Server:
     def _take(self, control: socket.socket) -> list[int]:
         """Takes a request; returns what is left to the forked process, in it."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS + 1)
+            message, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS + MAX_INHERITED)
         except OSError:
             message, descriptors = b"", []
         if message == FORK and len(descriptors) >= DESCRIPTORS:
@@ -90,15 +91,15 @@ class _Server:
         return []
 
     def _fork(self, descriptors: list[int]) -> list[int]:
-        orders, standard, line, connection = descriptors[0], descriptors[1:4], descriptors[4], descriptors[5:]
+        orders, standard, line, inherited = descriptors[0], descriptors[1:4], descriptors[4], descriptors[5:]
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
             os.close(line)
             _begin(server, standard)
-            return [orders, *connection]
-        for descriptor in (orders, *standard, *connection):
+            return [orders, *inherited]
+        for descriptor in (orders, *standard, *inherited):
             os.close(descriptor)
         child = _Child(pid=pid, pidfd=os.pidfd_open(pid), line=socket.socket(fileno=line))
         self._pidfds[child.pidfd] = self._lines[child.line.fileno()] = child
@@ -155,14 +156,13 @@ def _begin(server: int, standard: list[int]) -> None:
         os.close(descriptor)
 
 
-def _run(orders: int, *connection: int) -> None:
+def _run(orders: int, *inherited: int) -> None:
     """Runs the module that the orders name, as `python -m` does."""
     with open(orders, encoding="utf-8") as pipe:
         given = json.load(pipe)
     os.environ.clear()
     os.environ.update({GRPC_FORKS: "0", **given["environment"]})
-    if connection:
-        os.environ[CONNECTION_VARIABLE] = str(connection[0])
+    os.environ.update({name: str(number) for name, number in zip(given["inherited"], inherited, strict=True)})
     os.chdir(given["folder"])
     module, arguments = given["module"], given["arguments"]
     sys.argv = [module, *arguments]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from fulmen_service_kit import fork_server
 
@@ -159,6 +160,7 @@ class ForkServer:
         errors: int,
         folder: Path,
         may_fork: bool = False,
+        inherited: Mapping[str, int] = MappingProxyType({}),
     ) -> ForkedProcess:
         """Starts `python -m module` in a fork of the server; returns when it runs. Its standard input stays open.
 
@@ -170,11 +172,13 @@ class ForkServer:
             errors: Descriptor of its standard error.
             folder: Its working directory.
             may_fork: Whether it is given a connection to the server.
+            inherited: Further descriptors that it inherits, at most two, by the variables that tell it of them.
 
         Raises:
             ForkServerLost: If there is no server; start the process without it.
         """
-        words = {"module": module, "arguments": list(arguments), "folder": str(folder)}
+        variables = [*([fork_server.CONNECTION_VARIABLE] if may_fork else []), *inherited]
+        words = {"module": module, "arguments": list(arguments), "folder": str(folder), "inherited": variables}
         orders = json.dumps({**words, "environment": dict(environment)}).encode()
         ours, theirs = socket.socketpair()
         with ExitStack() as sent:
@@ -184,6 +188,7 @@ class ForkServer:
             descriptors = [orders_out, stdin_out, output, errors, theirs.fileno()]
             if may_fork:
                 descriptors.append(sent.enter_context(self.connection()).fileno())
+            descriptors += inherited.values()
             try:
                 self._send(fork_server.FORK, descriptors)
             except ForkServerLost:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import structlog
 
+from fulmen_service_kit.heartbeat import heartbeat
 from fulmen_service_kit.rpc.server import RpcServer
 from fulmen_service_kit.settings import ServiceSettings
 
@@ -76,6 +77,7 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
     from fulmen_service_kit.observability.loop_watchdog import LoopWatchdog
     from fulmen_service_kit.observability.telemetry import Telemetry
 
+    heartbeat()  # so that no child of this process inherits the pipe
     telemetry = Telemetry(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -89,7 +91,10 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
                 watchdog = LoopWatchdog(loop, interval_s=settings.loop_probe_interval_s)
                 watchdog.start()
                 stack.callback(watchdog.stop)
-            return await _serve(settings, parts, stop)
+            beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
+            status = await _serve(settings, parts, stop)
+        beating.cancel()
+        return status
     finally:
         await asyncio.to_thread(telemetry.close)
 

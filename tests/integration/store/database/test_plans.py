@@ -103,7 +103,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
         "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
         "end_attempts": Hot(
-            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count, [1] * count),
+            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count, [1] * count, [0] * count, 3),
             items=4 * ASKED,
             index="item_pkey",
         ),

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 _READ_BYTES = 65_536
@@ -27,7 +28,13 @@ class Child:
 
     @classmethod
     def start(
-        cls, argv: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes] | int, folder: Path | None = None
+        cls,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        output: IO[bytes] | int,
+        folder: Path | None = None,
+        inherited: Mapping[str, int] = MappingProxyType({}),
     ) -> "Child":
         """Starts a process with an open standard input and this process's standard error.
 
@@ -36,12 +43,19 @@ class Child:
             environment: Complete environment.
             output: Standard output: a file, or `subprocess.PIPE`.
             folder: Working directory; None for that of this process.
+            inherited: Further descriptors that it inherits, by the variables that tell it of them.
 
         Raises:
             OSError: if it cannot be started.
         """
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=output, env=dict(environment), cwd=folder, start_new_session=True
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            env={**environment, **{name: str(number) for name, number in inherited.items()}},
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=tuple(inherited.values()),
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from types import MappingProxyType
 
 import structlog
 
@@ -60,7 +61,13 @@ class ModuleStarter:
         self._servers = [*([given] if given is not None else []), *own]
 
     async def start(
-        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], quiet: bool = False
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        quiet: bool = False,
+        inherited: Mapping[str, int] = MappingProxyType({}),
     ) -> ModuleProcess:
         """Starts a module with an open standard input and this process's standard error.
 
@@ -69,17 +76,21 @@ class ModuleStarter:
             arguments: Its arguments.
             environment: Complete environment.
             quiet: Whether its output is discarded, rather than read with `first_line`.
+            inherited: Further descriptors that it inherits, by the variables that tell it of them.
 
         Raises:
             OSError: if it cannot be started.
         """
         for server in self._servers:
             try:
-                return await self._fork(server, module, arguments, environment, quiet)
+                return await self._fork(server, module, arguments, environment, quiet, inherited)
             except ForkServerLost:
                 _log.info("not_forked", module=module)
         return Child.start(
-            [sys.executable, "-m", module, *arguments], environment=environment, output=DEVNULL if quiet else PIPE
+            [sys.executable, "-m", module, *arguments],
+            environment=environment,
+            output=DEVNULL if quiet else PIPE,
+            inherited=inherited,
         )
 
     def close(self) -> None:
@@ -88,7 +99,13 @@ class ModuleStarter:
             server.close()
 
     async def _fork(
-        self, server: ForkServer, module: str, arguments: Sequence[str], environment: Mapping[str, str], quiet: bool
+        self,
+        server: ForkServer,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        quiet: bool,
+        inherited: Mapping[str, int],
     ) -> ForkedChild:
         output, writing = os.pipe()
         if quiet:
@@ -96,7 +113,13 @@ class ModuleStarter:
             writing = os.open(os.devnull, os.O_WRONLY)
         try:
             process = await server.fork(
-                module, arguments, environment=environment, output=writing, errors=STANDARD_ERROR, folder=Path.cwd()
+                module,
+                arguments,
+                environment=environment,
+                output=writing,
+                errors=STANDARD_ERROR,
+                folder=Path.cwd(),
+                inherited=inherited,
             )
         except BaseException:
             os.close(output)

@@ -20,6 +20,7 @@ from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, Engi
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
 from fulmen_algorithm.training.settings import WeightsKind
+from fulmen_service_kit.heartbeat import Pulse
 
 _log = structlog.get_logger()
 
@@ -59,8 +60,11 @@ class EngineRunner(Protocol):
 class EngineProcess:
     """One running engine."""
 
-    def __init__(self, child: EngineRunner, port: int, options: EngineOptions) -> None:
+    def __init__(
+        self, child: EngineRunner, port: int, options: EngineOptions, watch: asyncio.Task[None] | None = None
+    ) -> None:
         self._child = child
+        self._watch = watch
         self._port = port
         self._options = options
 
@@ -72,11 +76,15 @@ class EngineProcess:
             EngineFailed: if it exits before that, or times out.
         """
         flags = await engine_flags(options, policy)
+        pulse = Pulse()
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                child = await modules.start(MODULE, flags, environment=_environment(options))
+                environment = _environment(options)
+                child = await modules.start(MODULE, flags, environment=environment, inherited=pulse.inherited)
         except OSError as error:  # a TimeoutError is one
+            pulse.close()
             raise EngineFailed("The engine's program cannot be started.") from error
+        watch = asyncio.create_task(_end_when_hung(child, pulse), name=f"engine-pulse-{child.pid}")
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 line = await child.first_line()
@@ -87,7 +95,7 @@ class EngineProcess:
         except asyncio.CancelledError:
             await child.end(grace_s=0)
             raise
-        return cls(child, port, options)
+        return cls(child, port, options, watch)
 
     @property
     def pid(self) -> int:
@@ -174,6 +182,22 @@ class EngineProcess:
                 return answer
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EngineFailed(f"The engine did not answer {method} {path}.") from error
+
+
+async def _end_when_hung(child: EngineRunner, pulse: Pulse) -> None:
+    """Ends an engine whose event loop no longer turns; returns with its end."""
+    pulse.started(child.pid)
+    hung = asyncio.create_task(pulse.until_hung())
+    ended = asyncio.ensure_future(child.wait())
+    try:
+        await asyncio.wait({hung, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            _log.warning("engine_hung", pid=child.pid, silent_s=round(pulse.silent_s, 1))
+            await child.end(grace_s=0)
+    finally:
+        hung.cancel()
+        ended.cancel()
+        pulse.close()
 
 
 async def engine_flags(options: EngineOptions, policy: PublishedPolicy) -> list[str]:

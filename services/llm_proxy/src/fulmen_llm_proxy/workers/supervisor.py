@@ -22,6 +22,7 @@ import structlog
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit import launch
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.heartbeat import Pulse, ended, heartbeat
 from fulmen_service_kit.http.server import reserve
 from fulmen_service_kit.lifecycle import Build, announce, run_service
 from fulmen_service_kit.settings import ServiceSettings
@@ -61,6 +62,7 @@ class WorkerSupervisor:
         self._folder = folder
         self._stop = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._pulses: dict[int, Pulse] = {}
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT; returns the exit status.
@@ -71,6 +73,7 @@ class WorkerSupervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        beat = heartbeat()
         settings = self._settings
         with (
             reserve(settings.host, settings.port) as rpc,
@@ -85,6 +88,7 @@ class WorkerSupervisor:
                 announce(settings, ports, workers=settings.workers)
                 async with asyncio.TaskGroup() as group:
                     keepers = [group.create_task(self._keep(index, environment)) for index in indexes]
+                    keepers.append(group.create_task(beat.run()))
                     await self._stop.wait()
                     for keeper in keepers:
                         keeper.cancel()
@@ -105,6 +109,7 @@ class WorkerSupervisor:
         """
         ready = self._folder / f"{index}.ready"
         ready.unlink(missing_ok=True)
+        pulse = self._pulses[index] = Pulse()
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())),
             *(sys.executable, "-P", "-m", _MODULE, "serve"),
@@ -112,10 +117,13 @@ class WorkerSupervisor:
                 **environment,
                 "FULMEN_LLM_PROXY_WORKER_INDEX": str(index),
                 "FULMEN_LLM_PROXY_READY_FILE": str(ready),
+                **pulse.environment,
             },
+            pass_fds=pulse.descriptors,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C then reaches only the supervisor, which stops the workers
         )
+        pulse.started(worker.pid)
         self._running[index] = worker
         try:
             async with asyncio.timeout(_START_S):
@@ -128,10 +136,11 @@ class WorkerSupervisor:
             raise StartupError(f"Worker {index} did not serve within {_START_S:.0f} s.") from None
 
     async def _keep(self, index: int, environment: dict[str, str]) -> None:
-        """Restarts a worker whenever it ends, with a back-off while it fails to start."""
+        """Restarts a worker whenever it ends or hangs, with a back-off while it fails to start."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            status = await self._running[index].wait()
+            worker = self._running[index]
+            status = await ended(worker.wait, worker.send_signal, self._pulses[index])
             _log.error("worker_ended", worker=index, status=status, restart_in_s=pause_s)
             await asyncio.sleep(pause_s)
             try:

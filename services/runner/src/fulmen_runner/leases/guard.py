@@ -27,6 +27,7 @@ from fulmen.store.v1 import lease_service_pb2, lease_service_pb2_grpc
 from fulmen.tls import TlsFiles, TlsWatch
 from fulmen_runner.leases.stream import LeaseStream
 from fulmen_runner.stacks import thread_lines
+from fulmen_service_kit.heartbeat import heartbeat
 
 BEAT_S: Final = 0.25
 """Interval of the loop's heartbeat and of the thread's checks."""
@@ -93,6 +94,9 @@ class LeaseGuard:
                 seen, block = beat, _Block()
                 continue
             block.length_s += passed_s
+            if "/attempts/" in _task_name(loop):
+                # An agent's code, which has `limit_s`. Whatever else blocks the loop is a fault, which ends the runner.
+                heartbeat().beat()
             if block.length_s >= LOG_AFTER_S:
                 self.blocked_s_total += passed_s
                 self._act(block, lambda: {"task": _task_name(loop), "stack": thread_lines(ident)})

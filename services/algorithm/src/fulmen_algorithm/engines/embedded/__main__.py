@@ -24,6 +24,7 @@ from fulmen_algorithm.engines.embedded.server import EngineServer
 from fulmen_algorithm.engines.embedded.weights import describe
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER
 from fulmen_algorithm.weights.tensor_files import read_folder
+from fulmen_service_kit.heartbeat import heartbeat
 
 TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105 (the name of a variable, not a secret)
 SHUTDOWN_GRACE_S = 5.0
@@ -106,6 +107,7 @@ def served_names(names: tuple[str, ...], adapters: tuple[str, ...]) -> dict[str,
 
 async def serve(options: argparse.Namespace) -> None:
     """Serves until SIGTERM, SIGINT or the end of standard input."""
+    heartbeat()  # so that no child of this process inherits the pipe
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is None and options.host not in LOOPBACK:
         raise SystemExit(f"{TOKEN_VARIABLE} must be set to serve on {options.host}.")
@@ -128,10 +130,12 @@ async def serve(options: argparse.Namespace) -> None:
         port = runner.addresses[0][1]
         sys.stdout.write(msgspec.json.encode({"port": port, "pid": os.getpid()}).decode() + "\n")
         sys.stdout.flush()
+        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         # Ends on a signal, with the parent, or with the batcher: an engine that cannot generate must not stay up.
         await asyncio.wait({stopped, generator.batcher}, return_when=asyncio.FIRST_COMPLETED)
         await runner.cleanup()
+        beating.cancel()
         if generator.batcher.done():
             generator.batcher.result()
 
