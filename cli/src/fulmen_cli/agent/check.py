@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fulmen.train_toml.agent import agent_spec
+from fulmen_cli.agent import paused
 from fulmen_cli.agent.hints import Attempt, hints
 from fulmen_cli.agent.models import EchoModel, Endpoint, Models
 from fulmen_cli.agent.recording import Recording
@@ -35,8 +36,9 @@ TimeoutOption = Annotated[float | None, typer.Option(min=0.1, help="Timeout of a
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
-    group = new_group("Try agents before training them.")
+    group = new_group("Try agents before training them; resume paused ones.")
     local_command(group, "check")(check)
+    paused.register(group)
     app.add_typer(group, name="agent")
 
 

@@ -219,6 +219,11 @@ async def _queue(client: Client) -> list[Finding]:
         advice = "Start runners, and see the log of those that run: their token, their --store-target."
         return [Finding(what="queue", ok=False, text=f"{text}: no runner is connected", advice=advice)]
     found = [Finding(what="queue", ok=True, text=text)]
+    if stats.paused_agents:
+        agents = ", ".join(each.agent for each in stats.paused_agents)
+        text = f"paused, because runners died under them: {agents}"
+        advice = "See their last rollouts with `fulmen queue`; `fulmen agent resume` resumes them."
+        found.append(Finding(what="agents", ok=False, text=text, advice=advice))
     if stats.unmatched:
         labels = "; ".join(",".join(f"{k}={v}" for k, v in sorted(each.labels.items())) for each in stats.unmatched)
         advice = "Start runners with these labels (FULMEN_RUNNER_LABELS)."

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
-from fulmen_cli.output import as_dict, console, print_json, print_rows
+from fulmen_cli.output import as_dict, console, print_json, print_rows, when
 from fulmen_cli.rollout.listing import run_name
 
 __all__ = ["register", "rules_text"]
@@ -83,6 +83,8 @@ def _print_details(stats: pb.GetQueueStatsResponse) -> None:
         for each in stats.unmatched
     ]
     _print_table(("labels that no runner has", "queued"), unmatched, stats.unmatched)
+    paused = [(each.agent, when(each.pause_time), each.rollouts[0]) for each in stats.paused_agents]
+    _print_table(("paused agent", "since (UTC)", "last rollout that lost its runner"), paused, stats.paused_agents)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Message]) -> None:

@@ -41,6 +41,9 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
+_WAITING: Final = (rollout_pb2.ROLLOUT_STATE_QUEUED, rollout_pb2.ROLLOUT_STATE_RETRY_WAIT)
+
+
 class Mode(StrEnum):
     """The mode of a rollout."""
 
@@ -156,15 +159,24 @@ async def show(
     request = rollout_service_pb2.GetRolloutRequest(name=rollout_name(rollout, connection))
     async with connection.open() as client:
         found = (await client.rollouts.GetRollout(request)).rollout
+        is_paused = found.state in _WAITING and await _is_paused(client, found)
     if output is Output.JSON:
         print_json(as_dict(found))
         return
     screen = console()
+    if is_paused:
+        screen.print("Its agent is paused, because runners died under it: see `fulmen queue`.", style="yellow")
     for label, value in facts_of(found):
         if value:
             screen.print(Text(f"{label:<13}{value}"), soft_wrap=True)
     for attempt in found.attempts:
         screen.print(Text("\n" + attempt_text(attempt)), soft_wrap=True)
+
+
+async def _is_paused(client: Client, rollout: rollout_pb2.Rollout) -> bool:
+    request = rollout_service_pb2.GetQueueStatsRequest(project=rollout.project)
+    paused = (await client.rollouts.GetQueueStats(request)).paused_agents
+    return any(each.agent == rollout.agent for each in paused)
 
 
 async def watch(
