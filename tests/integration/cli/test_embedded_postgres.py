@@ -76,7 +76,7 @@ def test_a_server_that_is_told_to_shut_down_does_not_wait_for_open_connections(s
         first = pid_of(server)
         os.kill(first, signal.SIGTERM)
         with contextlib.suppress(asyncpg.PostgresError, OSError):
-            while not await asyncio.to_thread(server.mend):
+            while not await asyncio.to_thread(server.mend):  # noqa: ASYNC110  # state of another process
                 await asyncio.sleep(0.05)
         found = await asyncio.to_thread(mended, server)
         assert pid_of(server) != first

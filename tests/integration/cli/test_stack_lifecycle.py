@@ -100,7 +100,7 @@ def readable_by_others(folder: Path) -> list[str]:
 
 
 @pytest.mark.long(short=True)
-def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_leaves_no_service(state: Path) -> None:
+def test_whatever_dies_or_hangs_is_started_again_and_what_cannot_be_leaves_nothing_behind(state: Path) -> None:
     there = ("--state-dir", str(state))
     fulmen("up", *there)
     folder = StackFolder(state)
@@ -113,14 +113,30 @@ def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_
     restarted = await_service(folder, "store", not_pid=store)
     assert restarted.service("store").ports == before.service("store").ports
     assert restarted.service("store").restarts == 1
+    assert "killed by SIGKILL" in fulmen("status", *there).stdout
 
+    # A service that is stopped, and the database, in which connections are open.
+    runner = before.service("runner-1").pid
+    assert runner is not None
+    os.kill(runner, signal.SIGSTOP)
+    postmaster = int((state / "postgres" / "postmaster.pid").read_text().split("\n")[0])
+    os.kill(postmaster, signal.SIGTERM)
+    assert "hung" in await_service(folder, "runner-1", not_pid=runner).service("runner-1").message
+    assert await_end(postmaster)
+    await_ready(folder)
+
+    # The supervisor: the services end with it, and come back with it.
     children = pids(state)
     os.kill(restarted.supervisor_pid, signal.SIGKILL)
     assert all(await_end(pid) for pid in children.values())
-    # Children end with the thread that started them: others of the supervisor's may hold its lock a moment longer.
-    assert await_end(restarted.supervisor_pid)
-    assert not folder.is_running()
+    await_ready(folder, not_supervisor=restarted.supervisor_pid)
 
+    # What restarts the supervisor: nothing is left, and `fulmen up` starts anew.
+    record = folder.read_running()
+    children = pids(state)
+    os.kill(record.keeper_pid, signal.SIGKILL)
+    assert all(await_end(pid) for pid in (*children.values(), record.supervisor_pid))
+    assert not folder.is_running()
     assert "Ready." in fulmen("up", *there).stdout
 
 
@@ -136,6 +152,18 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) ->
     assert "Traceback" not in failed.stderr
     assert not StackFolder(state).is_running()
     assert not EmbeddedPostgres(state / "postgres").log_file.exists()
+
+
+def await_ready(folder: StackFolder, *, not_supervisor: int = 0) -> None:
+    """Waits until everything is ready, under another supervisor than this one."""
+    deadline = time.monotonic() + 2 * END_LIMIT_S
+    while time.monotonic() < deadline:
+        record = folder.read()
+        is_other = record is not None and record.supervisor_pid != not_supervisor
+        if record is not None and is_other and {record.state, *(each.state for each in record.services)} == {"ready"}:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the stack did not come back: {record}")
 
 
 def free_port() -> int:

@@ -1,0 +1,128 @@
+"""A tenant's rollouts that kill their runner: they end dead, the stack and the other tenant's rollouts live on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from fulmen.client import Client, Targets, connect
+from fulmen.store.v1 import failure_pb2, project_service_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.train_toml.train import AgentConfig
+from fulmen_cli.local.credentials import Credentials, issue_token
+from fulmen_cli.local.record import ServiceState, StackFolder
+from tests.support.algorithm.runs import create_rollouts, ended_rollout, publish_agent
+from tests.support.cli.commands import fulmen
+
+pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(600)]
+
+LIMIT_S = 400.0
+AGENT = """
+import asyncio
+
+async def solve(task):
+    await asyncio.sleep(task["seconds"])
+    return 1.0
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yields a folder whose path leaves room for the name of a Unix socket."""
+    path = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StackFolder]:
+    """Yields what `fulmen up` started."""
+    monkeypatch.setenv("FULMEN_STORE_LEASE_TTL_S", "3")
+    there = ("--state-dir", folder / "s")
+    done = await fulmen("up", "--slots", "8", *there)
+    try:
+        assert done.status == 0, done.stdout + done.stderr
+        yield StackFolder(folder / "s")
+    finally:
+        await fulmen("down", *there)
+
+
+@contextlib.asynccontextmanager
+async def tenant(stack: StackFolder, name: str) -> AsyncIterator[Client]:
+    """Yields the client of a new project."""
+    record = stack.read_running()
+    targets = Targets(**{each: record.targets[each] for each in ("store", "algorithm", "llm_proxy")})
+    admin = Path(record.client_token_file).read_text().strip()
+    async with connect(targets, token=admin) as client:
+        project = project_service_pb2.Project(name=f"projects/{name}")
+        await client.projects.CreateProject(project_service_pb2.CreateProjectRequest(project=project))
+    key = Credentials(stack.path).signing_key()
+    token = issue_token(key, "client", subject=name, ttl_s=3600, project=f"projects/{name}")
+    async with connect(targets, token=token) as client:
+        yield client
+
+
+async def published(client: Client, folder: Path) -> str:
+    source = folder / "agent"
+    source.mkdir(exist_ok=True)
+    (source / "agent.py").write_text(AGENT)
+    return await publish_agent(client, source, "agent", AgentConfig(python="agent.py:solve"))
+
+
+async def stats(client: Client) -> pb.GetQueueStatsResponse:
+    answer: pb.GetQueueStatsResponse = await client.rollouts.GetQueueStats(pb.GetQueueStatsRequest())
+    return answer
+
+
+async def kill_runners(stack: StackFolder, client: Client, names: list[str]) -> None:
+    """Kills the runner whenever it has begun a rollout of these, as they would themselves; until cancelled."""
+    killed: set[str] = set()
+    while True:
+        for name in names:
+            found = (await client.rollouts.GetRollout(pb.GetRolloutRequest(name=name))).rollout
+            attempt = f"{name}/{len(found.attempts)}"
+            if found.state != rollout_pb2.ROLLOUT_STATE_RUNNING or attempt in killed:
+                continue
+            runner = stack.read_running().service("runner-1")
+            if runner.state is ServiceState.READY and runner.pid is not None:
+                os.kill(runner.pid, signal.SIGKILL)
+                killed.add(attempt)
+        await asyncio.sleep(0.1)
+
+
+async def test_four_rollouts_that_kill_their_runner_stop_neither_the_stack_nor_another_tenant(
+    stack: StackFolder, folder: Path
+) -> None:
+    async with asyncio.timeout(LIMIT_S), tenant(stack, "bad") as bad, tenant(stack, "good") as good:
+        killer, patient = await published(bad, folder), await published(good, folder)
+        killers = await create_rollouts(bad, killer, [b'{"seconds": 3600}'] * 4)
+        others = await create_rollouts(good, patient, [b'{"seconds": 1}'] * 6)
+        killing = asyncio.create_task(kill_runners(stack, bad, killers))
+        try:
+            for name in others:
+                assert (await ended_rollout(good, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+            while not (await stats(bad)).paused_agents:  # noqa: ASYNC110  # state of another process
+                await asyncio.sleep(0.1)
+            listed = await fulmen("queue", "--state-dir", stack.path, "--output", "json")
+            assert listed.status == 0, listed.stderr
+            left = [name for name in killers if name not in (await stats(bad)).paused_agents[0].rollouts]
+            assert len(left) == 1
+            resumed = await fulmen("agent", "resume", killer, "--project", "bad", "--state-dir", stack.path)
+            assert "Resumed" in resumed.stdout, resumed.stderr
+            for name in killers:
+                dead = await ended_rollout(bad, name)
+                assert dead.failure_kind == failure_pb2.FAILURE_KIND_RUNNER_LOST
+                assert len(dead.attempts) <= 3
+        finally:
+            killing.cancel()
+    record = stack.read_running()
+    assert record.service("runner-1").restarts >= 4
+    assert {each.restarts for each in record.services if each.name != "runner-1"} == {0}
