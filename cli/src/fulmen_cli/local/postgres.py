@@ -25,7 +25,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+__all__ = ["UNANSWERED", "EmbeddedPostgres", "EmbeddedPostgresError"]
 
 # A crash recovery replays up to `max_wal_size` of changes, on a disk that may be slow.
 START_LIMIT_S: Final = 600.0
@@ -42,6 +42,7 @@ INITDB_LIMIT_S: Final = 120.0
 PROBE_INTERVAL_S: Final = 0.05
 SUPERUSER: Final = "fulmen"
 UNPRIVILEGED_USER: Final = "nobody"
+UNANSWERED: Final = "does not answer"
 READY_STATUS: Final = "ready"
 STOPPING_STATUS: Final = "stopping"
 # sun_path holds 108 bytes on Linux and 104 on macOS, with its NUL; the socket's name takes 16 of them.
@@ -138,7 +139,7 @@ class EmbeddedPostgres:
             if self._launches >= LAUNCHES and self._launch_is_due() and self._live_postmaster() is None:
                 raise EmbeddedPostgresError(f"PostgreSQL ended {LAUNCHES} times while it started." + self._log_tail())
             if time.monotonic() > until or self._given_up.is_set():
-                raise EmbeddedPostgresError(f"PostgreSQL did not become ready: {problem}." + self._log_tail())
+                raise EmbeddedPostgresError(f"PostgreSQL did not become ready: it {problem}." + self._log_tail())
             time.sleep(PROBE_INTERVAL_S)
         return self.dsn
 
@@ -163,14 +164,14 @@ class EmbeddedPostgres:
             if self._silent_probes >= (STOPPED_PROBES if _state_of(pid) == "T" else SLOW_PROBES):
                 self._silent_probes = 0
                 self._kill_all(pid)
-                return "it hung and was killed"
-            return "it does not answer"
+                return "hung and was killed"
+            return UNANSWERED
         self._silent_probes = 0
         if self._status() == STOPPING_STATUS:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-            return "it was told to shut down"
-        return "it recovers from a crash, or starts"
+            return "was told to shut down"
+        return "recovers from a crash, or starts"
 
     def give_up(self) -> None:
         """Ends a `start` that waits in another thread."""
@@ -248,7 +249,7 @@ class EmbeddedPostgres:
             self._launch()
             self._launches += 1
             self._launched_at = time.monotonic()
-        return "it had ended, and was started again"
+        return "had ended"
 
     def _launch_is_due(self) -> bool:
         # Backends of a killed server hold its shared memory for a moment; a new server then gives up. If the last one is

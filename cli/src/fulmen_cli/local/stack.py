@@ -20,7 +20,7 @@ from fulmen_cli.local.credentials import Credentials
 from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
 from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
-from fulmen_cli.local.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from fulmen_cli.local.postgres import UNANSWERED, EmbeddedPostgres, EmbeddedPostgresError
 from fulmen_cli.local.process import ChildProcess, ForkableServices, ServiceProcess
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.services import (
@@ -253,13 +253,11 @@ class LocalStack:
             problem = await self._on_database(self._postgres.mend)
         except (EmbeddedPostgresError, OSError) as error:
             problem = str(error).splitlines()[0]
-        if not problem:
-            if known.state is not ServiceState.READY:
-                self._set(DATABASE, state=ServiceState.READY)
-        elif known.state is ServiceState.READY:
+        if not problem and known.state is not ServiceState.READY:
+            self._set(DATABASE, state=ServiceState.READY)
+        elif problem and known.state is ServiceState.READY and problem != UNANSWERED:
+            # What comes next, such as its recovery, is not why it was restarted.
             self.note_restart(DATABASE, problem)
-        elif problem != known.message:
-            self._set(DATABASE, state=ServiceState.RESTARTING, message=problem)
 
     async def kill_database(self) -> None:
         """Kills the database as a power cut would; `check_database` recovers it."""
