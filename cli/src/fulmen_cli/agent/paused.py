@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from fulmen.store.v1 import project_service_pb2 as pb
-from fulmen_cli.command import remote_command
+from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
-from fulmen_cli.output import console
+from fulmen_cli.output import as_dict, console, print_json
 from fulmen_cli.project.commands import project_name
 
 __all__ = ["register"]
@@ -24,6 +24,7 @@ async def resume(
     connection: Connection,
     agent: Annotated[str, typer.Argument(help="Agent version, resources/agent.NAME/versions/N; see `fulmen queue`.")],
     project: Annotated[str, typer.Option(help="Its project; by default the token's.")] = "",
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Resumes an agent version that is paused because runners died under it. Needs an admin token.
 
@@ -36,4 +37,7 @@ async def resume(
     request = pb.ResumeAgentRequest(project=project_name(project) if project else "", agent=agent)
     async with connection.open() as client:
         answer = await client.projects.ResumeAgent(request)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+        return
     console().print(f"Resumed {agent}." if answer.was_paused else f"{agent} was not paused.")

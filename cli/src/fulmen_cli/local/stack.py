@@ -236,11 +236,7 @@ class LocalStack:
         self.set_state(state)
 
     async def check_database(self) -> None:
-        """Restarts the database if it has ended or hangs, and waits until it accepts connections.
-
-        Raises:
-            EmbeddedPostgresError: if it cannot be recovered.
-        """
+        """Restarts the database if need be, and waits for it; raises `EmbeddedPostgresError` if it does not recover."""
         if self._postgres is not None:
             await self._on_database(self._postgres.start)
 
@@ -248,11 +244,11 @@ class LocalStack:
         """Does what the database needs next to accept connections, and records it; never waits for its recovery."""
         if self._postgres is None:
             return
-        known = self._records[DATABASE]
         try:
             problem = await self._on_database(self._postgres.mend)
         except (EmbeddedPostgresError, OSError) as error:
             problem = str(error).splitlines()[0]
+        known = self._records[DATABASE]
         if not problem and known.state is not ServiceState.READY:
             self._set(DATABASE, state=ServiceState.READY)
         elif problem and known.state is ServiceState.READY and problem != UNANSWERED:

@@ -225,8 +225,7 @@ class _Keeper:
             if time.monotonic() - begun > STABLE_S:
                 pause_s = FIRST_PAUSE_S
             _say("process_restarts", program=self._command[-1], status=status, pause_s=pause_s)
-            self._pause(pause_s)
-            if self._stopping:
+            if not self._pause(pause_s):
                 return 0
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
@@ -261,10 +260,12 @@ class _Keeper:
                 child.wait()
                 return EXIT_HUNG
 
-    def _pause(self, pause_s: float) -> None:
+    def _pause(self, pause_s: float) -> bool:
+        """Waits; returns False if this process was asked to stop meanwhile."""
         until = time.monotonic() + pause_s
         while not self._stopping and time.monotonic() < until:
             time.sleep(min(CHECK_S, pause_s))
+        return not self._stopping
 
     def _forward(self, number: int, _frame: object) -> None:
         self._stopping = True
