@@ -1,5 +1,6 @@
 """Versions go from a trainer into an engine process as deltas, and are restored after failures of either."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -178,6 +179,14 @@ async def test_versions_by_delta_answer_as_a_fresh_engine_with_the_whole_folder_
 
 
 @pytest.mark.long(short=True)
+async def test_an_engine_that_is_stopped_is_ended_so_that_it_is_replaced(publishing):
+    _, first = await publishing.publish(learn=False)
+    engine = await publishing.start(first)
+    os.kill(engine.pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        assert await engine.ended() == -signal.SIGKILL
+
+
 async def test_a_damaged_delta_is_refused_and_all_weights_are_sent(publishing):
     _, first = await publishing.publish(learn=False)
     engine = await publishing.start(first)

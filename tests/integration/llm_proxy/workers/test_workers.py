@@ -145,6 +145,17 @@ async def test_a_killed_worker_is_started_again_and_the_flush_tells_that_it_was(
         assert len(workers_of(proxy)) == WORKERS
 
 
+async def test_a_stopped_worker_is_replaced(proxy: ProxyProcess) -> None:
+    attempt, _ = new_attempt()
+    stopped = workers_of(proxy)[0]
+    async with asyncio.timeout(DEADLINE_S):
+        before = (await flushed(proxy, attempt)).instance_id
+        stopped.suspend()
+        while stopped.is_running() or len(workers_of(proxy)) < WORKERS:  # noqa: ASYNC110  # state of another process
+            await asyncio.sleep(0.05)
+        assert (await flushed(proxy, attempt)).instance_id != before
+
+
 async def test_a_stop_lets_every_worker_finish_and_leaves_no_process_behind(
     proxy: ProxyProcess, backend: Backend, store: FakeStore
 ) -> None:
