@@ -84,6 +84,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        heartbeat()  # so that no child of this process inherits the pipe
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:
             if await self._start(stopping):
