@@ -1,3 +1,5 @@
+-- `lost_beside` is how many leases a session held when it expired; null for leases that it got afterwards, which never ran.
+--
 -- Claims and ends of attempts are compare-and-set on (rollout, lease session, epoch). A row that was locked but has
 -- changed since the statement's snapshot is not returned; the caller classifies and retries. Where a row is found by its
 -- id, its session is compared by `is not distinct from`, so that no plan uses the index of sessions, which finds all leases
@@ -26,27 +28,32 @@ select
     i.id, l.session, l.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s,
     i.hedge_session is not null as hedged, i.runner_losses,
-    (select s.lost_leases from runner_session s where s.id = l.session) as lost_beside
+    (select s.lost_leases from runner_session s where s.id = l.session and s.ended_at >= l.leased_at) as lost_beside
 from unnest($1::uuid[]) as x (id)
 cross join lateral (
     select q.id, q.session, q.epoch, q.project_id, q.charged, q.max_attempts, q.retry_mask, q.backoff_ms,
-        q.cancel_requested, q.deadline, q.hedge_session, q.hedge_epoch, q.runner_losses
+        q.cancel_requested, q.deadline, q.leased_at, q.hedge_session, q.hedge_epoch, q.hedge_leased_at, q.runner_losses
     from item q where q.id = x.id and q.session is not null limit 1
 ) i
-cross join lateral (values (i.session, i.epoch), (i.hedge_session, i.hedge_epoch)) as l (session, epoch)
+cross join lateral (
+    values (i.session, i.epoch, i.leased_at), (i.hedge_session, i.hedge_epoch, i.hedge_leased_at)
+) as l (session, epoch, leased_at)
 where l.session is not null;
 
 -- name: session_leases
 select
     i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged,
-    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.session) as lost_beside
+    i.runner_losses,
+    (select s.lost_leases from runner_session s where s.id = i.session and s.ended_at >= i.leased_at) as lost_beside
 from item i where i.session = any ($1::uuid[])
 union all
 select
     i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged,
-    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.hedge_session) as lost_beside
+    i.runner_losses,
+    (select s.lost_leases from runner_session s where s.id = i.hedge_session and s.ended_at >= i.hedge_leased_at)
+        as lost_beside
 from item i where i.hedge_session = any ($1::uuid[]);
 
 -- name: orphaned_leases
@@ -54,7 +61,8 @@ from item i where i.hedge_session = any ($1::uuid[]);
 select
     i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged,
-    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.session) as lost_beside
+    i.runner_losses,
+    (select s.lost_leases from runner_session s where s.id = i.session and s.ended_at >= i.leased_at) as lost_beside
 from item i
 where i.session is not null
     and not exists (select 1 from runner_session s where s.id = i.session and s.ended_at is null)
@@ -65,7 +73,9 @@ union all
 select
     i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
     i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged,
-    i.runner_losses, (select s.lost_leases from runner_session s where s.id = i.hedge_session) as lost_beside
+    i.runner_losses,
+    (select s.lost_leases from runner_session s where s.id = i.hedge_session and s.ended_at >= i.hedge_leased_at)
+        as lost_beside
 from item i
 where i.hedge_session is not null
     and not exists (select 1 from runner_session s where s.id = i.hedge_session and s.ended_at is null)
