@@ -22,7 +22,12 @@ from tests.support.algorithm.runs import FINAL_ROLLOUT_STATES, eventually, list_
 __all__ = ["Books", "collect_books", "failure_counts", "problems_of"]
 
 INFRASTRUCTURE = frozenset(
-    {failure_pb2.FAILURE_KIND_LEASE_LOST, failure_pb2.FAILURE_KIND_INFRA, failure_pb2.FAILURE_KIND_RELEASED}
+    {
+        failure_pb2.FAILURE_KIND_LEASE_LOST,
+        failure_pb2.FAILURE_KIND_RUNNER_LOST,
+        failure_pb2.FAILURE_KIND_INFRA,
+        failure_pb2.FAILURE_KIND_RELEASED,
+    }
 )
 TRAIN_PREFIX = "train/"
 SPAN_BATCH = 512

@@ -15,7 +15,12 @@ __all__ = ["Expected", "fleet_problems", "uncharged"]
 
 Key = tuple[str, int | None]
 _NOT_THE_AGENTS = frozenset(
-    {failure_pb2.FAILURE_KIND_LEASE_LOST, failure_pb2.FAILURE_KIND_INFRA, failure_pb2.FAILURE_KIND_RELEASED}
+    {
+        failure_pb2.FAILURE_KIND_LEASE_LOST,
+        failure_pb2.FAILURE_KIND_RUNNER_LOST,
+        failure_pb2.FAILURE_KIND_INFRA,
+        failure_pb2.FAILURE_KIND_RELEASED,
+    }
 )
 
 
