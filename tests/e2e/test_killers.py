@@ -84,17 +84,16 @@ async def stats(client: Client) -> pb.GetQueueStatsResponse:
 
 async def kill_runners(stack: StackFolder, client: Client, names: list[str]) -> None:
     """Kills the runner whenever it has begun a rollout of these, as they would themselves; until cancelled."""
-    killed: set[str] = set()
+    seen: set[str] = set()
     while True:
-        for name in names:
-            found = (await client.rollouts.GetRollout(pb.GetRolloutRequest(name=name))).rollout
-            attempt = f"{name}/{len(found.attempts)}"
-            if found.state != rollout_pb2.ROLLOUT_STATE_RUNNING or attempt in killed:
-                continue
-            runner = stack.read_running().service("runner-1")
-            if runner.state is ServiceState.READY and runner.pid is not None:
+        found = [(await client.rollouts.GetRollout(pb.GetRolloutRequest(name=name))).rollout for name in names]
+        running = {each.attempts[-1].name for each in found if each.state == rollout_pb2.ROLLOUT_STATE_RUNNING} - seen
+        runner = stack.read_running().service("runner-1")
+        if running and runner.state is ServiceState.READY and runner.pid is not None:
+            # The supervisor may have noticed by itself that it is gone.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(runner.pid, signal.SIGKILL)
-                killed.add(attempt)
+            seen |= running
         await asyncio.sleep(0.1)
 
 
@@ -105,8 +104,8 @@ async def test_four_rollouts_that_kill_their_runner_stop_neither_the_stack_nor_a
         killer, patient = await published(bad, folder), await published(good, folder)
         killers = await create_rollouts(bad, killer, [b'{"seconds": 3600}'] * 4)
         others = await create_rollouts(good, patient, [b'{"seconds": 1}'] * 6)
-        killing = asyncio.create_task(kill_runners(stack, bad, killers))
-        try:
+        async with asyncio.TaskGroup() as group:
+            killing = group.create_task(kill_runners(stack, bad, killers))
             for name in others:
                 assert (await ended_rollout(good, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
             while not (await stats(bad)).paused_agents:  # noqa: ASYNC110  # state of another process
@@ -121,7 +120,6 @@ async def test_four_rollouts_that_kill_their_runner_stop_neither_the_stack_nor_a
                 dead = await ended_rollout(bad, name)
                 assert dead.failure_kind == failure_pb2.FAILURE_KIND_RUNNER_LOST
                 assert len(dead.attempts) <= 3
-        finally:
             killing.cancel()
     record = stack.read_running()
     assert record.service("runner-1").restarts >= 4
