@@ -73,14 +73,14 @@ async def lives_of(folder: Path, count: int) -> list[int]:
 async def test_a_stopped_child_is_killed(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         process.send_signal(signal.SIGSTOP)
-        assert await ended(process, pulse) == EXIT_HUNG
+        assert await ended(process.wait, process.send_signal, pulse) == EXIT_HUNG
         assert process.returncode == -signal.SIGKILL
 
 
 async def test_a_child_whose_loop_is_blocked_is_aborted_and_says_where_it_was(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         (tmp_path / "block").touch()
-        assert await ended(process, pulse) == EXIT_HUNG
+        assert await ended(process.wait, process.send_signal, pulse) == EXIT_HUNG
         assert process.returncode == -signal.SIGABRT
         assert process.stderr is not None
         assert b"in main" in await process.stderr.read()
@@ -89,7 +89,7 @@ async def test_a_child_whose_loop_is_blocked_is_aborted_and_says_where_it_was(tm
 async def test_a_child_that_ends_by_itself_has_its_own_status(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         (tmp_path / "end").touch()
-        assert await ended(process, pulse) == 0
+        assert await ended(process.wait, process.send_signal, pulse) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="run queues are read from Linux's /proc")

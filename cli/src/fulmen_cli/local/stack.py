@@ -241,18 +241,16 @@ class LocalStack:
             await self._on_database(self._postgres.start)
 
     async def mend_database(self) -> None:
-        """Does what the database needs next to accept connections, and records it; never waits for its recovery."""
-        if self._postgres is None:
-            return
+        """Does what the started database needs next to accept connections; never waits for its recovery."""
+        assert self._postgres is not None
         try:
             problem = await self._on_database(self._postgres.mend)
         except (EmbeddedPostgresError, OSError) as error:
             problem = str(error).splitlines()[0]
-        known = self._records[DATABASE]
-        if not problem and known.state is not ServiceState.READY:
+        was_ready = self._records[DATABASE].state is ServiceState.READY
+        if not problem and not was_ready:
             self._set(DATABASE, state=ServiceState.READY)
-        elif problem and known.state is ServiceState.READY and problem != UNANSWERED:
-            # What comes next, such as its recovery, is not why it was restarted.
+        elif problem and was_ready and problem != UNANSWERED:
             self.note_restart(DATABASE, problem)
 
     async def kill_database(self) -> None:
@@ -268,13 +266,12 @@ class LocalStack:
 
     def note_restart(self, name: str, message: str, *, retry_in_s: float = 0.0) -> None:
         """Marks a dead service as restarting, at once or later."""
-        restarts = self._records[name].restarts + 1
         retry_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=retry_in_s)
         self._set(
             name,
             state=ServiceState.RESTARTING,
             pid=None,
-            restarts=restarts,
+            restarts=self._records[name].restarts + 1,
             message=message,
             retry_at=retry_at.isoformat(timespec="seconds"),
         )

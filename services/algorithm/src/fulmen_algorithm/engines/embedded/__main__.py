@@ -128,9 +128,11 @@ async def serve(options: argparse.Namespace) -> None:
         site = web.TCPSite(runner, options.host, options.port)
         await site.start()
         port = runner.addresses[0][1]
+        # Before the port is known: whoever starts the engine watches it from then on.
+        heartbeat().beat()
+        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
         sys.stdout.write(msgspec.json.encode({"port": port, "pid": os.getpid()}).decode() + "\n")
         sys.stdout.flush()
-        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         # Ends on a signal, with the parent, or with the batcher: an engine that cannot generate must not stay up.
         await asyncio.wait({stopped, generator.batcher}, return_when=asyncio.FIRST_COMPLETED)
