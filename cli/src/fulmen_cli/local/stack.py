@@ -266,15 +266,9 @@ class LocalStack:
 
     def note_restart(self, name: str, message: str, *, retry_in_s: float = 0.0) -> None:
         """Marks a dead service as restarting, at once or later."""
-        retry_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=retry_in_s)
-        self._set(
-            name,
-            state=ServiceState.RESTARTING,
-            pid=None,
-            restarts=self._records[name].restarts + 1,
-            message=message,
-            retry_at=retry_at.isoformat(timespec="seconds"),
-        )
+        at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=retry_in_s)
+        retry_at, restarts = at.isoformat(timespec="seconds"), self._records[name].restarts + 1
+        self._set(name, state=ServiceState.RESTARTING, restarts=restarts, message=message, retry_at=retry_at)
 
     def log_tail(self, name: str) -> str:
         """Returns the last lines of a service's log."""
