@@ -196,7 +196,11 @@ class _Queue:
         self.leases = leases = PgLeaseTable(database, project_names, lost_to_pause=settings.lost_to_pause)
         self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
-        sessions, stats, durations = SessionTable(database), QueueStatsTable(database), DurationTable(database)
+        sessions, stats, durations = (
+            SessionTable(database, metrics=metrics),
+            QueueStatsTable(database),
+            DurationTable(database),
+        )
         lease_ttl_s = settings.lease_ttl_s
 
         # Scheduling: which rollout goes to which runner.
@@ -247,7 +251,6 @@ class _Queue:
         self.receiver = NotificationReceiver(
             dispatcher=self.dispatcher, wakeups=wakeups, leases=leases, streams=streams
         )
-        self.project_follower = ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups)
         self.maintenance = Maintenance(table=UpkeepTable(database))
         self._subscribe(database)
         self.roles: dict[str, Role] = {
@@ -262,12 +265,7 @@ class _Queue:
                 sessions=sessions, leases=leases, streams=streams, updates=updates, lease_ttl_s=lease_ttl_s
             ),
             "lease-sweeper": LeaseSweeper(
-                sessions=sessions,
-                leases=leases,
-                streams=streams,
-                ends=self.ends,
-                lease_ttl_s=lease_ttl_s,
-                metrics=metrics,
+                sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
             ),
             "overdue": OverdueReaper(
                 table=OverdueTable(database, project_names),
@@ -280,7 +278,9 @@ class _Queue:
             "fleet-demand": self.demand,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
             "maintenance": self.maintenance,
-            "project-follower": self.project_follower,
+            "project-follower": ProjectFollower(
+                table=leases, dispatcher=self.dispatcher, wakeups=wakeups, metrics=metrics
+            ),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
             "unowned-runs": UnownedRuns(RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, metrics),
@@ -302,7 +302,6 @@ class _Queue:
         self.wakeups.announced.subscribe(self.sender.announced)
         metrics.watch_database(lambda: int(database.is_up))
         metrics.watch_demand(self.demand.shown)
-        metrics.watch_paused_agents(self.project_follower.paused_agents)
         metrics.watch_queue(
             known=lambda: len(self.dispatcher),
             credit=self.streams.open_credit,

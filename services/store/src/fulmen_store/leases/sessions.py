@@ -18,7 +18,6 @@ from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import HeldLease, LeasedAttempt, LeaseTable, SessionOwner
 from fulmen_store.leases.table import SessionTable
-from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.runners.session_updates import SessionUpdates
 from fulmen_store.scheduling.dispatcher import released
@@ -266,7 +265,6 @@ class LeaseSweeper:
         ends: AttemptEnds,
         lease_ttl_s: float,
         safety_net_s: float = 60.0,
-        metrics: StoreMetrics | None = None,
     ) -> None:
         """Creates the role.
 
@@ -277,7 +275,6 @@ class LeaseSweeper:
             ends: Use case that ends attempts.
             lease_ttl_s: Lifetime of a session without activity, seconds.
             safety_net_s: Interval of searches for orphaned leases without an expired session, seconds; 60 by default.
-            metrics: Instruments; by default none.
         """
         self._sessions = sessions
         self._leases = leases
@@ -285,7 +282,6 @@ class LeaseSweeper:
         self._ends = ends
         self._lease_ttl_s = lease_ttl_s
         self._safety_net_s = safety_net_s
-        self._metrics = metrics
 
     async def run(self) -> None:
         """Sweeps until cancelled."""
@@ -306,8 +302,6 @@ class LeaseSweeper:
     async def sweep_once(self, *, look_for_orphans: bool = True) -> int:
         """Ends expired sessions and orphaned attempts; returns the number of lost attempts."""
         expired = await self._sessions.end_expired()
-        if self._metrics is not None:
-            self._metrics.runners_lost(sum(held > 0 for held in expired.values()))
         for session_id in expired:
             stream = self._streams.find(session_id)
             if stream is not None:

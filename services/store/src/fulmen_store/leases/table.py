@@ -24,6 +24,7 @@ from fulmen_store.leases.leases import (
     QuotaClaim,
     SessionOwner,
 )
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.transitions import MAX_LOST_RUNNERS, AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.runners.session_updates import SessionUpdate
@@ -174,8 +175,9 @@ class PgLeaseTable:
 class SessionTable:
     """Reads and writes runner sessions."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, metrics: StoreMetrics | None = None) -> None:
         self._database = database
+        self._metrics = metrics
 
     async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
         """Records a new session."""
@@ -200,9 +202,12 @@ class SessionTable:
         """Ends sessions; returns those that were live."""
         return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
 
-    async def end_expired(self) -> dict[UUID, int]:
-        """Ends expired sessions; returns them, each with the number of leases that it held."""
-        return {row["id"]: row["lost_leases"] for row in await self._database.fetch("end_expired_sessions")}
+    async def end_expired(self) -> list[UUID]:
+        """Ends expired sessions; returns them."""
+        rows = await self._database.fetch("end_expired_sessions")
+        if self._metrics is not None:
+            self._metrics.runners_lost(sum(row["lost_leases"] > 0 for row in rows))
+        return [row["id"] for row in rows]
 
 
 def ended_of(row: asyncpg.Record) -> EndedAttempt:

@@ -14,6 +14,7 @@ import structlog
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
 from fulmen_store.leases.leases import LeaseTable, Project
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.table import ProjectDraft, ProjectTable, ProjectView
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
 from fulmen_store.scheduling.dispatcher import Dispatcher
@@ -129,11 +130,14 @@ class ProjectFollower:
         table: LeaseTable,
         dispatcher: Dispatcher,
         wakeups: Wakeups,
+        metrics: StoreMetrics | None = None,
     ) -> None:
         self._table = table
         self._dispatcher = dispatcher
         self._wakeups = wakeups
         self._known: dict[int, Project] = {}
+        if metrics is not None:
+            metrics.watch_paused_agents(self.paused_agents)
 
     async def run(self) -> None:
         """Follows until cancelled."""
