@@ -196,11 +196,7 @@ class _Queue:
         self.leases = leases = PgLeaseTable(database, project_names, lost_to_pause=settings.lost_to_pause)
         self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
-        sessions, stats, durations = (
-            SessionTable(database, metrics=metrics),
-            QueueStatsTable(database),
-            DurationTable(database),
-        )
+        sessions, stats, durations = SessionTable(database, metrics), QueueStatsTable(database), DurationTable(database)
         lease_ttl_s = settings.lease_ttl_s
 
         # Scheduling: which rollout goes to which runner.
@@ -278,9 +274,7 @@ class _Queue:
             "fleet-demand": self.demand,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
             "maintenance": self.maintenance,
-            "project-follower": ProjectFollower(
-                table=leases, dispatcher=self.dispatcher, wakeups=wakeups, metrics=metrics
-            ),
+            "project-follower": ProjectFollower(leases, self.dispatcher, wakeups, metrics),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
             "unowned-runs": UnownedRuns(RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, metrics),

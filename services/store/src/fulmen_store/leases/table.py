@@ -175,7 +175,7 @@ class PgLeaseTable:
 class SessionTable:
     """Reads and writes runner sessions."""
 
-    def __init__(self, database: Database, *, metrics: StoreMetrics | None = None) -> None:
+    def __init__(self, database: Database, metrics: StoreMetrics | None = None) -> None:
         self._database = database
         self._metrics = metrics
 

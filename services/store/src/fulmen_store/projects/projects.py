@@ -126,7 +126,6 @@ class ProjectFollower:
 
     def __init__(
         self,
-        *,
         table: LeaseTable,
         dispatcher: Dispatcher,
         wakeups: Wakeups,
