@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.projects.columns import read_column
 from fulmen_store.scheduling.rules import DEFAULT_RULES, QueueRules
 
 __all__ = ["decode_rules", "rules_message", "rules_of"]
@@ -11,8 +12,9 @@ _SWITCHES = ("match_labels", "affinity", "longest_first", "hedging", "weighted_s
 
 
 def decode_rules(stored: bytes | None) -> QueueRules:
-    """Decodes stored rules."""
-    return DEFAULT_RULES if stored is None else rules_of(pb.QueueRules.FromString(stored))
+    """Decodes stored rules; the defaults if they cannot be read."""
+    message = read_column(pb.QueueRules, stored)
+    return DEFAULT_RULES if message is None else rules_of(message)
 
 
 def rules_of(message: pb.QueueRules) -> QueueRules:

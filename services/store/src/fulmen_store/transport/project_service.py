@@ -20,6 +20,7 @@ from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.introspection import introspected
 from fulmen_service_kit.security.keys import StoreKeys, key_id
 from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_store.projects.columns import read_column
 from fulmen_store.projects.projects import Projects, unknown_project
 from fulmen_store.projects.table import (
     IssuedToken,
@@ -223,8 +224,8 @@ def _message(view: ProjectView) -> pb.Project:
         max_running=view.max_running or 0,
         max_queued=view.max_queued or 0,
         etag=view.etag,
-        rules=None if view.rules is None else QueueRules.FromString(view.rules),
-        model_limits=None if view.model_limits is None else ModelLimits.FromString(view.model_limits),
+        rules=read_column(QueueRules, view.rules),
+        model_limits=read_column(ModelLimits, view.model_limits),
         create_time=_timestamp(view.created_at),
     )
     if view.retention is not None:

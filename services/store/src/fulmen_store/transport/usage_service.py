@@ -16,6 +16,7 @@ from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_store.malformed import malformed
+from fulmen_store.projects.columns import read_column
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
@@ -65,8 +66,9 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         )
         response = pb.SyncUsageResponse(
             limits=[
-                pb.ProjectModelLimits(project=name, limits=ModelLimits.FromString(limits))
-                for name, limits in await self._table.model_limits(project=project)
+                pb.ProjectModelLimits(project=name, limits=limits)
+                for name, stored in await self._table.model_limits(project=project)
+                if (limits := read_column(ModelLimits, stored)) is not None
             ],
             others=[_window(each) for each in others],
             attempts=[

@@ -1,0 +1,34 @@
+"""Messages in the columns of projects. Invariant: whatever is stored there stops neither the store nor other projects."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+
+__all__ = ["read_column"]
+
+_log = structlog.get_logger()
+
+
+def read_column(message: Any, stored: bytes | None) -> Any:
+    """Returns a stored message; None if there is none, or if it cannot be read, which the log says once.
+
+    Args:
+        message: The class of the message.
+        stored: The column's value.
+    """
+    if stored is None:
+        return None
+    try:
+        return message.FromString(stored)
+    except DecodeError:
+        _report(message.DESCRIPTOR.full_name, stored)
+        return None
+
+
+@lru_cache(maxsize=256)
+def _report(name: str, stored: bytes) -> None:
+    _log.error("project_column_unreadable", message=name, size_bytes=len(stored))
