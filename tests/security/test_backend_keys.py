@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import SecretStr, ValidationError
 
 from fulmen.errors import ArgumentInvalid, BackendUnavailable
@@ -34,7 +36,6 @@ ALLOWED = (
     "https://api.openai.com/v1",
     "http://API.OpenAI.com:8443/v1",
     "https://api.openai.com./v1",
-    "https://user:pass@api.openai.com/v1",
     "http://a.example.com:8000/v1",
 )
 REFUSED = (
@@ -42,6 +43,13 @@ REFUSED = (
     "https://api.openai.com.evil.example/v1",
     "https://api.openai.com@evil.example/v1",
     "https://evil.example\\@api.openai.com/v1",
+    "https://user:pass@api.openai.com/v1",
+    "http://xn--k-4wn.example.com:8000.evil/v1",
+    "http://xn--k-4wn/v1",
+    "http://[::ffff:127.0.0.1]/v1",
+    "http://api.openai.com%00.evil.example/v1",
+    "http://api.openai.com%2eevil.example/v1",
+    "http://[fe80::1%25api.openai.com]/v1",
     "https://xapi.openai.com/v1",
     "http://a.example.com/v1",
     "http://example.com:8000/v1",
@@ -200,3 +208,31 @@ def test_a_setting_wins_over_the_store_and_the_store_over_a_vendors_variable() -
     keys.replace_configured(entry("of the setting"))
     seen.append(keys.headers(backend)["Authorization"])
     assert seen == ["Bearer of the variable", "Bearer of the store", "Bearer of the setting"]
+
+
+async def test_neither_a_redirect_nor_the_environment_takes_a_key_elsewhere(
+    store: StoreHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(Backend())
+
+        async def redirect(request: web.Request) -> web.Response:
+            sent.append(request.headers.get("Authorization", ""))
+            return web.Response(status=statuses[len(sent) - 1], headers={"Location": f"{thief.url}/chat/completions"})
+
+        app, sent, statuses = web.Application(), list[str](), [301, 302, 303, 307, 308]
+        app.router.add_route("*", "/{path:.*}", redirect)
+        vendor = await stack.enter_async_context(TestServer(app))
+        monkeypatch.setenv("no_grpc_proxy", "127.0.0.1")  # gRPC, other than the vendors' client, reads those below
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, thief.url.removesuffix("/v1"))
+        keys = {"vendor": {"key": KEY, "hosts": ["127.0.0.1"]}}
+        settings = {"signing_key": SIGNING_KEY, "backend_keys": keys, "retry_deadline_s": 0}
+        proxy = await stack.enter_async_context(running_proxy(store.target, **settings))
+        await until_loaded(proxy)
+        await proxy.register("one", f"http://127.0.0.1:{vendor.port}/v1", key_name="vendor")
+        await proxy.put_route(target("one", policy=""))
+        for _ in statuses:
+            token = proxy.signer.issue(Role.CLIENT, subject="x", ttl_s=600)
+            assert (await proxy.chat(token))[0] == 502
+        assert (sent, thief.received) == ([f"Bearer {KEY}"] * len(statuses), [])

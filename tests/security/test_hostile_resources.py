@@ -22,14 +22,15 @@ from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.store.v1 import failure_pb2, resource_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import failure_pb2, resource_pb2, rollout_pb2, rollout_service_pb2, usage_service_pb2
+from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.runner.harness import RunnerProcess, rollouts_of, spec_of
 from tests.support.services import serving, target_of
-from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, get
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, get
 
 URL = "http://127.0.0.1:1/v1"
 INFRA = failure_pb2.FAILURE_KIND_INFRA
@@ -57,6 +58,7 @@ HOSTILE = {
     "an unknown engine": ("backend", backend(engine=99)),
     "an unknown API": ("backend", backend(apis=[77])),
     "no address": ("backend", backend(base_url="file:///etc/passwd")),
+    "an address that no resolver can encode": ("backend", backend(base_url="http://a..example/v1")),
     "a negative limit": ("backend", backend(max_in_flight=-1)),
     "a deadline without end": ("route", route(deadline={"seconds": 10**15})),
     "a deadline in the past": ("route", route(hedge_delay={"seconds": -(10**15)})),
@@ -125,6 +127,28 @@ async def test_the_store_refuses_what_no_service_could_read(store: StoreHandle, 
     assert all(violation.field.startswith("resources[0].") for violation in refused.value.violations)
     listed = await service.resources.ListResourceVersions(res.ListResourceVersionsRequest())
     assert not listed.resources
+
+
+ADDRESSES = (
+    "http://a..example/v1",
+    "http://.example/v1",
+    "http://../v1",
+    "http://" + "a" * 64 + ".example/v1",
+    "http://[::1/v1",
+    "http://127.0.0.1:99999/v1",
+    "http://127.0.0.1:port/v1",
+    "http://127.0.0.1:0/v1",
+    "http://@/v1",
+    "http://:80/v1",
+    "https://user:password@api.example.com/v1",
+    "https://api.openai.com@evil.example/v1",
+    "http://\N{FULLWIDTH LATIN SMALL LETTER A}pi.example.com/v1",
+)
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
+def test_an_address_that_no_client_could_call_is_refused(url: str) -> None:
+    assert [each.field for each in content_problems("backend", backend(base_url=url))] == ["backend.base_url"]
 
 
 async def stored_anyway(stubs: Stubs, database_url: str, hostile: Iterable[tuple[str, bytes]]) -> list[str]:
@@ -277,6 +301,22 @@ async def all_ended(service: TrainingRunServiceStub) -> bool:
     unforeseen = [run for run in listed.training_runs if "unexpected" in run.failure_message.lower()]
     assert unforeseen == []
     return all(run.state in RUN_ENDED for run in listed.training_runs)
+
+
+async def test_a_project_whose_row_cannot_be_read_stops_neither_the_store_nor_others(
+    store: StoreHandle, stubs: Stubs, database_url: str
+) -> None:
+    await create_project(stubs, "projects/broken")
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("UPDATE project SET rules = $1, model_limits = $1 WHERE name = 'projects/broken'", b"\xff")
+    await connection.close()
+    listed = await stubs.projects.ListProjects(prj.ListProjectsRequest())
+    assert [each.name for each in listed.projects] == ["projects/broken", "projects/default"]
+    assert await stubs.usage.SyncUsage(usage_service_pb2.SyncUsageRequest(instance_id="one", sequence=1))
+    for project in ("projects/broken", "projects/default"):
+        await create(stubs, project=project)
+    runner = await Runner(stubs).open()
+    assert len(await runner.take(2)) == 2
 
 
 async def until_loaded(proxy: RunningProxy) -> None:

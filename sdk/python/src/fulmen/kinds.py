@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError, Message
 
@@ -22,9 +23,11 @@ __all__ = [
     "CHECKED_KINDS",
     "MODEL",
     "MODES",
+    "OF_SERVICES",
     "Problems",
     "backend_problems",
     "content_problems",
+    "id_problems",
     "overrides_problem",
     "route_problems",
 ]
@@ -161,8 +164,8 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     problems.id_of(message.name, "backends/", BACKEND_ID, "backend.name")
     if message.dialect not in backend_pb2.Dialect.values():
         problems.add("backend.dialect", f"has the unknown value {message.dialect}")
-    if not _BASE_URL.fullmatch(message.base_url) or not message.base_url.isascii():
-        problems.add("backend.base_url", "is not of the form http://host:port/v1")
+    if not _BASE_URL.fullmatch(message.base_url) or not _is_address(message.base_url):
+        problems.add("backend.base_url", "is not of the form http://host:port/v1, without credentials")
     if message.dialect == backend_pb2.DIALECT_AZURE_OPENAI and not message.api_version:
         problems.add("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
     if message.engine not in backend_pb2.Engine.values():
@@ -181,6 +184,17 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     if not 0 <= hold.seconds <= _MAX_TIME_S or not 0 <= hold.nanos < _NS_PER_S:
         problems.add("backend.hold_until_time", "is not a time of the years 1970 to 9999")
     return problems.found
+
+
+def _is_address(url: str) -> bool:
+    """Returns True if a URL has a host and port that a client can connect to, and no credentials."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        host.encode("idna")  # as resolvers do: no label is empty or too long
+        return bool(host) and parts.port != 0 and "@" not in parts.netloc and url.isascii()
+    except ValueError:
+        return False
 
 
 def _agent_problems(message: agent_spec_pb2.AgentSpec) -> list[Violation]:
@@ -244,6 +258,18 @@ _CHECKS: Final[Mapping[str, Callable[[bytes], list[Violation]]]] = {
 
 CHECKED_KINDS: Final = tuple(_CHECKS)
 """Kinds whose content is checked."""
+
+
+OF_SERVICES: Final = ("backend", "policy", "route")
+"""Kinds that services act on; each has its own ids, such as `route.tiny`."""
+
+
+def id_problems(kind: str, resource_id: str) -> list[Violation]:
+    """Returns the violation of an id that belongs to another kind, and could never be published as that kind again."""
+    prefix, dot, _ = resource_id.partition(".")
+    if not dot or prefix == kind or prefix not in OF_SERVICES:
+        return []
+    return [Violation(field="name", description=f"begins with `{prefix}.`, which is for resources of kind {prefix}")]
 
 
 def content_problems(kind: str, content: bytes) -> list[Violation]:

@@ -77,11 +77,11 @@ class BackendKeys:
 def _is_among(url: str, hosts: Sequence[str]) -> bool:
     """Returns True if the host of a URL, with or without its port, matches one of `hosts`."""
     try:
-        # The client's own parser, so that both see the same host.
+        # The client's own parser, so that both see the same host; raw, since decoded names may look like others.
         parts = yarl.URL(url)
+        host = (parts.raw_host or "").lower().rstrip(".")
     except ValueError:
         return False
-    host = (parts.host or "").lower().rstrip(".")
     return any(fnmatchcase(found, pattern.lower()) for pattern in hosts for found in (host, f"{host}:{parts.port}"))
 
 

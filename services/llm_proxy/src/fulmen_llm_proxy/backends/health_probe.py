@@ -23,6 +23,9 @@ _MAX_VALUE = 1e9
 _WRONG_PATH = frozenset({401, 403, 404, 405, 501})
 """Statuses that mean a wrong path, not an unhealthy backend."""
 
+_FAILURES = (aiohttp.ClientError, TimeoutError, ValueError)
+"""Errors of a probe. ValueError: an address that the client or the resolver cannot read; it must not end the role."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -71,7 +74,7 @@ class HealthProbe:
         state = self._states.of(backend.id)
         try:
             status, _ = await self._get(backend, path)
-        except (aiohttp.ClientError, TimeoutError):
+        except _FAILURES:
             _forget_load(state)
             state.breaker.probe_failed()
             return
@@ -91,7 +94,7 @@ class HealthProbe:
             return
         try:
             status, text = await self._get(backend, profile.metrics_path)
-        except (aiohttp.ClientError, TimeoutError):
+        except _FAILURES:
             status, text = 0, b""
         waiting, cache_use = read_load(text, profile.load) if status == 200 else (UNKNOWN, float(UNKNOWN))
         state.set_engine_load(waiting, cache_use)

@@ -6,7 +6,7 @@ Invariant: a resource's versions are numbered from 1 without gaps; `latest` poin
 from __future__ import annotations
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.kinds import content_problems
+from fulmen.kinds import content_problems, id_problems
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.versions import (
@@ -41,7 +41,8 @@ class Resources:
         """
         violations = violations_of(publication)
         for index, version in enumerate(publication.versions):
-            for problem in content_problems(version.kind, version.content):
+            found = id_problems(version.kind, version.resource) + content_problems(version.kind, version.content)
+            for problem in found:
                 field = f"resources[{index}].{problem.field}"
                 violations.append(Violation(field=field, description=problem.description))
         if violations:
