@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from fulmen.errors import PermissionDenied
+from fulmen.errors import ArgumentInvalid, PermissionDenied
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as res
+from fulmen_algorithm.policy.stored_weights import stored_policy
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Content
 from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import StoreHandle, Stubs, create_project
 
@@ -78,3 +83,20 @@ async def test_a_kind_that_only_looks_like_another_is_refused(store: StoreHandle
     client = await store.stubs(role=Role.CLIENT)
     with pytest.raises(Exception, match=r"kind|may not"):
         await client.resources.PublishResources(publication(kind))
+
+
+@pytest.mark.parametrize("name", ["backend.one", "policy.tiny", "route.tiny", "route.", "policy.."])
+async def test_a_client_takes_no_id_that_a_service_needs(store: StoreHandle, name: str) -> None:
+    """A resource keeps its kind: `route.tiny` of another kind could never be the route of that model."""
+    client = await store.stubs(role=Role.CLIENT)
+    for kind in ("notes", "prompt", "agent-"):
+        version = resource_pb2.ResourceVersion(name=f"resources/{name}", kind=kind, content=b'{"path": "/etc"}')
+        with pytest.raises(ArgumentInvalid, match="which is for resources of kind"):
+            await client.resources.PublishResources(res.PublishResourcesRequest(resources=[version]))
+
+
+async def test_weights_are_read_from_no_folder_that_a_client_names() -> None:
+    """Readers check the kind, too: it says who may have published a version."""
+    content = Content(name="resources/policy.x/versions/1", version=1, data=DOCUMENTS["policy"], kind="notes")
+    with pytest.raises(RunFailed, match="is of kind notes"):
+        await stored_policy(content, resources=cast("Any", None), files=cast("Any", None), roots=cast("Any", None))

@@ -260,7 +260,8 @@ class ModelResources:
         version = int(number or len(versions))
         if not 1 <= version <= len(versions):
             raise ResourceNotFound("There is no such resource.", resource=name)
-        return Content(name=f"{resource}/versions/{version}", version=version, data=versions[version - 1])
+        kind = "policy" if resource.startswith("resources/policy.") else "other"
+        return Content(name=f"{resource}/versions/{version}", version=version, data=versions[version - 1], kind=kind)
 
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
@@ -272,7 +273,7 @@ class ModelResources:
         if request_id not in world.requests:
             name = world.add_resource(resource, content)
             version = int(name.rpartition("/")[2])
-            world.requests[request_id] = Content(name=name, version=version, data=content)
+            world.requests[request_id] = Content(name=name, version=version, data=content, kind=kind)
         await world.crashes.after()
         return world.requests[request_id]
 

@@ -15,7 +15,7 @@ from fulmen_algorithm.policy.policy import Policy
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.creation import SettingsInvalid
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import ChainLink, Content
+from fulmen_algorithm.runs.ports import ChainLink
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
@@ -86,7 +86,7 @@ async def test_a_run_that_is_killed_serves_no_weights_but_those_of_the_version(
     assert world.aliases[f"{POLICY}/aliases/best"] <= world.served.version
     # Every version that is left can be served by another run, and is what it says.
     resources, files = ModelResources(world), RunFiles(Path(run.model_path).parents[2])
-    newest = Content(name=run.policy_version, version=world.served.version, data=world.resources[POLICY][-1])
+    newest = await resources.get(run.policy_version)
     stored = await stored_policy(newest, resources=resources, files=files, roots=ANY_FOLDER)
     assert (await stored.model_folder() / "model.safetensors").exists()
 

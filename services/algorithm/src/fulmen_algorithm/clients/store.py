@@ -294,4 +294,4 @@ def _decoded(by_attempt: dict[str, list[SpanChunk]]) -> dict[str, RolloutTraject
 
 
 def _content(version: resource_pb2.ResourceVersion) -> Content:
-    return Content(name=version.name, version=version.version, data=version.content)
+    return Content(name=version.name, version=version.version, data=version.content, kind=version.kind)

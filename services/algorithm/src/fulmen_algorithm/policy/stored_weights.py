@@ -18,6 +18,7 @@ from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import WeightsKind
 
 LONGEST_CHAIN = 1001
+POLICY_KIND = "policy"
 
 
 async def stored_policy(
@@ -92,6 +93,9 @@ async def _existing(folder: Path) -> Path:
 
 
 def _read(content: Content) -> Mapping[str, Any]:
+    if content.kind != POLICY_KIND:
+        # Any other kind may be published by clients, who must not choose folders of this machine.
+        raise RunFailed(f"{content.name} is of kind {content.kind}, not of kind {POLICY_KIND}.")
     description: Mapping[str, Any] = json.loads(content.data)
     return description
 

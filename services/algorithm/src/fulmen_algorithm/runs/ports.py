@@ -23,11 +23,13 @@ class Content:
         name: `resources/{id}/versions/{n}`.
         version: The number in the name.
         data: Its content.
+        kind: Kind of the resource, which decides who may publish it.
     """
 
     name: str
     version: int
     data: bytes
+    kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
