@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from fulmen.errors import PermissionDenied, ProjectNotFound, TokenInvalid
@@ -94,6 +95,27 @@ async def test_a_replica_that_has_not_heard_of_a_revocation_refreshes_nothing(da
         await stubs.projects.RevokeToken(prj.RevokeTokenRequest(token_id=token.token_id))
         with pytest.raises(TokenInvalid, match="revoked"):
             await refreshed(other, token.token)
+
+
+async def test_a_project_that_revokes_without_end_revives_no_token_of_another(
+    store: StoreHandle, stubs: Stubs, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulmen_store.projects.table.MAX_REVOKED", 10)
+    await create_project(stubs, "projects/a")
+    victims = [await issued(stubs, prj.TOKEN_ROLE_RUNNER, project=project) for project in ("projects/a", "projects/*")]
+    for victim in victims:
+        await stubs.projects.RevokeToken(prj.RevokeTokenRequest(token_id=victim.token_id))
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(
+        "insert into issued_token (id, project, role, subject, expires_at, revoked_at)"
+        " select lpad(n::text, 22, '0'), 'projects/eve', 4, 'eve', now() + interval '9 years', now()"
+        " from generate_series(1, 20) n"
+    )
+    await connection.close()
+    for project in (None, "projects/a"):
+        service = await store.stubs(role=Role.SERVICE, project=project)
+        listed = (await service.projects.ListRevokedTokens(prj.ListRevokedTokensRequest())).token_ids
+        assert {victim.token_id for victim in victims} <= {*listed}
 
 
 async def test_a_token_signed_without_the_store_can_be_revoked_once_it_was_refreshed(
