@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from fulmen.errors import PermissionDenied, Unavailable
+from fulmen.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import project_service_pb2_grpc, span_service_pb2, span_service_pb2_grpc
@@ -105,6 +106,12 @@ async def test_agents_have_a_port_of_their_own_that_takes_their_keys_alone(
         async with channel_to(store, client_files(ours), port=unused_tcp_port) as channel:
             with pytest.raises(PermissionDenied, match="for agents"):
                 await projects_of(channel)
+            # KEDA's calls have their token in the request.
+            query = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"token": store.token(Role.READER)})
+            for opening in (store.token(), ""):
+                async with open_channel(f"127.0.0.1:{unused_tcp_port}", token=opening, tls=client_files(ours)) as bare:
+                    with pytest.raises(PermissionDenied, match="for agents"):
+                        await externalscaler_pb2_grpc.ExternalScalerStub(bare).IsActive(query)
         own_target = f"127.0.0.1:{unused_tcp_port}"
         async with open_channel(own_target, token=assignment.attempt_key, tls=client_files(ours)) as channel:
             listing = span_service_pb2.ListSpansRequest(parent=assignment.attempt)

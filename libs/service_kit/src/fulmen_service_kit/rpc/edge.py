@@ -25,7 +25,7 @@ from fulmen_service_kit.observability.logs import places_of
 from fulmen_service_kit.rpc.moments import moment_problems
 from fulmen_service_kit.security.audit import AuditLog, fields_of
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
-from fulmen_service_kit.security.permissions import rule
+from fulmen_service_kit.security.permissions import SELF_CHECKING, rule
 from fulmen_service_kit.security.project_limits import ProjectLimits, ProjectShare
 from fulmen_service_kit.security.tokens import Caller, Role
 
@@ -219,21 +219,22 @@ class _Call:
             context.set_trailing_metadata(((CLOCK_METADATA_KEY, str(time.time_ns())),))
         authorization = self._metadata.get(AUTHORIZATION, "")
         caller = await self._edge._authenticator.admit(self._rpc, authorization, address_of(context.peer()))
+        if self._edge._mutual_tls and (caller is not None or self._rpc in SELF_CHECKING):
+            require_certificate(caller, context.auth_context())
         if caller is not None:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
             self._edge._authenticator.authorize(self._rpc, caller)
-            if self._edge._mutual_tls:
-                require_certificate(caller, context.auth_context())
             is_stream, is_counted = self._traffic.is_stream, not self._rule.is_bulk
             self._traffic.begin(await self._edge._limits.admit(caller, is_stream=is_stream, is_counted=is_counted))
             set_caller(caller)
 
     async def check(self) -> None:
-        """Checks before each message of a stream that the token was not revoked, and waits if its project is in debt.
+        """Checks before each message of a stream that the token is still valid, and waits if its project is in debt.
 
         Raises:
             TokenInvalid: If it was revoked.
+            Unavailable: If it has expired, or its key was removed.
         """
         if self._caller is not None:
             self._edge._authenticator.check(self._caller)
@@ -325,18 +326,19 @@ class _Unreadable:
     """Placeholder for a message that could not be decoded; gRPC would send its internal error text."""
 
 
-def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
+def require_certificate(caller: Caller | None, connection: Mapping[str, Any]) -> None:
     """Checks that a caller other than an agent has presented a certificate, which gRPC has verified.
 
     Args:
-        caller: The caller.
+        caller: The caller; None if the servicer has yet to read its token from the request.
         connection: gRPC's properties of the connection; the service's own Unix socket has no TLS.
 
     Raises:
         PermissionDenied: If it has not.
     """
     is_tls = connection.get("transport_security_type") in (b"ssl", [b"ssl"])
-    if is_tls and caller.role is not Role.ATTEMPT and "x509_pem_cert" not in connection:
+    is_agent = caller is not None and caller.role is Role.ATTEMPT
+    if is_tls and not is_agent and "x509_pem_cert" not in connection:
         raise PermissionDenied("client certificate is required. This port is for agents; use the mTLS port.")
 
 

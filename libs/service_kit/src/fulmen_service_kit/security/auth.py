@@ -66,7 +66,7 @@ class Verifier(Protocol):
         ...
 
     def check(self, caller: Caller) -> None:
-        """Raises TokenInvalid if the caller's token was revoked since."""
+        """Raises TokenInvalid or Unavailable if the caller's token is no longer valid."""
 
 
 class Authenticator:
@@ -158,5 +158,6 @@ class Authenticator:
 
         Raises:
             TokenInvalid: If the token was revoked.
+            Unavailable: If it is no longer valid for another reason; a fresh token may be.
         """
         self._verifier.check(caller)

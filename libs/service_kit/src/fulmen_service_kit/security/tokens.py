@@ -61,6 +61,7 @@ class Caller:
     token_id: str = ""  # empty for attempt keys, which end with their lease
     expires_s: float = math.inf  # Unix time at which the token expires
     issued_s: float = 0.0  # Unix time at which the token was issued
+    signed_by: bytes = b""  # header of the key that signed the token; empty for attempt keys
     # Set for attempt keys only:
     attempt: AttemptName | None = None
     epoch: int = 0
@@ -227,7 +228,7 @@ class TokenVerifier:
             self._known_by = keys
         known = self._known.get(token)
         caller = known[1] if known is not None and known[0] > self._clock() else self._read(token)
-        self.check(caller)
+        self._require_unrevoked(caller)
         return caller
 
     async def prepare(self, token: str) -> None:
@@ -239,11 +240,19 @@ class TokenVerifier:
             await self._look_up()
 
     def check(self, caller: Caller) -> None:
-        """Checks that the caller's token was not revoked since it was verified.
+        """Checks that the caller's token, with which a stream was opened, is still valid.
 
         Raises:
-            TokenInvalid: If it was.
+            TokenInvalid: If it was revoked.
+            Unavailable: If it has expired or its key was removed. A service that has refreshed its token since opens the
+                stream again; anyone else is refused then.
         """
+        self._require_unrevoked(caller)
+        is_of_known_key = not caller.signed_by or caller.signed_by in self._keys.current().roles
+        if caller.expires_s <= self._clock() or not is_of_known_key:
+            raise Unavailable("The token that opened this stream is no longer valid: open the stream again.")
+
+    def _require_unrevoked(self, caller: Caller) -> None:
         if caller.token_id and caller.token_id in self._revoked:
             raise TokenInvalid("The token was revoked.", problem=REVOKED)
 
@@ -259,7 +268,7 @@ class TokenVerifier:
                 raise _forged()
         else:
             self._check_signature(header, signed, signature)
-        caller = _caller(_claims(payload), self._clock(), is_attempt=is_attempt)
+        caller = _caller(_claims(payload), self._clock(), signed_by=b"" if is_attempt else header)
         self._known.pop(token, None)
         self._known[token] = (caller.expires_s, caller)
         if len(self._known) > _CACHE_SIZE:
@@ -316,7 +325,8 @@ def _claims(payload: bytes) -> dict[str, Any]:
     return claims
 
 
-def _caller(claims: dict[str, Any], now_s: float, *, is_attempt: bool) -> Caller:
+def _caller(claims: dict[str, Any], now_s: float, *, signed_by: bytes) -> Caller:
+    is_attempt = not signed_by
     if _text(claims, "iss") != _ISSUER:
         raise _malformed("its issuer is another")
     expires_s, issued_s = _moment(claims, "exp", math.inf), _moment(claims, "iat", 0.0)
@@ -346,6 +356,7 @@ def _caller(claims: dict[str, Any], now_s: float, *, is_attempt: bool) -> Caller
             token_id=_text(claims, "jti"),
             expires_s=expires_s,
             issued_s=issued_s,
+            signed_by=signed_by,
         )
     try:
         attempt = parse_attempt_name(subject)
