@@ -50,6 +50,24 @@ def signed_token(key: RoleKey, claims: object, *, header: bytes | None = None) -
     return (signed + b"." + text_of(key.sign(signed))).decode()
 
 
+def respelled(key: RoleKey) -> Iterator[tuple[str, str]]:
+    """Yields tokens that the store's key signed, in spellings that the store never makes; each would be a second token."""
+    claims = {**ADMIN, "iat": int(time.time())}
+    good = signed_token(key, claims)
+    header, payload, signature = good.split(".")
+    fields = json.loads(base64.urlsafe_b64decode(header + "=="))
+    for extra in ({"crit": ["exp"]}, {"b64": False, "crit": ["b64"]}, {"kid": "../../dev/null"}, {"alg": "eddsa"}, {}):
+        yield f"a header of {extra}", signed_token(key, claims, header=text_of(json.dumps(fields | extra).encode()))
+    yield "padding", f"{good}=="
+    yield "a padded payload", f"{header}.{payload}=.{signature}"
+    yield "one part more", f"{good}.{signature}"
+    yield "bits that decoding drops", good[:-1] + chr(ord(good[-1]) + 1)
+    raw = base64.urlsafe_b64decode(signature + "==")
+    order = 2**252 + 27742317777372353535851937790883648493
+    other = raw[:32] + (int.from_bytes(raw[32:], "little") + order).to_bytes(32, "little")
+    yield "another signature of the same", f"{header}.{payload}.{text_of(other).decode()}"
+
+
 def forgeries() -> Iterator[tuple[str, str]]:
     """Yields tokens made with what services other than the store hold: the attempt secret and public keys."""
     secret = attempt_secrets(SIGNING_KEY).encode()
@@ -69,6 +87,7 @@ def forgeries() -> Iterator[tuple[str, str]]:
     for extra in ({"jwk": {"kty": "OKP", "crv": "Ed25519", "x": text_of(own.public).decode()}}, {"jku": "http://evil"}):
         header = json.dumps({"alg": "EdDSA", "typ": "JWT", **extra}).encode()
         yield f"one's own key in the header ({next(iter(extra))})", signed_token(own, ADMIN, header=text_of(header))
+    yield from respelled(key)
     for algorithm in ("none", "None", "HS512", "EdDSA", ""):
         header = text_of(json.dumps({"alg": algorithm, "typ": "JWT"}).encode())
         yield f"algorithm {algorithm!r}, no signature", f"{header.decode()}.{mac_token(b'', ADMIN).split('.')[1]}."
