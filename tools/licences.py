@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -54,11 +53,31 @@ def refused(licences: Iterable[tuple[str, str]]) -> list[str]:
     return [
         f"licences: {name}: {licence or 'no licence'} is not allowed"
         for name, licence in licences
-        if not any(
-            all(part.strip(" ()") in ALLOWED or part.strip() in ALLOWED for part in re.split(r" AND |; ", alternative))
-            for alternative in licence.split(" OR ")
-        )
+        if not _is_allowed(licence)
     ]
+
+
+def _is_allowed(licence: str) -> bool:
+    """Evaluates an expression of SPDX, in which AND binds tighter than OR; `; ` separates classifiers, which all apply."""
+    licence = licence.strip()
+    if licence in ALLOWED:
+        return True
+    for separator, combined in (("; ", all), (" OR ", any), (" AND ", all)):
+        parts = _split(licence, separator)
+        if len(parts) > 1:
+            return combined(_is_allowed(part) for part in parts)
+    return licence.startswith("(") and licence.endswith(")") and _is_allowed(licence[1:-1])
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Splits a text at separators outside of parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth and text.startswith(separator, index):
+            parts.append(text[start:index])
+            start = index + len(separator)
+    return [*parts, text[start:]]
 
 
 def main() -> int:

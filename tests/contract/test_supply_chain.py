@@ -28,13 +28,17 @@ def licences(repository_root: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    "licence", ["MIT", "Apache-2.0 AND MIT", "GPL-3.0 OR MIT", "MIT License; Apache Software License"]
+    "licence",
+    ["MIT", "Apache-2.0 AND MIT", "GPL-3.0 OR MIT", "MIT AND (GPL-3.0 OR MIT)", "MIT License; Apache Software License"],
 )
 def test_permissive_licences_and_alternatives_are_allowed(licences: ModuleType, licence: str) -> None:
     assert licences.refused([("one", licence)]) == []
 
 
-@pytest.mark.parametrize("licence", ["GPL-3.0", "MIT AND AGPL-3.0", "UNKNOWN", "", "GPL-2.0 OR AGPL-3.0"])
+@pytest.mark.parametrize(
+    "licence",
+    ["GPL-3.0", "MIT AND AGPL-3.0", "UNKNOWN", "", "GPL-2.0 OR AGPL-3.0", "(MIT OR ISC) AND GPL-3.0", "MIT;GPL-3.0"],
+)
 def test_any_other_licence_is_refused_by_name(licences: ModuleType, licence: str) -> None:
     [line] = licences.refused([("one", licence), ("two", "MIT")])
     assert "one" in line
