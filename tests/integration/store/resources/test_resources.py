@@ -51,31 +51,31 @@ async def test_publishing_is_all_or_none_and_tells_every_problem(stubs: Stubs) -
 
 
 async def test_a_version_follows_only_the_one_that_was_expected(stubs: Stubs) -> None:
-    await publish(stubs, "route.a", expected={"route.a": 0})
-    await publish(stubs, "route.a", expected={"route.a": 1})
+    await publish(stubs, "notes.a", expected={"notes.a": 0})
+    await publish(stubs, "notes.a", expected={"notes.a": 1})
     with pytest.raises(EtagMismatch) as caught:
-        await publish(stubs, "route.a", "route.b", expected={"route.b": 0, "route.a": 1})
-    assert caught.value.metadata["resource"] == "route.a"
+        await publish(stubs, "notes.a", "notes.b", expected={"notes.b": 0, "notes.a": 1})
+    assert caught.value.metadata["resource"] == "notes.a"
     assert caught.value.metadata["latest_version"] == "2"
-    assert (await latest(stubs, "route.a"), await latest(stubs, "route.b")) == (2, 0)
+    assert (await latest(stubs, "notes.a"), await latest(stubs, "notes.b")) == (2, 0)
 
 
 async def test_of_many_who_expect_the_same_version_one_publishes(stubs: Stubs) -> None:
-    await publish(stubs, "route.a")
+    await publish(stubs, "notes.a")
     results = await asyncio.gather(
-        *(publish(stubs, "route.a", expected={"route.a": 1}) for _ in range(8)), return_exceptions=True
+        *(publish(stubs, "notes.a", expected={"notes.a": 1}) for _ in range(8)), return_exceptions=True
     )
     assert sum(isinstance(result, list) for result in results) == 1
     assert sum(isinstance(result, EtagMismatch) for result in results) == 7
-    assert await latest(stubs, "route.a") == 2
+    assert await latest(stubs, "notes.a") == 2
 
 
 async def test_a_repeated_request_is_answered_though_its_expectation_is_over(stubs: Stubs) -> None:
-    (first,) = await publish(stubs, "route.a", expected={"route.a": 0}, request_id="once")
-    await publish(stubs, "route.a")
-    (again,) = await publish(stubs, "route.a", expected={"route.a": 0}, request_id="once")
+    (first,) = await publish(stubs, "notes.a", expected={"notes.a": 0}, request_id="once")
+    await publish(stubs, "notes.a")
+    (again,) = await publish(stubs, "notes.a", expected={"notes.a": 0}, request_id="once")
     assert again.name == first.name
-    both = await asyncio.gather(*(publish(stubs, "route.a", request_id="twice") for _ in range(6)))
+    both = await asyncio.gather(*(publish(stubs, "notes.a", request_id="twice") for _ in range(6)))
     assert {versions[0].version for versions in both} == {3}
     # Taken by several resources at the same moment, an id is answered with the first.
     answers = await asyncio.gather(*(publish(stubs, f"other.{n}", request_id="shared") for n in range(6)))

@@ -59,33 +59,33 @@ class Watch:
 
 
 async def test_the_snapshot_has_the_latest_contents_and_every_alias(stubs: Stubs) -> None:
-    await put(stubs, "route.a", count=3)
-    await set_alias(stubs, "route.a", "stable", 2)
-    await put(stubs, "route.b")
+    await put(stubs, "notes.a", count=3)
+    await set_alias(stubs, "notes.a", "stable", 2)
+    await put(stubs, "notes.b")
     await put(stubs, "prompt.c", kind="prompt")
-    watch = Watch(stubs, kinds=["notes"], id_prefix="route.")
+    watch = Watch(stubs, kinds=["notes"], id_prefix="notes.")
     await watch.snapshot()
-    assert watch.versions == ["route.a/versions/3", "route.b/versions/1"]
+    assert watch.versions == ["notes.a/versions/3", "notes.b/versions/1"]
     assert watch.moves == [
-        ("route.a/aliases/latest", 3), ("route.a/aliases/stable", 2), ("route.b/aliases/latest", 1),
+        ("notes.a/aliases/latest", 3), ("notes.a/aliases/stable", 2), ("notes.b/aliases/latest", 1),
     ]  # fmt: skip
 
 
 async def test_a_watch_goes_on_from_a_cursor_without_a_snapshot_and_without_a_gap(stubs: Stubs) -> None:
-    await put(stubs, "route.a")
+    await put(stubs, "notes.a")
     first = Watch(stubs)
     await first.snapshot()
-    await put(stubs, "route.a")
+    await put(stubs, "notes.a")
     await first.until(versions=2)
     first.stream.cancel()
-    await put(stubs, "route.a", count=2)
-    await set_alias(stubs, "route.a", "stable", 3)
-    await set_alias(stubs, "route.a", "stable", 1)
+    await put(stubs, "notes.a", count=2)
+    await set_alias(stubs, "notes.a", "stable", 3)
+    await set_alias(stubs, "notes.a", "stable", 1)
     second = Watch(stubs, cursor=first.cursor)
     await second.until(versions=2, moves=4)
     assert not second.snapshots
     assert [name for name in second.versions if name not in first.versions] == [
-        "route.a/versions/3", "route.a/versions/4",
+        "notes.a/versions/3", "notes.a/versions/4",
     ]  # fmt: skip
     stable = [version for name, version in second.moves if name.endswith("stable")]
     assert stable == [3, 1]
@@ -111,13 +111,13 @@ async def test_a_cursor_belongs_to_its_selection_and_database(stubs: Stubs) -> N
 async def test_what_commits_late_is_told_though_others_committed_before_it(
     connection: asyncpg.Connection, stubs: Stubs
 ) -> None:
-    await put(stubs, "route.a")
+    await put(stubs, "notes.a")
     watch = Watch(stubs)
     await watch.snapshot()
     transaction = connection.transaction()
     await transaction.start()
     resource_id = await connection.fetchval(
-        "insert into resource (project_id, name, kind, last_version) values (1, 'route.slow', 'route', 1) returning id"
+        "insert into resource (project_id, name, kind, last_version) values (1, 'notes.slow', 'route', 1) returning id"
     )
     await connection.execute(
         "insert into resource_version (resource_id, version, content_type, content, sha256, parent, metadata)"
@@ -125,22 +125,22 @@ async def test_what_commits_late_is_told_though_others_committed_before_it(
         resource_id,
     )
     # This one has a later transaction id and commits first; a reader that moved past it would miss the slow one.
-    await put(stubs, "route.fast")
+    await put(stubs, "notes.fast")
     held_back = asyncio.create_task(watch.until(versions=3))
-    await put(stubs, "route.fast")
+    await put(stubs, "notes.fast")
     await transaction.commit()
     await held_back
     await watch.until(versions=4)
-    assert watch.versions[1:] == ["route.slow/versions/1", "route.fast/versions/1", "route.fast/versions/2"]
+    assert watch.versions[1:] == ["notes.slow/versions/1", "notes.fast/versions/1", "notes.fast/versions/2"]
 
 
 async def test_every_version_is_told_once_in_order_while_many_publish(stubs: Stubs) -> None:
     watch = Watch(stubs)
     await watch.snapshot()
-    await asyncio.gather(*(put(stubs, f"route.{n % 3}", count=10) for n in range(9)))
+    await asyncio.gather(*(put(stubs, f"notes.{n % 3}", count=10) for n in range(9)))
     await watch.until(versions=90, moves=90)
     for n in range(3):
-        numbers = [int(name.rpartition("/")[2]) for name in watch.versions if name.startswith(f"route.{n}/")]
+        numbers = [int(name.rpartition("/")[2]) for name in watch.versions if name.startswith(f"notes.{n}/")]
         assert numbers == list(range(1, 31))
 
 
@@ -189,7 +189,7 @@ async def test_a_quiet_watch_is_kept_alive_with_a_cursor_that_moves_on(
     watch = Watch(stubs, kinds=["none"])
     await watch.snapshot()
     before = watch.cursor
-    await put(stubs, "route.a", count=3)
+    await put(stubs, "notes.a", count=3)
     message = await watch.read()
     while message.cursor == before:
         message = await watch.read()
