@@ -16,6 +16,8 @@ from google.protobuf.message import Message
 
 from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, TokenInvalid
 from fulmen.store.v1.lease_service_pb2 import OpenSession, StreamLeasesRequest
+from fulmen_service_kit.security.permissions import rule
+from fulmen_service_kit.security.tokens import Role
 from tests.support.services import SERVICES, serving, target_of
 from tests.support.store.rpcs import Outcome, Rpc, exchange, listed_rpcs
 from tests.support.store.running import StoreHandle
@@ -98,12 +100,14 @@ def _with(message_class: type[Message], field: Any, value: Any) -> Message:
 async def outcomes(
     store: StoreHandle, target: str, calls: list[tuple[Rpc, list[bytes]]], *, limit_s: float = 20.0
 ) -> list[Outcome]:
-    """Makes calls as an administrator, a few at a time; a stream that waits for events ends after `limit_s`."""
-    metadata = (("authorization", f"Bearer {store.token()}"),)
+    """Makes calls as one who may, a few at a time; a stream that waits for events ends after `limit_s`."""
     room = asyncio.Semaphore(16)
     async with grpc.aio.insecure_channel(target) as channel:
 
         async def outcome(rpc: Rpc, payloads: list[bytes]) -> Outcome:
+            allowed = rule(rpc.path)
+            role = Role.ADMIN if allowed.allows(Role.ADMIN) else min(allowed.roles)
+            metadata = (("authorization", f"Bearer {store.token(role)}"),)
             async with room:
                 return await exchange(channel, rpc, payloads, metadata=metadata, answers=ANSWERS, timeout_s=limit_s)
 

@@ -5,6 +5,7 @@ dead with all its descendants. A child knows the key of its current attempt only
 """
 
 import asyncio
+import os
 import socket
 import sys
 import tempfile
@@ -270,12 +271,19 @@ class Child:
 
 @dataclass(slots=True, kw_only=True)
 class Children:
-    """The children of a runner."""
+    """The children of a runner.
+
+    Few are started at a time: a hundred that import at once would starve each other beyond the attempts' timeouts. Meanwhile
+    attempts share the children that are there.
+    """
 
     host: ChildHost
     policy: ChildPolicy
     _idle: "OrderedDict[Child, ChildProgram]" = field(default_factory=OrderedDict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _waiting: "list[tuple[ChildProgram, asyncio.Future[Child]]]" = field(default_factory=list)
+    _starting: set[asyncio.Task[None]] = field(default_factory=set)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(2, os.cpu_count() or 1)))
 
     async def call(self, program: ChildProgram, request: Document, body: bytes, files: Files) -> Document:
         """Runs one attempt in an idle or new child. On cancellation, ends the child.
@@ -283,7 +291,7 @@ class Children:
         Raises:
             AgentFailed: If the agent fails or its process exits.
         """
-        child = self._take(program) or await self._start(program)
+        child = self._take(program) or await self._awaited(program)
         keep = False
         try:
             answer = await child.call(request, body, files)
@@ -295,22 +303,66 @@ class Children:
         finally:
             # Also if the attempt was cancelled before `keep` was set.
             if keep:
-                self._put(child, program)
+                self._hand_over(child, program)
             else:
                 await child.end()
         return answer
 
     async def close(self) -> None:
-        """Ends all idle children."""
+        """Ends all idle children, and those that are being started."""
+        for task in set(self._starting):
+            task.cancel()
+        if self._starting:
+            await asyncio.wait(set(self._starting))
         while self._idle:
             self._end_later(self._idle.popitem()[0])
         if self._ending:
             await asyncio.wait(set(self._ending))
 
-    async def _start(self, program: ChildProgram) -> Child:
-        child = await Child.start(program, self.host)
+    async def _awaited(self, program: ChildProgram) -> Child:
+        """Starts a child in the background, and returns the first one that is free: this or another.
+
+        Raises:
+            AgentFailed: If the child cannot be started or cannot load the program.
+        """
+        waiter = program, asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        task = asyncio.create_task(self._start(program), name="start child")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        try:
+            return await waiter[1]
+        except asyncio.CancelledError:
+            if waiter[1].done() and not waiter[1].cancelled() and waiter[1].exception() is None:
+                self._hand_over(waiter[1].result(), program)
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    async def _start(self, program: ChildProgram) -> None:
+        async with self._turns:
+            if self._first_waiting(program) is None:
+                return
+            try:
+                child = await Child.start(program, self.host)
+            except AgentFailed as error:
+                if (waiting := self._first_waiting(program)) is not None:
+                    waiting.set_exception(error)
+                return
         _log.debug("child_started", target=program.target)
-        return child
+        self._hand_over(child, program)
+
+    def _first_waiting(self, program: ChildProgram) -> "asyncio.Future[Child] | None":
+        return next((freed for known, freed in self._waiting if known == program and not freed.done()), None)
+
+    def _hand_over(self, child: Child, program: ChildProgram) -> None:
+        """Gives a child to the attempt that has waited longest; without one, keeps it idle."""
+        waiting = self._first_waiting(program) if child.is_alive else None
+        if waiting is None:
+            self._put(child, program)
+        else:
+            waiting.set_result(child)
 
     def _take(self, program: ChildProgram) -> Child | None:
         for child in [child for child, known in reversed(self._idle.items()) if known == program]:
