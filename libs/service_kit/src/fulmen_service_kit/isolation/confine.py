@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SECCOMP_FILE = 40
 """Descriptor from which bubblewrap reads the filter: above those of programs, below those of a guardian."""
 
+ENVIRONMENT_FILE = 41
+"""Descriptor from which `enter_sandbox` reads the program's environment."""
+
 CANNOT_CONFINE = 125
 CANNOT_EXECUTE = 127
 
@@ -47,8 +50,15 @@ SCOPE_VERSION, _SCOPE = 6, 0b11
 _KILL_INTERVAL_S = 0.02
 
 
-def confine(document: Mapping[str, Any]) -> None:
+def confine(document: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, str]:
     """Confines this process and its future children; see `launch.Launch.confinement`.
+
+    Args:
+        document: What to do.
+        environment: The environment of the tenant's program.
+
+    Returns:
+        The environment to execute with: the program's, or that of a launcher, which a tenant must not choose.
 
     Raises:
         OSError: If a step fails.
@@ -66,13 +76,20 @@ def confine(document: Mapping[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(*[document["uid"]] * 3)
         os.setresuid(*[document["uid"]] * 3)
-    if document["is_trusted"]:
-        return
-    if sys.platform == "linux":
-        _prctl(_SET_NO_NEW_PRIVILEGES, 1)
-        if document["readable"] or document["writable"]:
-            _restrict_files(document["readable"], document["writable"])
-        _filter_calls(bytes.fromhex(document["filter"]), to_file=document["filter_to_file"])
+    if document["is_trusted"] or sys.platform != "linux":
+        return environment
+    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+    if document["readable"] or document["writable"]:
+        _restrict_files(document["readable"], document["writable"])
+    program = bytes.fromhex(document["filter"])
+    if not document["has_launcher"]:
+        _filter_calls(program)
+        return environment
+    if program:
+        _give_file(SECCOMP_FILE, program)
+    entries = (os.fsencode(f"{name}={value}\0") for name, value in environment.items())
+    _give_file(ENVIRONMENT_FILE, b"".join(entries))
+    return {}
 
 
 def landlock_version() -> int:
@@ -103,16 +120,18 @@ def _restrict_files(readable: Sequence[str], writable: Sequence[str]) -> None:
     os.close(ruleset)
 
 
-def _filter_calls(program: bytes, *, to_file: bool) -> None:
+def _give_file(descriptor: int, content: bytes) -> None:
+    """Opens a file in memory for the program that this process will execute."""
+    file = os.memfd_create("given")
+    with os.fdopen(file, "wb", closefd=False) as given:
+        given.write(content)
+    os.lseek(file, 0, os.SEEK_SET)
+    os.dup2(file, descriptor)
+    os.close(file)
+
+
+def _filter_calls(program: bytes) -> None:
     if not program:
-        return
-    if to_file:
-        # For bubblewrap, which needs the denied calls itself.
-        file = os.memfd_create("filter")
-        os.write(file, program)
-        os.lseek(file, 0, os.SEEK_SET)
-        os.dup2(file, SECCOMP_FILE)
-        os.close(file)
         return
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
@@ -162,12 +181,12 @@ def _end(number: int, frame: object) -> NoReturn:
 def _execute(document: Mapping[str, Any], program: Sequence[str]) -> NoReturn:
     failed = CANNOT_CONFINE
     try:
-        confine(document)
+        environment = confine(document, os.environ)
         if sys.platform == "linux":
             # After the change of user, which clears it.
             _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         failed = CANNOT_EXECUTE
-        os.execvp(program[0], list(program))  # noqa: S606  # Starting programs is its purpose.
+        os.execvpe(program[0], list(program), environment)  # noqa: S606  # Starting programs is its purpose.
     except OSError as error:
         os.write(2, f"{program[0]} cannot be started: {error.strerror or error}\n".encode())
     os._exit(failed)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from fulmen_service_kit.isolation import confine
+from fulmen_service_kit.isolation import confine, enter_sandbox
 from fulmen_service_kit.isolation.cgroups import Cgroup, Cgroups
 from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
 from fulmen_service_kit.isolation.seccomp import filter_program
@@ -294,18 +294,17 @@ class _Bubblewrap:
         program = filter_program()
         if program:
             options += ["--seccomp", str(confine.SECCOMP_FILE)]
-        # SIGTERM is for the program, not for bubblewrap, which ignores it: `env` gives the program its default back.
-        inside = ("env", "--default-signal=TERM", *argv)
         if uid is None:
             options += ["--unshare-user"]
-            # The kernel counts the processes of a user by namespace.
-            inside = ("prlimit", f"--nproc={most}", "--", *inside) if most else inside
         else:
             # Root mounts what the child's own user could not reach, and changes the user inside.
             options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-            inside = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--", *inside)
-        wrapped = (self._program, *options, "--", *inside)
-        confinement = _confinement(limits=limits, program=program, filter_to_file=True, ignores_sigterm=True)
+        inside = [sys.executable, "-I", "-S", enter_sandbox.__file__, str(confine.ENVIRONMENT_FILE)]
+        # The kernel counts the processes of a user by namespace; with a user of its own, the launch has the limit.
+        inside += ["", str(most)] if uid is None else [str(uid), "0"]
+        wrapped = (self._program, *options, "--", *inside, *argv)
+        # SIGTERM is for the program, not for bubblewrap.
+        confinement = _confinement(limits=limits, program=program, has_launcher=True, ignores_sigterm=True)
         return Launch(argv=wrapped, confinement=confinement, uid=uid, needs_home=True)
 
 
@@ -362,7 +361,7 @@ def _confinement(
     limits: Mapping[str, int],
     uid: int | None = None,
     program: bytes = b"",
-    filter_to_file: bool = False,
+    has_launcher: bool = False,
     ignores_sigterm: bool = False,
     is_trusted: bool = False,
     readable: Sequence[str] = (),
@@ -376,7 +375,7 @@ def _confinement(
         "readable": tuple(readable),
         "writable": tuple(writable),
         "filter": program.hex(),
-        "filter_to_file": filter_to_file,
+        "has_launcher": has_launcher,
         "ignores_sigterm": ignores_sigterm,
     }
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     Confinement = Mapping[str, Any]
-    Request = tuple[list[str], str, dict[str, str], Confinement]
+    Confine = Callable[[Confinement, Mapping[str, str]], Mapping[str, str]]
+    Request = tuple[list[str], str, Mapping[str, str], Confinement]
     """Arguments, working directory, environment, argument of `confine`."""
 
 MAX_FILES = 16
@@ -80,9 +81,9 @@ def _connection() -> socket.socket:
     return runner
 
 
-def _confine_of(file: str) -> Callable[[Confinement], None]:
+def _confine_of(file: str) -> Confine:
     sys.path.insert(0, str(Path(file).parent))
-    found: Callable[[Confinement], None] = importlib.import_module("confine").confine
+    found: Confine = importlib.import_module("confine").confine
     del sys.path[0]
     return found
 
@@ -107,7 +108,7 @@ def _fork_keeper(
     connection: int,
     keepers: set[int],
     unwanted: tuple[socket.socket, ...],
-    confine: Callable[[Confinement], None],
+    confine: Confine,
 ) -> None:
     try:
         keeper = os.fork()
@@ -146,7 +147,7 @@ def _reap_keepers(keepers: set[int]) -> None:
 class _Keeper:
     """Parent of one command."""
 
-    def __init__(self, runner: socket.socket, confine: Callable[[Confinement], None]) -> None:
+    def __init__(self, runner: socket.socket, confine: Confine) -> None:
         self._runner = runner
         self._confine = confine
         self._group = 0
@@ -236,7 +237,7 @@ def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
     return (document["argv"], document["cwd"], document["environment"], document["confinement"]), files
 
 
-def _become(request: Request, files: list[int], errors: int, confine: Callable[[Confinement], None]) -> None:
+def _become(request: Request, files: list[int], errors: int, confine: Confine) -> None:
     """Executes the command in this process; never returns."""
     import fcntl
 
@@ -254,7 +255,7 @@ def _become(request: Request, files: list[int], errors: int, confine: Callable[[
         for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(each, signal.SIG_DFL)
         if confinement:
-            confine(confinement)
+            environment = confine(confinement, environment)
         os.chdir(cwd)
         os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is its purpose.
     except OSError as error:
