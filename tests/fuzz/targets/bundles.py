@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.attempts.errors import AgentFailed
-from fulmen_runner.attempts.workspace import delete_tree
+from fulmen_service_kit.isolation.trees import delete_tree
 from tests.fuzz.mutation import mutate_bytes
 from tests.fuzz.target import Leak, PureTarget
 

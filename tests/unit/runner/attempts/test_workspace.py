@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fulmen.agent import NotInAttempt
-from fulmen_runner.attempts.workspace import Workspaces, delete_tree
+from fulmen_runner.attempts.workspace import Workspaces
+from fulmen_service_kit.isolation.trees import delete_tree
 
 
 async def test_an_agent_that_asks_for_its_directory_gets_the_one_that_everything_else_gets(tmp_path: Path) -> None:

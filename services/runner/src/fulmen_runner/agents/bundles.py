@@ -19,7 +19,7 @@ from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import Bundle
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.uses import Uses
-from fulmen_runner.attempts.workspace import delete_tree
+from fulmen_service_kit.isolation.trees import delete_tree
 
 _READ_ONLY_DIRECTORY = 0o555
 _PREFIX = "bundle-"

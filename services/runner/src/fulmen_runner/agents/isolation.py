@@ -8,9 +8,9 @@ from typing import Final
 
 from fulmen_runner.agents.command.limits import Allowance
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
-from fulmen_runner.attempts.workspace import give_files
 from fulmen_service_kit.isolation.launch import Bounds, Files, Isolator, Launch
 from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
+from fulmen_service_kit.isolation.trees import give_files
 
 SETTING: Final = "FULMEN_RUNNER_ISOLATION"
 TRUSTING: Final = Isolator(Isolation.TRUSTED, setting=SETTING)
@@ -57,6 +57,7 @@ class AgentIsolation:
 
         Raises:
             HostUnavailable: If this machine cannot isolate it.
+            AgentFailed: See `give`.
         """
         bounds = Bounds(
             memory_bytes=allowance.memory_bytes,
@@ -73,5 +74,17 @@ class AgentIsolation:
         except OSError as error:
             raise HostUnavailable(f"control group of the attempt cannot be created: {error.strerror}") from None
         if launch.uid is not None:
-            await asyncio.to_thread(give_files, owned, launch.uid)
+            await give(owned, launch.uid)
         return launch
+
+
+async def give(folder: Path, uid: int) -> None:
+    """Makes a process's user the owner of a folder of its attempt.
+
+    Raises:
+        AgentFailed: If a process that the attempt left behind changes the folder meanwhile.
+    """
+    try:
+        await asyncio.to_thread(give_files, folder, uid)
+    except OSError as error:
+        raise AgentFailed(f"files of the attempt cannot be given to its next process: {error.strerror}") from None

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, delete_tree
+from fulmen_runner.attempts.workspace import ENTERED_BY_ALL
+from fulmen_service_kit.isolation.trees import delete_tree
 
 PREFIX = "fulmen-runner-"
 LOCK = "lock"

@@ -5,18 +5,17 @@ ends, whatever the agent did to them.
 """
 
 import asyncio
-import os
 import secrets
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import structlog
 
 from fulmen.agent import NotInAttempt
+from fulmen_service_kit.isolation.trees import delete_tree
 
 DELETE_TIMEOUT_S = 5.0
 """How long an attempt waits for the deletion of its files, which continues in the background."""
@@ -118,69 +117,6 @@ class Workspaces:
     def close(self) -> None:
         """Cancels deletions that have not started; the runner deletes the parent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def give_files(root: Path, uid: int) -> None:
-    """Makes a user and its group the owner of a directory tree. Blocks; nothing may change the tree meanwhile.
-
-    A file with several names is left as it is: it may be a link to a file outside.
-    """
-    todo = [root]
-    os.chown(root, uid, uid, follow_symlinks=False)
-    while todo:
-        with os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                is_folder = entry.is_dir(follow_symlinks=False)
-                if is_folder:
-                    todo.append(Path(entry.path))
-                if is_folder or entry.stat(follow_symlinks=False).st_nlink == 1:
-                    os.chown(entry.path, uid, uid, follow_symlinks=False)
-
-
-def delete_tree(root: Path) -> None:
-    """Deletes a directory tree of any depth and size, including read-only directories. Blocks.
-
-    A subdirectory is moved up to the root before it is emptied, so that neither recursion nor the length of paths grows
-    with the depth. The tree must not be changed meanwhile.
-
-    Raises:
-        OSError: If an entry cannot be deleted, such as another user's file.
-    """
-    if root.is_symlink():
-        root.unlink()
-        return
-    prefix, numbers = secrets.token_hex(8), count()
-    todo = [root]
-    while todo:
-        directory = todo[-1]
-        directory.chmod(_OWNER_ONLY)
-        found = _delete_files(directory)
-        if not found:
-            directory.rmdir()
-            todo.pop()
-            continue
-        if directory == root:
-            todo += found
-            continue
-        todo.pop()
-        for path in found:
-            path.chmod(_OWNER_ONLY)
-            moved = root / f"{prefix}-{next(numbers)}"
-            path.rename(moved)
-            todo.append(moved)
-        directory.rmdir()
-
-
-def _delete_files(directory: Path) -> list[Path]:
-    """Deletes all files and links in a directory; returns its subdirectories."""
-    directories: list[Path] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                directories.append(Path(entry.path))
-            else:
-                Path(entry.path).unlink()
-    return directories
 
 
 def _make(parent: Path | None, content: bytes) -> Files:

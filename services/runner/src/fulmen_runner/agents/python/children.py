@@ -23,14 +23,15 @@ from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.limits import Allowance, allowance, measure
 from fulmen_runner.agents.command.process import PIPE_TIMEOUT_S, Process, ProcessLimits
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
-from fulmen_runner.agents.isolation import AgentIsolation
+from fulmen_runner.agents.isolation import AgentIsolation, give
 from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
-from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files, delete_tree, give_files
+from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files
 from fulmen_service_kit.isolation import launch as launching
 from fulmen_service_kit.isolation.levels import Isolation
+from fulmen_service_kit.isolation.trees import delete_tree
 
 _MODULE = "fulmen_runner.agents.python.child_main"
 
@@ -208,7 +209,7 @@ class Child:
         self._process.watch.begin()
         self._process.watch_folders(files.root, self._home)
         if self._uid is not None:
-            await asyncio.to_thread(give_files, files.root, self._uid)
+            await give(files.root, self._uid)
         return await self._request(encode(request, body))
 
     @property
