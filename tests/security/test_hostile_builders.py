@@ -7,8 +7,11 @@ import io
 import json
 import os
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,13 +139,21 @@ def files(tmp_path: Path) -> RunFiles:
     return RunFiles(folder)
 
 
-def builder(level: str, tmp_path: Path, **limits: float) -> ModelBuilder:
+@pytest.fixture
+def builds() -> Iterator[Path]:
+    """Yields a folder for the builders' files, which every user can enter."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o711)
+        yield Path(place)
+
+
+def builder(level: str, tmp_path: Path, *, folder: Path | None = None, **limits: float) -> ModelBuilder:
     isolator = Isolator(Isolation(level), setting=SETTING, hidden=(tmp_path,))
     values = {"deadline_s": 60.0, "memory_bytes": 2048 * MIB, "disk_bytes": 64 * MIB, "torch_threads": 1} | limits
-    return ModelBuilder(isolator, BuildLimits(**values))  # type: ignore[arg-type]  # Of two kinds of numbers.
+    return ModelBuilder(isolator, BuildLimits(**values), folder=folder)  # type: ignore[arg-type]  # Of two kinds of numbers.
 
 
-async def outcome(level: str, files: RunFiles, tmp_path: Path, body: str, **limits: float) -> str:
+async def outcome(level: str, files: RunFiles, tmp_path: Path, body: str, **limits: Any) -> str:
     """Builds with the body of a function; returns the error, or what is in the run's folder."""
     source = "import os, signal, subprocess, sys, time\ndef build(output, seed):\n" + "".join(
         f"    {line}\n" for line in body.splitlines()
@@ -201,6 +212,60 @@ async def test_what_is_no_data_or_too_much_fails_the_run_with_the_reason(
     assert (says in told, files.initial.exists()) == (True, False), told
     if "kept" in body:
         assert "exceeded the memory limit" in told or "MemoryError" in told
+
+
+DEEP = """
+os.makedirs({place})
+os.chdir({place})
+for _ in range({depth}):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+"""
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (DEEP.format(place="output + '/x'", depth=1100), "more than 32 folders deep"),
+        (DEEP.format(place="output + '/.x'", depth=1100), ""),
+        ("for n in range(10_001): open(f'{output}/{n}.json', 'w').close()", "more than 10000 files"),
+        (r"open(os.fsencode(output) + b'/\xff.json', 'w').close()", r"not read as data: '\udcff.json'"),
+        (r"open(output + '/a\nb\x1b[2J.json', 'w').close()", r"not read as data: 'a\nb\x1b[2J.json'"),
+        ("open(output + '/a.json', 'w').close()\nos.chmod(output + '/a.json', 0)", ""),
+        ("os.mkdir(output + '/sub')\nos.chmod(output + '/sub', 0)", ""),
+        ("import socket\nsocket.socket(socket.AF_UNIX).bind(os.chdir(output) or 'a.json')", "not read as data: a.json"),
+        ("os.symlink('..', output + '/sub')", "not read as data: sub"),
+        ("os.rmdir(output)\nos.symlink('/etc', output)", ""),
+        ("os.rmdir(output)", ""),
+        ("os.execv('/bin/true', ['true'])", ""),
+    ],
+    ids=[
+        "deep", "deep and hidden", "many files", "no text", "terminal", "unreadable file", "unreadable folder",
+        "socket", "loop", "replaced", "removed", "another program",
+    ],
+)  # fmt: skip
+async def test_whatever_a_builder_leaves_ends_in_data_or_a_reason(
+    files: RunFiles, tmp_path: Path, builds: Path, body: str, says: str
+) -> None:
+    told = await outcome("sandbox", files, tmp_path, body, folder=builds)
+    assert says in told
+    assert told.isprintable() or "Traceback" in told, "it is shown in terminals, and sent as UTF-8"
+    assert not list(builds.iterdir())
+
+
+@sandboxed
+async def test_a_builder_cannot_fill_the_disk_with_files_that_it_does_not_leave(
+    files: RunFiles, tmp_path: Path
+) -> None:
+    body = """
+for number in range(40):
+    with open(os.path.join(os.environ["TMPDIR"], str(number)), "wb") as file:
+        file.write(bytes(4 << 20))
+time.sleep(30)
+"""
+    told = await outcome("sandbox", files, tmp_path, body)
+    assert "more than 10000 files or 67108864 bytes" in told
 
 
 @pytest.mark.parametrize("level", LEVELS)

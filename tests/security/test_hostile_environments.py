@@ -103,7 +103,7 @@ async def test_variables_of_an_agent_take_effect_in_its_sandbox_only(world: Worl
         spec.command.CopyFrom(CommandEntry(argv=["python3", "-S", "agent.py"]))
     agent = await world.store.publish("agent.tests", spec.SerializeToString())
     ended = await world.run(agent, {}, max_attempts=1)
-    assert not os.listdir(place), [path.read_text() for path in place.iterdir()]
+    assert [path.read_text() for path in place.iterdir()] == []
     assert ended.kind != "AGENT_ERROR", ended.message
     output = ended.output.decode()
     seen = json.loads(output if kind == "python" else next(e for e in output.splitlines() if e.startswith("{")))
@@ -113,7 +113,7 @@ async def test_variables_of_an_agent_take_effect_in_its_sandbox_only(world: Worl
 
 async def test_no_program_of_a_bundle_replaces_one_of_the_launch(world: World) -> None:
     await world.start(isolation="sandbox")
-    files = {name: "#!/bin/sh\nid -u; head -c 20 /etc/shadow; exit 3\n" for name in LAUNCHERS}
+    files = dict.fromkeys(LAUNCHERS, "#!/bin/sh\nid -u; head -c 20 /etc/shadow; exit 3\n")
     entry = CommandEntry(argv=["/bin/sh", "-c", "id -u; test -r /etc/shadow; echo $?"])
     bundle = await world.store.publish("bundle.tests", packed(files))
     spec = AgentSpec(bundle=bundle, command=entry, environment={"PATH": ".:/usr/bin:/bin"})

@@ -6,32 +6,33 @@ the run's folder only if no reader of it runs code.
 
 import asyncio
 import os
-import shutil
-import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import NoReturn
+
+import structlog
 
 from fulmen.bundles import BundleInvalid, protect, unpack
+from fulmen_algorithm.clients.built_files import check_written, take
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_service_kit.isolation.launch import Bounds, Files, Isolator, Launch, supervised
 from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
+from fulmen_service_kit.isolation.trees import delete_tree
 
 HIDDEN_PREFIX = "FULMEN_"
 OUTPUT_SHOWN_CHARS = 1500
 MAX_OUTPUT_BYTES = 64 * 2**20
-MAX_FILES = 10_000
 MAX_PROCESSES = 4096
 END_GRACE_S = 5.0
-DATA_SUFFIXES: Final = frozenset({".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".md"})
-"""Files whose readers run no code in them. Pickles (`.bin`, `.pt`) and Python are none."""
+LOOK_INTERVAL_S = 1.0
+"""Pause between two looks at how much a function has written, in seconds."""
 
 _INHERITED = (
     "ALL_PROXY", "CUDA_VISIBLE_DEVICES", "CURL_CA_BUNDLE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "HTTP_PROXY", "LANG",
@@ -39,6 +40,7 @@ _INHERITED = (
     "all_proxy", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 _ENTERED_BY_ALL = 0o711
+_log = structlog.get_logger()
 
 _CALL = """\
 import importlib.util, os, sys
@@ -79,10 +81,7 @@ class ModelBuilder:
             RunFailed: if the bundle cannot be unpacked, this machine cannot isolate its code, the function fails or
                 exceeds a limit, or a file that it wrote is not data; the text ends with the end of the process' output.
         """
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="fulmen-build-", dir=self._folder, ignore_cleanup_errors=True) as place:
-            root = Path(place)
+        async with self._place() as root:
             await asyncio.to_thread(_prepare, bundle, root)
             launch = await asyncio.to_thread(self._launch, target, root, seed)
             try:
@@ -90,7 +89,21 @@ class ModelBuilder:
             finally:
                 if launch.cgroup is not None:
                     launch.cgroup.remove()
-            await asyncio.to_thread(_take, root / "initial", files.initial, self._limits.disk_bytes)
+            await asyncio.to_thread(take, root / "initial", files.initial, self._limits.disk_bytes)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Path]:
+        """Makes a folder for one call; deletes it with whatever the function left in it."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        root = Path(tempfile.mkdtemp(prefix="fulmen-build-", dir=self._folder))
+        try:
+            yield root
+        finally:
+            try:
+                await asyncio.to_thread(delete_tree, root)
+            except OSError as error:
+                _log.warning("build_files_not_deleted", path=str(root), error=error.strerror)
 
     def _launch(self, target: str, root: Path, seed: int) -> Launch:
         file, _, name = target.rpartition(":")
@@ -120,14 +133,19 @@ class ModelBuilder:
         environment = self._environment(root / "home")
         child = Child.start(supervised(launch), environment=environment, output=subprocess.PIPE, folder=root / "bundle")
         output = asyncio.create_task(child.last_output(OUTPUT_SHOWN_CHARS, allowed_bytes=MAX_OUTPUT_BYTES))
+        outgrown = asyncio.create_task(self._outgrown(root))
         try:
             async with asyncio.timeout(self._limits.deadline_s):
+                await asyncio.wait((output, outgrown), return_when=asyncio.FIRST_COMPLETED)
+                if outgrown.done():
+                    outgrown.result()
                 shown = await output
                 status = await child.wait()
         except TimeoutError as error:
             raise RunFailed(f"{target} took longer than {self._limits.deadline_s:.0f} s.") from error
         finally:
             output.cancel()
+            outgrown.cancel()
             await child.end(grace_s=END_GRACE_S)
         if shown is None:
             raise RunFailed(f"{target} printed more than {MAX_OUTPUT_BYTES} bytes.")
@@ -137,6 +155,12 @@ class ModelBuilder:
             )
         if status:
             raise RunFailed(f"{target} ended with status {status}: {shown.decode(errors='replace').strip()}")
+
+    async def _outgrown(self, root: Path) -> NoReturn:
+        """Raises RunFailed when the function has written more than it may, its temporary files included."""
+        while True:
+            await asyncio.to_thread(check_written, (root / "initial", root / "home"), self._limits.disk_bytes)
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     def _environment(self, home: Path) -> dict[str, str]:
         if self._isolator.floor is Isolation.TRUSTED:
@@ -162,56 +186,3 @@ def _prepare(bundle: bytes, root: Path) -> None:
     except BundleInvalid as error:
         raise RunFailed(f"The bundle of the policy cannot be unpacked: {error}.") from error
     protect(root / "bundle")
-
-
-def _take(source: Path, target: Path, limit_bytes: int) -> None:
-    """Copies what a function wrote; all its processes are dead.
-
-    Raises:
-        RunFailed: if a file is not data, or they are too many or too large; lists the first of them.
-    """
-    found = list(_files(source, limit_bytes))
-    refused = [path.relative_to(source).as_posix() for path in found if not _is_data(path)]
-    if refused:
-        raise RunFailed(
-            f"The policy was built with files that are not read as data: {_named(refused)}. Weights are taken as safetensors "
-            f"(`save_pretrained(folder)`), the rest as {', '.join(sorted(DATA_SUFFIXES))}."
-        )
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for path in found:
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            read = stack.enter_context(os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb"))
-            shutil.copyfileobj(read, stack.enter_context(copy.open("xb")), 2**20)
-
-
-def _files(source: Path, limit_bytes: int) -> Iterator[Path]:
-    """Yields all that is no folder, without hidden names, which libraries use for caches."""
-    total_bytes, todo, count = 0, [source], 0
-    while todo:
-        with os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                count += 1
-                total_bytes += entry.stat(follow_symlinks=False).st_size
-                if count > MAX_FILES or total_bytes > limit_bytes:
-                    raise RunFailed(
-                        f"The policy was built with more than {MAX_FILES} files or {limit_bytes} bytes "
-                        "(FULMEN_ALGORITHM_BUILD_DISK_BYTES)."
-                    )
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(Path(entry.path))
-                else:
-                    yield Path(entry.path)
-
-
-def _is_data(path: Path) -> bool:
-    status = path.lstat()
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and path.suffix in DATA_SUFFIXES
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
