@@ -37,7 +37,7 @@ def swapping_after(listings: int, inside: Path, outside: Path, monkeypatch: pyte
 
     @contextmanager
     def scanned(place: str | int | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-        with scandir(place) as entries:  # type: ignore[arg-type]  # A path or a descriptor.
+        with scandir(place) as entries:
             yield iter(list(entries))
         listed[0] += 1
         if listed[0] == listings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fulmen_service_kit.isolation import launch as launching
 from fulmen_service_kit.isolation.cgroups import Cgroups
+from fulmen_service_kit.isolation.confine import SCOPE_VERSION, landlock_version
 from fulmen_service_kit.isolation.launch import Bounds, Files, Isolator, Launch, supervised
 from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
 
@@ -112,6 +114,20 @@ def test_a_sandbox_gives_what_it_is_given_and_no_more(
     assert (seen["namespace"], seen["trace"], seen["keys"], seen["clone3"]) == (EPERM, EPERM, EPERM, ENOSYS)
     assert seen["size"] == EFBIG
     assert victim.poll() is None
+
+
+@pytest.mark.skipif(landlock_version() < SCOPE_VERSION, reason="abstract sockets are scoped from Linux 6.12 on")
+@pytest.mark.parametrize("technique", NAMES)
+def test_a_sandbox_reaches_no_abstract_socket_of_others(technique: str, tmp_path: Path) -> None:
+    name = f"fulmen-{tmp_path}"
+    script = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0' + {name!r})"
+    launch = isolator_of(technique).launch(
+        [sys.executable, "-c", script], Isolation.SANDBOX, Files(folder=Path("/")), Bounds()
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0" + name)
+        server.listen()
+        assert b"Operation not permitted" in started(launch).stderr
 
 
 @pytest.mark.parametrize("technique", NAMES)

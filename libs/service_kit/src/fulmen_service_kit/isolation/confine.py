@@ -85,6 +85,10 @@ def confine(document: Mapping[str, Any], environment: Mapping[str, str]) -> Mapp
     if not document["has_launcher"]:
         _filter_calls(program)
         return environment
+    # Namespaces without one of the network share abstract sockets.
+    if landlock_version() >= SCOPE_VERSION:
+        scope = struct.pack("=QQQ", 0, 0, _SCOPE)
+        _restrict_self(_call(_CREATE_RULESET, scope, len(scope), 0))
     if program:
         _give_file(SECCOMP_FILE, program)
     entries = (os.fsencode(f"{name}={value}\0") for name, value in environment.items())
@@ -116,6 +120,10 @@ def _restrict_files(readable: Sequence[str], writable: Sequence[str]) -> None:
         allowed = access & rights if os.path.isdir(path) else access & rights & _FILE_ACCESS  # noqa: PTH112  # Start-up time.
         _call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", allowed, file), 0)
         os.close(file)
+    _restrict_self(ruleset)
+
+
+def _restrict_self(ruleset: int) -> None:
     _call(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 

@@ -18,7 +18,7 @@ CANNOT_EXECUTE = 127
 def main() -> None:
     """Becomes the program; exits with `CANNOT_EXECUTE` if it cannot be executed."""
     environment, uid, processes, *program = sys.argv[1:]
-    with open(int(environment), "rb") as file:
+    with os.fdopen(int(environment), "rb") as file:
         entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
     # Ignored by the launcher, or by Python.
     for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):

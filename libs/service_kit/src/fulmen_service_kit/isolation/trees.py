@@ -135,6 +135,6 @@ def _allow_owner(name: str, parent: int | None) -> None:
     # Linux changes the mode of no name without following links.
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{found}", _OWNER_ONLY)
+        Path(f"/proc/self/fd/{found}").chmod(_OWNER_ONLY)
     finally:
         os.close(found)
