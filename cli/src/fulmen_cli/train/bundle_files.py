@@ -259,7 +259,7 @@ class _Walk:
 
     def _why_not(self, entry: Path, path: str, rules: tuple[_Rules, ...]) -> str:
         """Returns why a path is left out; empty if it is taken. A folder's path ends with a slash."""
-        if _SECRET_NAMES.match_file(path):
+        if _is_secret(path):
             return SECRET
         if _CACHE_NAMES.match_file(path) or (entry / _VIRTUAL_ENVIRONMENT).is_file():
             return CACHE
@@ -282,8 +282,10 @@ class _Walk:
                 self.problems.append(text)
                 return
             inside = target.relative_to(self.folder).as_posix()
-            if _SECRET_NAMES.match_file(inside) and not self._is_included(path, is_secret=True):
-                self.left_out.append(LeftOut(name=path, why=f"a link to {inside}, which {SECRET}"))
+            is_secret = _is_secret(inside)
+            if (is_secret or _CACHE_NAMES.match_file(inside)) and not self._is_included(path, is_secret=is_secret):
+                why = f"which {SECRET}" if is_secret else f"in {CACHE}"
+                self.left_out.append(LeftOut(name=path, why=f"a link to {inside}, {why}"))
                 return
         if entry.is_file():
             self.files[path] = entry
@@ -303,6 +305,11 @@ def require_no_secrets(files: Mapping[str, Path], *, include: Sequence[str] = ()
     ]
     if problems:
         raise ConfigError(CANNOT_PACK, problems)
+
+
+def _is_secret(path: str) -> bool:
+    """Returns True if the name of a file or folder is one of secrets, in capitals or not."""
+    return _SECRET_NAMES.match_file(path.lower())
 
 
 def _secret_in(path: Path) -> tuple[int, str] | None:

@@ -1,8 +1,9 @@
 """Unpacks bundles: archives of files (tar.gz) that a tenant made, so nothing in them is trusted.
 
 Invariant: nothing is written outside the folder, and neither memory, files, depth nor time grows beyond the limits, whatever
-the archive says. tarfile's `data` filter (PEP 706) rejects links and names that lead outside, devices and special
-permissions.
+the archive says. Nothing is written through a link, and a link begins with its way up, so that where it leads can be read from
+its text: by induction none leads outside. tarfile's `data` filter (PEP 706), which resolves paths and stops where they become too
+long (CVE-2025-4517), only adds to that: it rejects devices and special permissions.
 """
 
 import errno
@@ -19,6 +20,8 @@ MAX_MEMBERS: Final = 20_000
 MAX_DEPTH: Final = 32
 MAX_NAME_BYTES: Final = 1024
 MAX_LINKS: Final = 1000
+_UP: Final = ".."
+_SHOWN_CHARS: Final = 100
 _READABLE, _SEARCHABLE, _WRITABLE = 0o444, 0o111, 0o222
 _HEADERS_BYTES: Final = MAX_MEMBERS * 3 * tarfile.BLOCKSIZE
 """Room for headers and padding beside the content."""
@@ -78,13 +81,41 @@ def _extract(archive: bytes, folder: Path) -> None:
                 raise BundleInvalid(
                     f"a name in it is longer than {MAX_NAME_BYTES} bytes or more than {MAX_DEPTH} folders deep"
                 )
+            _check_place(member, folder)
             tar.extract(member, folder, filter="data")
+
+
+def _check_place(member: tarfile.TarInfo, folder: Path) -> None:
+    """Checks that a member is inside the folder, whatever links are in it.
+
+    Raises:
+        BundleInvalid: If it is not.
+    """
+    name = _plain(member.name, folder)
+    leads_out = name is None or (member.islnk() and not _plain(member.linkname, folder))
+    if name is not None and member.issym():
+        target = [part for part in member.linkname.split("/") if part not in ("", ".")]
+        up = next((count for count, part in enumerate(target) if part != _UP), len(target))
+        leads_out = member.linkname.startswith("/") or _UP in target[up:] or up >= len(name)
+    if leads_out:
+        raise BundleInvalid(f"{member.name[:_SHOWN_CHARS]!r} leads out of the folder, or through a link")
+
+
+def _plain(name: str, folder: Path) -> list[str] | None:
+    """Returns the parts of a path in the folder; None if it leads up, or is or passes a link."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    place = folder
+    for part in parts:
+        place = place / part
+        if part == _UP or place.is_symlink():
+            return None
+    return parts
 
 
 def _reason(error: Exception) -> str:
     """Returns the reason without the name of a file of this machine."""
     if isinstance(error, tarfile.FilterError):
-        return f"{error.tarinfo.name[:100]!r} is a device, or leads out of the folder"
+        return f"{error.tarinfo.name[:_SHOWN_CHARS]!r} is a device, or leads out of the folder"
     return (error.strerror if isinstance(error, OSError) else str(error)) or "it is not a tar.gz archive"
 
 

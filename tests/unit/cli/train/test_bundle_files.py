@@ -45,6 +45,7 @@ def git(folder: Path, *arguments: str, stdin: str = "") -> str:
         "id_rsa", "id_ed25519.pub", "deep/id_ecdsa_work", ".ssh/config", ".aws/credentials", ".netrc", ".npmrc",
         "web/.npmrc", ".pypirc", "kubeconfig", "kubeconfig.yaml", ".kube/config", ".docker/config.json",
         "service-account-prod.json", "credentials.json", "terraform.tfstate", "bundle.p12", ".git-credentials",
+        ".ENV", "Server.PEM", "ID_RSA", ".AWS/config", "Credentials.JSON",
     ],
 )  # fmt: skip
 def test_what_may_hold_secrets_is_left_out_by_its_name(tmp_path: Path, name: str) -> None:
@@ -180,9 +181,10 @@ def test_an_agent_whose_own_file_is_left_out_is_refused_with_the_rule(tmp_path: 
     assert ".venv/bin/python: a cache, or installed software" in refused.value.problems[1]
 
 
-def test_a_link_to_a_secret_is_left_out_under_its_own_name(tmp_path: Path) -> None:
-    write(tmp_path, "agent.py", ".env")
-    (tmp_path / "settings.txt").symlink_to(tmp_path / ".env")
+@pytest.mark.parametrize("name", [".env", ".ENV", ".ssh/config", ".git/config", ".fulmen/client.token"])
+def test_a_link_to_what_is_left_out_is_left_out_under_its_own_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "agent.py", name)
+    (tmp_path / "settings.txt").symlink_to(tmp_path / name)
 
     chosen = choose_files(tmp_path)
 
