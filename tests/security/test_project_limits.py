@@ -12,11 +12,17 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from fulmen.algorithm.v1 import training_run_service_pb2, training_run_service_pb2_grpc
-from fulmen.errors import QuotaExceeded
+from fulmen.errors import PermissionDenied, QuotaExceeded
 from fulmen.ids import AttemptName, uuid7
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
-from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import (
+    resource_service_pb2,
+    rollout_pb2,
+    rollout_service_pb2,
+    secret_service_pb2,
+    secret_service_pb2_grpc,
+)
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.security.test_keys_of_ended_attempts import EXPORT
 from tests.support.llm_proxy.backend import Backend
@@ -104,6 +110,16 @@ async def test_rpcs_of_the_store(store: StoreHandle, rpc: str) -> None:
         await stub(request, metadata=metadata(project))
 
     await flooded(call)
+
+
+async def test_calls_that_are_not_allowed_count_too(store: StoreHandle) -> None:
+    async with open_channel(store.target) as channel:
+        stub = secret_service_pb2_grpc.SecretServiceStub(channel)
+        bearer = TokenSigner(SIGNING_KEY).issue(Role.READER, subject="x", ttl_s=600, project=FLOODER)
+        request = secret_service_pb2.DeleteSecretRequest(name="NOT_MINE")
+        calls = [stub.DeleteSecret(request, metadata=(("authorization", f"Bearer {bearer}"),)) for _ in range(FLOOD)]
+        refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(one) for one in refused} == {PermissionDenied, QuotaExceeded}
 
 
 async def test_exports_of_spans_over_grpc(store: StoreHandle) -> None:

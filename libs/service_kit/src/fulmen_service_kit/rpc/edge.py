@@ -224,9 +224,10 @@ class _Call:
         if caller is not None:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
-            self._edge._authenticator.authorize(self._rpc, caller)
+            # First: a call that is not allowed costs as much, and may be audited.
             is_stream, is_counted = self._traffic.is_stream, not self._rule.is_bulk
             self._traffic.begin(await self._edge._limits.admit(caller, is_stream=is_stream, is_counted=is_counted))
+            self._edge._authenticator.authorize(self._rpc, caller)
             set_caller(caller)
 
     async def check(self) -> None:

@@ -152,9 +152,9 @@ class OtlpHttpApp:
             authorization = SEVERAL
         caller = await self._authenticator.admit(RPC, authorization, address)
         assert caller is not None  # the rpc is not open
-        self._authenticator.authorize(RPC, caller)
-        set_caller(caller)
         with await self._limits.admit(caller) as share:
+            self._authenticator.authorize(RPC, caller)
+            set_caller(caller)
             body = await self._body(scope, receive)
             share.charge(len(body))
             answer = await self._ingest.export(body, as_json=as_json)
