@@ -199,7 +199,7 @@ async def test_a_proxy_starts_and_serves_beside_stored_bytes_that_it_cannot_read
         assert proxy.metric("unreadable_resources") == len(of_the_proxy)
 
 
-@pytest.mark.parametrize("isolation", ["trusted", "process"])
+@pytest.mark.parametrize("isolation", ["trusted", "sandbox"])
 async def test_a_runner_fails_attempts_of_agents_that_it_cannot_read_and_runs_the_next(
     store: StoreHandle, stubs: Stubs, database_url: str, isolation: str
 ) -> None:
