@@ -1,0 +1,1 @@
+"""OTLP: spans of agents over gRPC and HTTP."""
