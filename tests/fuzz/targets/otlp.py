@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1.span_pb2 import SpanBatch
-from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
+from fulmen_store.transport.otlp.codec import export_from_json, loose_spans
 from tests.fuzz.mutation import decoded, mutate_bytes, mutate_json, mutate_message
 from tests.fuzz.target import PureTarget
 

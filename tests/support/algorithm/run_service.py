@@ -18,7 +18,7 @@ from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.runs.creation import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor

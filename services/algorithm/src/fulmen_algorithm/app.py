@@ -24,7 +24,7 @@ from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.served import ServedPolicies
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation import CreationRules
+from fulmen_algorithm.runs.creation.rules import CreationRules
 from fulmen_algorithm.runs.execution import RunExecutor
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry

@@ -88,8 +88,8 @@ from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.lease_service import LeaseService
-from fulmen_store.transport.otlp_http import OtlpHttpApp
-from fulmen_store.transport.otlp_ingest import OtlpIngest
+from fulmen_store.transport.otlp.http import OtlpHttpApp
+from fulmen_store.transport.otlp.ingest import OtlpIngest
 from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.project_service import ProjectService
 from fulmen_store.transport.registry_service import RunnerRegistryService

@@ -11,7 +11,7 @@ import pytest
 
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.ports import ChatRequest
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState

@@ -9,7 +9,7 @@ import pytest
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms.evaluate import EvaluateSettings, Tally
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, Mode
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 from tests.support.algorithm.run_service import created, kills, notices, run_journal

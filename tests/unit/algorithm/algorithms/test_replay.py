@@ -13,7 +13,7 @@ from fulmen.scores import GraderIdentity, Problem, RolloutScore, Scores, Source,
 from fulmen_algorithm.algorithms.replay import StoredGroups
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.scored_groups import scored_groups
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import created, kills, run_folder, with_settings

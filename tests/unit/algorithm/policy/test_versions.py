@@ -13,7 +13,7 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER
 from fulmen_algorithm.policy.policy import Policy
 from fulmen_algorithm.policy.stored_weights import stored_policy
-from fulmen_algorithm.runs.creation import SettingsInvalid
+from fulmen_algorithm.runs.creation.rules import SettingsInvalid
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState

@@ -6,7 +6,7 @@ import pytest
 
 from fulmen_algorithm.algorithms.grpo import STEPS_WITHOUT_SIGNAL as STEPS
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from tests.support.algorithm.model_services import Crashes
 from tests.support.algorithm.run_service import notices, run_folder, with_settings
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_algorithm.runs.collapse import RollbackOnCollapse, best_of, collapsed, rewarded
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.checkpoints import Checkpoint

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.rollouts.groups import in_branch
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.book_trainer import BookTrainer, read_book, write_book

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from tests.support.algorithm.model_services import Crashes

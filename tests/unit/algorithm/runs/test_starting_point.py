@@ -10,11 +10,11 @@ import pytest
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.creation.starting_point import starting_point
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.runs.starting_point import starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.run_service import checkpoints, created, now, rollback, training_run
 

@@ -7,7 +7,7 @@ import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen_algorithm.persistence.run_storage import RunStorage
-from fulmen_algorithm.runs.creation import CreationRules
+from fulmen_algorithm.runs.creation.rules import CreationRules
 from fulmen_algorithm.runs.execution import Connections
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry

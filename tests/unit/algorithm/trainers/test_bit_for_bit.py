@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import WAIT_S, Service, created, live, made_world, service_at, until, working

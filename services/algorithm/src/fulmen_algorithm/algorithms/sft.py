@@ -16,8 +16,8 @@ from fulmen_algorithm.algorithms.sampling import supervised_rows, within
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, permutation, short_warm_up
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.inputs import Demonstration
 from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fulmen.errors import Violation
 from fulmen.scores import RolloutScore, ScoresInvalid, read_scores
 from fulmen_algorithm.rollouts.groups import FinishedRollout
-from fulmen_algorithm.runs.inputs import LINES_REPORTED
+from fulmen_algorithm.runs.creation.inputs import LINES_REPORTED
 
 MIN_MEMBERS = 2
 

@@ -8,7 +8,7 @@ from fulmen_algorithm.policy.served_version import ServedVersion
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.inputs import Demonstration
+from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.ports import ChatModels, Content, Notify, ResourceStore
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.recorder import Recorder

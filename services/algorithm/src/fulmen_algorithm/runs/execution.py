@@ -20,7 +20,8 @@ from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Regist
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.context import RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
-from fulmen_algorithm.runs.creation import parse_settings, read_inputs
+from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
+from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
 from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
@@ -28,7 +29,6 @@ from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.runs.services import RunServices
-from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.storage_wait import wait_for_storage
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.files import is_storage_trouble

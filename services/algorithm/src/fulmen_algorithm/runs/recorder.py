@@ -26,11 +26,11 @@ from fulmen_algorithm.runs.collapse import (
     rewarded,
 )
 from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.creation.starting_point import StartingPoint, branch_of
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome, Progress, committed
-from fulmen_algorithm.runs.starting_point import StartingPoint, branch_of
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
 
 _PROGRESS = TypeAdapter(Progress)

@@ -15,7 +15,7 @@ from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunSta
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl, StopReason
-from fulmen_algorithm.runs.creation import RunDraft, digest
+from fulmen_algorithm.runs.creation.rules import RunDraft, digest
 from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
 from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back
 

@@ -11,7 +11,7 @@ from fulmen.algorithm.v1 import algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, setting_texts, summary
-from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.training.checkpoints import Checkpoint

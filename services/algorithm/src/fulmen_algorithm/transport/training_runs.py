@@ -25,7 +25,7 @@ from fulmen.errors import (
     Violation,
 )
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation import RUN_NAME, CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import RUN_NAME, CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections

@@ -20,7 +20,7 @@ from fulmen.zstd import FrameInvalid, decompress
 from fulmen_store.malformed import malformed_request
 from fulmen_store.spans.chunks import Chunk, NewChunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
-from fulmen_store.transport.otlp_codec import names_another
+from fulmen_store.transport.otlp.codec import names_another
 
 __all__ = [
     "ChunkUnreadable",

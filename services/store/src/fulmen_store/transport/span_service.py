@@ -28,7 +28,7 @@ from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import UNKNOWN_ROLLOUT, ChunkHead, SpanParent, SpanTable
 from fulmen_store.transport.access import is_own_attempt, require_count
 from fulmen_store.transport.in_order import answered_in_order
-from fulmen_store.transport.otlp_ingest import OtlpIngest
+from fulmen_store.transport.otlp.ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.span_codec import (
     ChunkUnreadable,

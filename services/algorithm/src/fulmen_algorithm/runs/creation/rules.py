@@ -20,7 +20,7 @@ from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
-from fulmen_algorithm.runs.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
+from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
 from fulmen_algorithm.runs.ports import Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 

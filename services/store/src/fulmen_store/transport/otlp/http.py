@@ -32,7 +32,7 @@ from fulmen_service_kit.http.wire import (
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_store.database.database import Database
-from fulmen_store.transport.otlp_ingest import OtlpIngest
+from fulmen_store.transport.otlp.ingest import OtlpIngest
 
 __all__ = ["OtlpHttpApp"]
 

@@ -13,7 +13,7 @@ from fulmen_service_kit.security.tokens import Role
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import ATTEMPT_OVER
-from fulmen_store.transport.otlp_codec import SplitExport, export_from_json, loose_spans
+from fulmen_store.transport.otlp.codec import SplitExport, export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
 
