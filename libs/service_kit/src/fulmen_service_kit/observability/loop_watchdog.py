@@ -23,6 +23,7 @@ LOG_PAUSE_S = 60.0
 MAX_PLACES = 64
 MAX_STACK = 12
 UNNAMED_TASK = "Task-"
+UNKNOWN = "unknown"
 # Not of OpenTelemetry, whose histograms cost as much as all the rest of a probe.
 LAG = Histogram(
     "loop_lag_seconds",
@@ -109,7 +110,7 @@ class LoopWatchdog:
         LAG.observe(seconds)
         computing = self._cpu_s() - cpu_s > seconds / 2
         BLOCKED.labels("computing" if computing else "waiting").inc()
-        place = next((name for name, is_library in stack if not is_library), "unknown")
+        place = next((name for name, is_library in stack if not is_library), UNKNOWN)
         names = tuple(name for name, _ in stack[:MAX_STACK])
         self._report(Block(place=place, work=work, stack=names, seconds=seconds, computing=computing))
 
@@ -152,7 +153,9 @@ class BlockLog:
             self._logged[key] = last, more + 1
             return
         self._logged[key] = now, 0
-        _log.warning(
+        # Neither a place nor computing: the machine had no processor for the process.
+        write = _log.warning if block.computing or block.place != UNKNOWN else _log.info
+        write(
             "loop_blocked",
             place=block.place,
             work=block.work,
