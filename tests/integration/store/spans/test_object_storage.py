@@ -11,13 +11,13 @@ from fulmen.errors import BlobMissing, BlobStorageUnavailable
 from fulmen_service_kit.errors import StartupError
 from fulmen_store.spans.blob_refs import BlobRef
 from fulmen_store.spans.blobs import Blobs, open_storage
-from tests.support.object_store import S3
+from tests.support.object_store import S3, s3  # noqa: F401  (a fixture)
 from tests.support.store.running import create, running_store
 from tests.support.store.spans import append, chunk_of, stored
 
 
 @pytest.fixture(params=["folder", "s3"])
-def blobs(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Blobs:
+def blobs(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Blobs:  # noqa: F811
     """Returns blobs in each kind of storage."""
     return Blobs(open_storage(f"file://{tmp_path}/blobs" if request.param == "folder" else "s3://bucket/of/fulmen"))
 
@@ -54,7 +54,7 @@ async def test_a_folder_goes_with_everything_in_it_and_with_nothing_else(blobs: 
     assert await blobs.get(kept) == b"kept"
 
 
-async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3) -> None:
+async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3) -> None:  # noqa: F811
     blobs = Blobs(open_storage("s3://bucket"))
     ref = await blobs.put(b"x", folder="resources")
     s3.is_broken = True
@@ -64,7 +64,7 @@ async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3)
         assert "127.0.0.1" not in str(caught.value)
 
 
-async def test_a_store_keeps_payloads_in_s3(s3: S3, database_url: str) -> None:
+async def test_a_store_keeps_payloads_in_s3(s3: S3, database_url: str) -> None:  # noqa: F811
     async with running_store(database_url, blob_url="s3://bucket/p", blob_min_bytes=1) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
