@@ -191,9 +191,8 @@ async def test_what_is_too_large_is_refused_with_the_limit_named(world):
 )
 async def test_a_service_with_a_taken_port_or_an_unknown_setting_says_so_and_ends(world, module, kind, port):
     """The second instance is configured as the running one is, so it would do harm if it went on."""
-    process = world.stack.process(port)
     prefix = f"FULMEN_{kind.upper()}_"
-    environment = {k: v for k, v in environment_of(process.pid).items() if k.startswith(prefix)}
+    environment = {k: v for k, v in world.stack.spec(port).environment.items() if k.startswith(prefix)}
     del environment[f"{prefix}READY_FILE"]
 
     taken = await run_module(module, "serve", environment=environment)
@@ -212,11 +211,6 @@ async def test_a_service_with_a_taken_port_or_an_unknown_setting_says_so_and_end
     assert secrets
     assert not any(secret in unknown.stdout + unknown.stderr for secret in secrets)
     assert "Traceback" not in unknown.stdout + unknown.stderr
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 async def ask_model(world: World, *, key: str, content: bytes) -> tuple[int, dict[str, dict[str, str]]]:

@@ -153,8 +153,9 @@ async def test_a_bundle_has_what_helps_and_no_secret_and_no_payload(
         *pages,
     } < files.keys()
     settings = json.loads(files["settings/store.json"])
-    assert settings["FULMEN_STORE_DATABASE_URL"].startswith("postgresql://")
-    assert {value for name, value in settings.items() if "KEY" in name} == {"**********"}
+    assert settings["FULMEN_STORE_PORT"].isdecimal()
+    # Services overwrite secrets in their environment; what is left is masked.
+    assert not [value for name, value in settings.items() if "KEY" in name or "URL" in name if value.strip("*")]
     assert "fulmen_store_queue_depth" in files["metrics/store.txt"]
     events = [json.loads(line)["event"] for line in files["logs/runner-1.log"].splitlines()]
     assert {"serving", "lines_left_out"} <= set(events)

@@ -104,6 +104,10 @@ class LocalStack:
         """Issues the token that the command line uses again; the one before stays valid until it expires."""
         self._credentials.renew_client_token()
 
+    def spec(self, name: str) -> ServiceSpec:
+        """Returns how a service is started."""
+        return self._specs[name]
+
     def process(self, name: str) -> ServiceProcess:
         """Returns the running process of a service.
 

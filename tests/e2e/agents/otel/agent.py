@@ -17,8 +17,9 @@ tracer = trace.get_tracer("planner")
 
 with tracer.start_as_current_span("plan") as plan:
     plan.set_attribute("task.id", task["id"])
-    # A forged name changes nothing: the key says whose spans these are.
-    plan.set_attribute("fulmen.rollout", task["forged_rollout"])
+    # The key says whose spans these are: one that names another rollout is refused.
+    if task["forged_rollout"]:
+        plan.set_attribute("fulmen.rollout", task["forged_rollout"])
     with tracer.start_as_current_span("look-up"):
         print(f"attempt {os.environ['FULMEN_ATTEMPT']}")
 
