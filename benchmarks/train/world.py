@@ -309,7 +309,8 @@ class Resources:
         version = int(number or len(versions))
         if not 1 <= version <= len(versions):
             raise ResourceNotFound("There is no such resource.", resource=name)
-        return Content(name=f"{resource}/versions/{version}", version=version, data=versions[version - 1])
+        kind = resource.removeprefix("resources/").partition(".")[0]
+        return Content(name=f"{resource}/versions/{version}", kind=kind, version=version, data=versions[version - 1])
 
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
