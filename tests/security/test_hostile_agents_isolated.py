@@ -19,6 +19,8 @@ from tests.support.runner.fixtures import World, proxy, publish_agent, start_run
 from tests.support.runner.harness import RunnerProcess
 from tests.support.runner.stores import Ended, RealStore
 
+pytestmark = pytest.mark.long(short=True)
+
 __all__ = ["proxy", "publish_agent", "start_runner", "store", "world"]
 
 TRUSTED = Isolation.ISOLATION_TRUSTED

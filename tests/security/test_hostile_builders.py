@@ -29,6 +29,8 @@ from tests.support.runner.harness import token
 from tests.support.runner.stores import RealStore
 from tests.support.service_kit.processes import ServiceProcess, serving_process
 
+pytestmark = pytest.mark.long(short=True)
+
 LIMIT_S = 90
 MIB = 2**20
 SETTING = "FULMEN_ALGORITHM_ISOLATION"

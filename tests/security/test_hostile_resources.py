@@ -32,6 +32,8 @@ from tests.support.runner.harness import RunnerProcess, rollouts_of, spec_of
 from tests.support.services import serving, target_of
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, get
 
+pytestmark = pytest.mark.long(short=True)
+
 URL = "http://127.0.0.1:1/v1"
 INFRA = failure_pb2.FAILURE_KIND_INFRA
 FAILED = rollout_pb2.ROLLOUT_STATE_FAILED

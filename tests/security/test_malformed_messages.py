@@ -22,6 +22,8 @@ from tests.support.services import SERVICES, serving, target_of
 from tests.support.store.rpcs import Outcome, Rpc, exchange, listed_rpcs
 from tests.support.store.running import StoreHandle
 
+pytestmark = pytest.mark.long(short=True)
+
 F = FieldDescriptor
 MAX_DEPTH = 3
 ANSWERS = 3
