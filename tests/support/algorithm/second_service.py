@@ -38,8 +38,7 @@ class SecondService:
 @asynccontextmanager
 async def second_service(stack: LocalStack, folder: Path, **settings: str) -> AsyncIterator[SecondService]:
     """Runs another algorithm service with the settings of the stack's, but for `settings` and what must differ."""
-    raw = Path(f"/proc/{stack.process('algorithm').pid}/environ").read_bytes().decode()
-    environment = dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+    environment = {**os.environ, **stack.spec("algorithm").environment}
     folder.mkdir(parents=True, exist_ok=True)
     ready, log = folder / "ready.json", folder / "log"
     own = {"PORT": "0", "METRICS_PORT": "0", "STATE_DIR": str(folder / "state"), "READY_FILE": str(ready)}

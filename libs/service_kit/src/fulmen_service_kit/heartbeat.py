@@ -71,8 +71,11 @@ def heartbeat() -> Heartbeat:
     text = os.environ.pop(VARIABLE, "")
     if not text.isdecimal():
         return Heartbeat(None)
-    os.set_inheritable(int(text), False)
-    os.set_blocking(int(text), False)
+    try:
+        os.set_inheritable(int(text), False)
+        os.set_blocking(int(text), False)
+    except OSError:
+        return Heartbeat(None)  # a copy of another process's environment, without its pipe
     # One that is aborted writes where its threads are.
     faulthandler.enable()
     return Heartbeat(int(text))
