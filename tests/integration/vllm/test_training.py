@@ -197,7 +197,7 @@ async def store() -> AsyncIterator[FakeStore]:
 async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
     """Yields the run's vLLM behind a proxy of its own, with version 101 of two."""
     url, token = await address_that_answers(trained), engine_token(trained.stack)
-    folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").iterdir())
+    folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").glob("epoch-*/*"))
     versions = {
         number: PublishedPolicy(name=f"resources/policy.{POLICY}/versions/{number}", version=number, path=folder)
         for number, folder in zip((101, 102), (folders[0], folders[-1]), strict=True)
@@ -247,8 +247,8 @@ async def address_that_answers(trained: Trained) -> str:
 
 def engine_token(stack: LocalStack) -> str:
     """Returns the key that the stack's engines ask for."""
-    environment = Path(f"/proc/{stack.process('algorithm').pid}/environ").read_bytes().decode().split("\0")
-    return next(v for name, _, v in (line.partition("=") for line in environment) if name.endswith("ENGINE_TOKEN"))
+    environment = stack.spec("algorithm").environment
+    return next(value for name, value in environment.items() if name.endswith("ENGINE_TOKEN"))
 
 
 def ids(packed: bytes) -> list[int]:
