@@ -109,8 +109,10 @@ class ModelFolders:
         return self._place(aside, path.name)
 
     def _place(self, aside: Path, name: str) -> Path:
-        path = self._folder / name
-        if path.exists():
+        # The same weights, from before a restart: the version that is published names that folder.
+        known = next((folder / name for folder in self._own_and_earlier() if (folder / name).exists()), None)
+        path = known or self._folder / name
+        if known is not None:
             shutil.rmtree(aside)
         else:
             # A version that is published must be there after a power cut, the tokenizer and the configuration too.
