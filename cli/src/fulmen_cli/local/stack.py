@@ -109,11 +109,7 @@ class LocalStack:
         return self._specs[name]
 
     def process(self, name: str) -> ServiceProcess:
-        """Returns the running process of a service.
-
-        Raises:
-            KeyError: if it was not started.
-        """
+        """Returns the running process of a service; raises KeyError if it was not started."""
         return self._processes[name]
 
     async def prepare(self) -> None:
