@@ -140,7 +140,7 @@ class Workload:
         (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")
         by_command = Victim.KEEPER in victims
         text = CONFIG.format(
-            # Later runs go on with the newest version, so that its engine stays.
+            # Later runs start from the newest version, so its engine stays.
             first="" if self._is_built else 'build = "make_model.py:build"',
             agent='command = ["python3", "agent.py"]' if by_command else 'python = "agent.py:play"',
             steps=STEPS,

@@ -88,7 +88,7 @@ class _Inside:
         return _status(self._task)
 
     async def wait_or_hang(self) -> str:
-        """Waits for its end; a service that hangs cannot be told from one at a breakpoint."""
+        """Waits for its end; a service at a breakpoint looks the same as one that hangs."""
         return f"exit status {await self.wait()}"
 
     async def stop(self, grace_s: float) -> int:

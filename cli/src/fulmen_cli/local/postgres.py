@@ -170,7 +170,7 @@ class EmbeddedPostgres:
         if self._status() == STOPPING_STATUS:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-            return "was told to shut down"
+            return "is shutting down"
         return "recovers from a crash, or starts"
 
     def give_up(self) -> None:
