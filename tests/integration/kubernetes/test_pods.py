@@ -62,7 +62,7 @@ def solve(task):
 """
 PROGRAMS = {"store": "fulmen_store", "migration": "fulmen_store", "llm-proxy": "fulmen_llm_proxy",
             "runner": "fulmen_runner", "algorithm": "fulmen_algorithm"}  # fmt: skip
-PORTS = ("7101", "7102", "7103", "7104", "7200", "7201", "7301", "7302", "7310", "7401", "7402")
+PORTS = ("7101", "7102", "7103", "7104", "7200", "7201", "7202", "7301", "7302", "7310", "7401", "7402")
 
 
 class Pods:

@@ -11,9 +11,12 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
+
+from fulmen_service_kit.pipes import read_pipe
 
 _READ_BYTES = 65_536
 
@@ -79,11 +82,8 @@ class Child:
         """Reads its output to the end and returns the last part; None, and kills it, if it is more than allowed."""
         assert self._process.stdout is not None
         reader = asyncio.StreamReader()
-        # A duplicate: the transport closes its file, in uvloop by descriptor.
-        pipe = os.fdopen(os.dup(self._process.stdout.fileno()), "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
+        pipe = FileIO(os.dup(self._process.stdout.fileno()), "rb")
+        transport = await read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         tail, total = b"", 0
         try:
             while part := await reader.read(_READ_BYTES):

@@ -18,6 +18,7 @@ from fulmen_runner.agents.command.guardian import Guardian, KeptCommand
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
 from fulmen_service_kit.isolation.launch import Launch
+from fulmen_service_kit.pipes import read_pipe, write_pipe
 
 TERMINATE_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
@@ -175,15 +176,13 @@ class Process:
 
     async def feed(self, pipe: FileIO, data: bytes) -> None:
         """Writes the rest of the input to a pipe in the background and closes it."""
-        writing, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, _taken(pipe))
+        writing = await write_pipe(pipe)
         self._transports.append(writing)
         writing.write(data)
         writing.write_eof()
 
     async def _read(self, number: int, pipe: FileIO) -> None:
-        stream = partial(_Stream, self.watch, number)
-        reading, _ = await asyncio.get_running_loop().connect_read_pipe(stream, _taken(pipe))
-        self._transports.append(reading)
+        self._transports.append(await read_pipe(partial(_Stream, self.watch, number), pipe))
 
     def watch_folders(self, *folders: Path) -> None:
         """Counts the files in folders toward its limit."""
@@ -314,13 +313,6 @@ def _filled(pipe: FileIO, data: bytes) -> bytes:
     if not rest:
         pipe.close()
     return rest
-
-
-def _taken(pipe: FileIO) -> FileIO:
-    """Duplicates a pipe and closes the original: a transport closes its file, in uvloop by descriptor."""
-    taken = FileIO(os.dup(pipe.fileno()), pipe.mode)
-    pipe.close()
-    return taken
 
 
 def _abandon(transport: asyncio.BaseTransport) -> None:
