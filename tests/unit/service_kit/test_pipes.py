@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -51,8 +52,8 @@ class Opener:
 async def use_pipes() -> None:
     for _ in range(PIPES):
         read, write = os.pipe()
-        closed = asyncio.get_running_loop().create_future()
-        reading = await read_pipe(lambda closed=closed: Ended(closed), FileIO(read, "rb"))
+        closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        reading = await read_pipe(partial(Ended, closed), FileIO(read, "rb"))
         writing = await write_pipe(FileIO(write, "wb"))
         writing.close()
         await closed
@@ -60,7 +61,7 @@ async def use_pipes() -> None:
 
 
 class Ended(asyncio.Protocol):
-    def __init__(self, closed: asyncio.Future[None]) -> None:
+    def __init__(self, closed: asyncio.Future[Exception | None]) -> None:
         self._closed = closed
 
     def connection_lost(self, exc: Exception | None) -> None:
