@@ -1,10 +1,11 @@
 """Measures a policy version on the validation tasks: greedy by the route's overrides, one rollout each."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from fulmen_algorithm.algorithms.scoring import Scorer
-from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.runs.context import RunContext
 
 SAMPLE = 0
@@ -58,7 +59,15 @@ class Validator:
         ctx.recorder.result(validation_accuracy=accuracy)
         ctx.recorder.validated()
         if failed:
-            ctx.notify("warning", f"{failed} of {len(groups)} validation rollouts failed; they count as {missing:g}.")
+            kinds = Counter(
+                g.rollouts[0].failure or "NO_REWARD" for g, score in zip(groups, scores, strict=True) if score is None
+            )
+            causes = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common(3))
+            ctx.notify(
+                "warning",
+                f"{failed} of {len(groups)} validation rollouts failed ({causes}); they count as {missing:g}."
+                f"{failed_one(groups)}",
+            )
         parts = [{} if self._scorer is None else self._scorer.parts(g.rollouts[0]) for g in groups]
         # A missing part of a successful rollout is no failure.
         otherwise = [missing if score is None else 0.0 for score in scores]
