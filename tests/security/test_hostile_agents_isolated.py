@@ -13,8 +13,7 @@ import pytest
 import pytest_asyncio
 
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Isolation, PythonEntry
-from fulmen_service_kit.isolation.launch import Isolator
-from fulmen_service_kit.isolation.levels import Isolation as Level
+from tests.support.isolation import sandboxed
 from tests.support.runner.fixtures import World, proxy, publish_agent, start_runner, world
 from tests.support.runner.harness import RunnerProcess
 from tests.support.runner.stores import Ended, RealStore
@@ -24,8 +23,6 @@ pytestmark = pytest.mark.long(short=True)
 __all__ = ["proxy", "publish_agent", "start_runner", "store", "world"]
 
 TRUSTED = Isolation.ISOLATION_TRUSTED
-NO_SANDBOX = Isolator(Level.SANDBOX, setting="FULMEN_RUNNER_ISOLATION").problem
-sandboxed = pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX[:200])
 MIB = 2**20
 
 AGENT = """

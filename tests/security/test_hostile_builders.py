@@ -25,6 +25,7 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.security.tokens import Role
+from tests.support.isolation import sandboxed
 from tests.support.runner.harness import token
 from tests.support.runner.stores import RealStore
 from tests.support.service_kit.processes import ServiceProcess, serving_process
@@ -34,8 +35,6 @@ pytestmark = pytest.mark.long(short=True)
 LIMIT_S = 90
 MIB = 2**20
 SETTING = "FULMEN_ALGORITHM_ISOLATION"
-NO_SANDBOX = Isolator(Isolation.SANDBOX, setting=SETTING).problem
-sandboxed = pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX[:200])
 LEVELS = ["trusted", pytest.param("sandbox", marks=sandboxed)]
 
 SPY = """

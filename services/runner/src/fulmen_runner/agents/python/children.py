@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -283,7 +284,7 @@ class Children:
     _idle: "OrderedDict[Child, ChildProgram]" = field(default_factory=OrderedDict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
     _waiting: "list[tuple[ChildProgram, asyncio.Future[Child]]]" = field(default_factory=list)
-    _starting: set[asyncio.Task[None]] = field(default_factory=set)
+    _starting: "set[asyncio.Task[Child | None]]" = field(default_factory=set)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(2, os.cpu_count() or 1)))
 
     async def call(self, program: ChildProgram, request: Document, body: bytes, files: Files) -> Document:
@@ -325,12 +326,13 @@ class Children:
 
         Raises:
             AgentFailed: If the child cannot be started or cannot load the program.
+            HostUnavailable: If it cannot be isolated on this machine.
         """
         waiter = program, asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         task = asyncio.create_task(self._start(program), name="start child")
         self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        task.add_done_callback(partial(self._started, program))
         try:
             return await waiter[1]
         except asyncio.CancelledError:
@@ -341,18 +343,20 @@ class Children:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
-    async def _start(self, program: ChildProgram) -> None:
+    async def _start(self, program: ChildProgram) -> Child | None:
         async with self._turns:
-            if self._first_waiting(program) is None:
-                return
-            try:
-                child = await Child.start(program, self.host)
-            except AgentFailed as error:
-                if (waiting := self._first_waiting(program)) is not None:
-                    waiting.set_exception(error)
-                return
-        _log.debug("child_started", target=program.target)
-        self._hand_over(child, program)
+            return await Child.start(program, self.host) if self._first_waiting(program) is not None else None
+
+    def _started(self, program: ChildProgram, task: "asyncio.Task[Child | None]") -> None:
+        self._starting.discard(task)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            if (waiting := self._first_waiting(program)) is not None:
+                waiting.set_exception(error)
+        elif (child := task.result()) is not None:
+            _log.debug("child_started", target=program.target)
+            self._hand_over(child, program)
 
     def _first_waiting(self, program: ChildProgram) -> "asyncio.Future[Child] | None":
         return next((freed for known, freed in self._waiting if known == program and not freed.done()), None)
