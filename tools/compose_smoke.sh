@@ -120,6 +120,7 @@ echo "compose-smoke: killed one of each service at \"$(grep "^grpo: step" "$fold
 wait "$training" || { cat "$folder/train.log"; fail "training failed"; }
 training=
 cat "$folder/train.log"
+! grep -q "validation rollouts failed" "$folder/train.log" || fail "rollouts failed, which kills must not cause"
 last=$(tail -n 1 "$folder/train.log")
 [[ $last =~ ^"validation accuracy "[01]\.[0-9]+" -> "[01]\.[0-9]+$ ]] || fail "the last line is not the accuracy: $last"
 echo "compose-smoke: trained in $((SECONDS - begun)) s"

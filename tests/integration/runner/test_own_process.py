@@ -52,6 +52,17 @@ async def calls(task, context):
     said = [(await asyncio.to_thread(ask))["choices"][0]["message"]["content"]]
     said.append(ask()["choices"][0]["message"]["content"])
     return float(said == [context.attempt] * 2)
+client = httpx2.AsyncClient()
+async def keeps_a_client(task, context):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    said = (await client.post(url, json={"model": "m"})).json()["choices"][0]["message"]["content"]
+    await asyncio.to_thread(time.sleep, 0)
+    emit_reward(float(said == context.attempt))
+    return {"pid": os.getpid()}
+async def leaves_a_task(task):
+    asyncio.create_task(asyncio.sleep(3600))
+    emit_reward(1)
+    return {"pid": os.getpid()}
 def raises(task): raise RuntimeError("boom " + helper.WORD)
 def segfault(task): print("last words", file=sys.stderr, flush=True); ctypes.string_at(0)
 def leaves(task): os._exit(7)
@@ -130,6 +141,13 @@ async def test_everything_works_as_inside_the_runner(world: World) -> None:
     )
 
 
+async def test_a_client_of_the_module_serves_all_attempts_of_a_child(world: World) -> None:
+    await world.start(slots=1, child_attempts=3)
+    ended = await run(world, "keeps_a_client", [{}] * 3)
+    assert [(one.message, one.rewards) for one in ended] == [("", {("reward", None): 1.0})] * 3
+    assert len({one.output for one in ended}) == 1
+
+
 async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(world: World) -> None:
     await world.start(slots=1, child_attempts=3)
 
@@ -139,7 +157,7 @@ async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(wor
 
     first, second, third, fourth = pids(await run(world, "pid", [{}] * 4))
     assert first == second == third != fourth
-    for target in ("leaves_a_thread", "leaves_a_child"):
+    for target in ("leaves_a_thread", "leaves_a_child", "leaves_a_task"):
         first, second = pids(await run(world, target, [{}] * 2))
         assert first != second
         await wait_for_exit(first)

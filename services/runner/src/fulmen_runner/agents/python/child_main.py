@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
@@ -41,10 +42,19 @@ class StopAsked(BaseException):
 
 
 class Stopper:
-    """Ends the agent on SIGTERM: cancels its task if it has one, otherwise raises `StopAsked` inside it."""
+    """Runs the agent, and ends it on SIGTERM: cancels its task if it has one, otherwise raises `StopAsked` inside it.
+
+    All attempts run in one event loop: an agent's module may hold a client whose connections belong to the loop.
+
+    Attributes:
+        asked: Set on SIGTERM.
+        has_left_tasks: Whether the last attempt left tasks in the loop, which were cancelled.
+    """
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self.has_left_tasks = False
+        self._runner = asyncio.Runner()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Walked]] | None = None
 
     def install(self) -> None:
@@ -71,7 +81,10 @@ class Stopper:
             result = entry.begun(arguments, self.asked) if entry.blocking else entry.function(*arguments)
             if isinstance(result, Walked):
                 return result
-            return asyncio.run(self._finish(entry, result))
+            # Its threads end with the attempt, those of the loop's own executor would stay.
+            with ThreadPoolExecutor(thread_name_prefix="asyncio") as executor:
+                # The context of this attempt: the runner keeps that of the first.
+                return self._runner.run(self._finish(entry, result, executor), context=copy_context())
         except (StopAsked, Stopped):
             raise StopAsked from None
         except asyncio.CancelledError:
@@ -81,14 +94,20 @@ class Stopper:
         except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
             raise AgentFailed(describe_error(error)) from None
 
-    async def _finish(self, entry: PythonCallable, result: object) -> Walked:
-        task = asyncio.current_task()
+    async def _finish(self, entry: PythonCallable, result: object, executor: ThreadPoolExecutor) -> Walked:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        self._running = asyncio.get_running_loop(), task
+        loop.set_default_executor(executor)
+        self._running = loop, task
         try:
             return await entry.finished(result)
         finally:
             self._running = None
+            left = asyncio.all_tasks() - {task}
+            self.has_left_tasks = bool(left)
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 class Child:
@@ -123,7 +142,8 @@ class Child:
             answer = {"error": str(error)}
         self._stopper.install()
         left = [t for t in threading.enumerate() if t not in threads and not t.name.startswith(_TELEMETRY_THREADS)]
-        return {**answer, "undelivered_spans": self._spans.end(request["attempt"]), "reusable": not left}
+        reusable = not left and not self._stopper.has_left_tasks
+        return {**answer, "undelivered_spans": self._spans.end(request["attempt"]), "reusable": reusable}
 
     def _attempt(self, request: Document, body: bytes) -> Document:
         context = Context(
