@@ -14,4 +14,7 @@ async def test_a_rollout_that_failed_counts_as_failure_reward(algorithm, world, 
     entry = await carry_out(draft)
     assert entry.run.results["validation_accuracy"] == pytest.approx((3 * -1 + 3 * -5) / 6)
     assert entry.events.steps()[-1].values["validation_failed"] == 3
-    assert any("3 of 6 validation rollouts failed (AGENT_ERROR: 3); they count as -5. See why: `fulmen rollout show" in text for text in notices(entry))
+    assert any(
+        "3 of 6 validation rollouts failed (AGENT_ERROR: 3); they count as -5. See why: `fulmen rollout show" in text
+        for text in notices(entry)
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from fulmen_service_kit.pipes import read_pipe
+from fulmen_service_kit.pipe_transports import read_pipe
 
 _READ_BYTES = 65_536
 

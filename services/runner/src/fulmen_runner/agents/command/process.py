@@ -18,7 +18,7 @@ from fulmen_runner.agents.command.guardian import Guardian, KeptCommand
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
 from fulmen_service_kit.isolation.launch import Launch
-from fulmen_service_kit.pipes import read_pipe, write_pipe
+from fulmen_service_kit.pipe_transports import read_pipe, write_pipe
 
 TERMINATE_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from fulmen_service_kit.pipes import read_pipe, write_pipe
+from fulmen_service_kit.pipe_transports import read_pipe, write_pipe
 
 LOOPS = [pytest.param(None, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
 PIPES = 2000
@@ -82,4 +82,4 @@ def test_no_other_module_gives_a_pipe_to_a_loop(repository_root: Path) -> None:
         for path in (repository_root / folder).rglob("src/**/*.py")
         if re.search(r"connect_(read|write)_pipe", path.read_text(encoding="utf-8"))
     }
-    assert users == {"pipes.py"}
+    assert users == {"pipe_transports.py"}
