@@ -95,13 +95,13 @@ async def test_a_version_that_points_outside_of_the_roots_is_not_loaded(kind, wh
     content = Content(
         name="resources/policy.p/versions/1", version=1, data=json.dumps(description).encode(), kind="policy"
     )
-    files = RunFiles(tmp_path / "runs" / "small")
+    files = RunFiles(tmp_path / "runs" / "default" / "small")
     with pytest.raises(RunFailed, match=SETTING):
         await stored_policy(content, resources=ModelResources(world), files=files, roots=roots(folders, tmp_path))
 
 
 async def test_versions_of_the_runs_themselves_are_always_loaded(folders, tmp_path):
-    files = RunFiles(tmp_path / "runs" / "small")
+    files = RunFiles(tmp_path / "runs" / "default" / "small")
     model = files.models / "000001"
     model.mkdir(parents=True)
     description = {"kind": "full", "path": str(model), "sha256": "x"}

@@ -29,7 +29,7 @@ from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}
-ELSEWHERE = "trainingRuns/of-another-service"
+ELSEWHERE = "projects/default/trainingRuns/of-another-service"
 SHORT = {"min_wait_s": 0.1, "max_wait_s": 0.2, "straggler_timeout_s": 0.3, "deadline_s": 3.0}
 
 

@@ -29,7 +29,7 @@ from tests.support.exchange.world import Member, layout_of, settings_named
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
-RUN = "trainingRuns/small"
+RUN = "projects/default/trainingRuns/small"
 NOW = datetime(2026, 3, 14, 10, 15, tzinfo=UTC)
 Tell = Callable[[RunRegistry], None]
 
