@@ -53,7 +53,6 @@ def training_run(**fields: object) -> TrainingRun:
     """Returns a run that was just created, with some fields of one's own."""
     made = TrainingRun(
         name="projects/default/trainingRuns/small",
-        project="projects/default",
         display_name="",
         algorithm="grpo",
         settings_json="{}",

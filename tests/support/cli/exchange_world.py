@@ -44,7 +44,6 @@ def keep_run(folder: Path, settings: Mapping[str, Any], *, name: str = RUN, tell
         runs = RunRegistry(state, clock=lambda: NOW)
         run = TrainingRun(
             name=name,
-            project="projects/default",
             display_name="",
             algorithm="sft",
             settings_json=json.dumps(settings),

@@ -93,7 +93,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     stack.callback(connections.close)
     await connections.isolator.report()
-    roots = ModelRoots.of(settings.model_roots, own=(storage.folder,))
+    roots = ModelRoots.of(settings.model_roots, runs=storage.folder)
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,

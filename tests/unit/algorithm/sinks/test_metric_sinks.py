@@ -57,7 +57,7 @@ async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
 
 
 def drawn(folder: Path) -> list[tuple[int, float]]:
-    accumulator = EventAccumulator(str(folder / "runs/arithmetic-1/tensorboard"))
+    accumulator = EventAccumulator(str(folder / "runs/default/arithmetic-1/tensorboard"))
     accumulator.Reload()
     return [(event.step, round(event.value, 6)) for event in accumulator.Scalars("reward_mean")]
 
@@ -180,7 +180,7 @@ async def test_the_position_of_a_sink_is_replaced_atomically(runs, tmp_path):
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1)
     await carrying.carry()
-    position, before = tmp_path / "runs/arithmetic-1/journal-00000000/metrics.json", tmp_path / "before"
+    position, before = tmp_path / "runs/default/arithmetic-1/journal-00000000/metrics.json", tmp_path / "before"
     os.link(position, before)
     content = before.read_bytes()
     measure(runs, 2)

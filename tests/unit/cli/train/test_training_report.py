@@ -98,5 +98,5 @@ def test_a_runs_id_fits_the_contract() -> None:
     names = RunNames(project="projects/p", prefix=f"{'a' * 32}-20260314-101500-x7k2")
     long = names.of(12, StageConfig(algorithm="grpo" * 5, settings={})).removeprefix("projects/p/trainingRuns/")
 
-    assert len(long) == 62
+    assert len(long) == 63
     assert not long.endswith("-")

@@ -73,6 +73,11 @@ class RunFiles:
         return self.folder / journal_name(self.epoch)
 
     @property
+    def project(self) -> str:
+        """`projects/{project}` of the run."""
+        return f"projects/{self.folder.parent.name}"
+
+    @property
     def _runs(self) -> Path:
         """Folder of all runs, which has a folder per project."""
         return self.folder.parent.parent

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import structlog
 
 from fulmen.errors import FulmenError, RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
-from fulmen.ids import training_run_name
 from fulmen_algorithm.persistence.run_files import decoded_run, encoded_run
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.entry import Entry
@@ -255,7 +254,7 @@ class RunOwnership:
             _log.warning("run_record_unreadable", run=lease.training_run)
             return
         if entry is None:
-            if run.name != lease.training_run or training_run_name(run.project, run.run_id) != run.name:
+            if run.name != lease.training_run:
                 return
             entry = self._runs.restore(run, self._storage.run_files(run))
         if lease.epoch > entry.files.epoch:

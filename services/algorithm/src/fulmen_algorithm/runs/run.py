@@ -83,7 +83,6 @@ class TrainingRun:
     """
 
     name: str
-    project: str
     display_name: str
     algorithm: str
     settings_json: str
@@ -104,6 +103,11 @@ class TrainingRun:
     collapses: int = 0
     request_id: str = ""
     request_digest: str = ""
+
+    @property
+    def project(self) -> str:
+        """`projects/{project}`, which its name holds."""
+        return self.name.partition("/trainingRuns/")[0]
 
     @property
     def run_id(self) -> str:

@@ -143,7 +143,6 @@ async def checked_run(
         raise SettingsInvalid("The training run is not valid.", violations=violations)
     return TrainingRun(
         name=draft.name or training_run_name(draft.project, str(uuid7())),
-        project=draft.project,
         display_name=draft.display_name,
         algorithm=draft.algorithm,
         settings_json=settings.model_dump_json(),
@@ -279,7 +278,7 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
 def _path_problems(draft: RunDraft, roots: ModelRoots) -> list[Violation]:
     if draft.policy.origin is not PolicyOrigin.PATH or not draft.policy.source:
         return []
-    problem = roots.problem(draft.policy.source)
+    problem = roots.problem(draft.policy.source, project=draft.project)
     return [Violation(field="policy.path", description=problem)] if problem else []
 
 
