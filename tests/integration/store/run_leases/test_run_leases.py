@@ -12,10 +12,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulmen.errors import ArgumentInvalid, RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
+from fulmen.errors import (
+    ArgumentInvalid,
+    PermissionDenied,
+    RunLeaseHeld,
+    RunLeaseLost,
+    TrainingRunExists,
+    TrainingRunNotFound,
+)
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as pb
-from tests.support.store.running import StoreHandle, Stubs
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import StoreHandle, Stubs, create_project
 
 RUN = "projects/default/trainingRuns/one"
 IDLE, WAITING, RUNNING = pb.RUN_LEASE_STATE_IDLE, pb.RUN_LEASE_STATE_WAITING, pb.RUN_LEASE_STATE_RUNNING
@@ -243,6 +251,25 @@ async def test_every_problem_of_a_request_is_reported_at_once(stubs: Stubs):
     assert {each.field for each in refused.value.violations} == {"owner", "ttl", "after_epoch"}
     with pytest.raises(ArgumentInvalid):
         await create(stubs, policy="p" * 64)
+    for malformed in ("", "trainingRuns/one", "projects/default", "projects/default/trainingRuns/", f"{RUN}/x"):
+        for call in (create(stubs, malformed), acquire(stubs, "first", malformed)):
+            with pytest.raises(ArgumentInvalid):
+                await call
+
+
+async def test_runs_of_the_same_id_in_two_projects_have_leases_and_policies_of_their_own(
+    store: StoreHandle, stubs: Stubs
+):
+    await create_project(stubs, "projects/other")
+    theirs = RUN.replace("default", "other")
+    for run in (RUN, theirs):
+        await create(stubs, run, policy="p", request_id="r")
+        assert (await acquire(stubs, run[:14].replace("/", "-"), run)).held
+    other = await store.stubs(role=Role.SERVICE, project="projects/other")
+    assert [each.training_run for each in await listed(other)] == [theirs]
+    for absent in (RUN, "projects/default/trainingRuns/none"):
+        with pytest.raises(PermissionDenied):
+            await acquire(other, "other", absent)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

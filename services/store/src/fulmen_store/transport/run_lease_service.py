@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import Violation
-from fulmen.ids import MAX_TRAINING_RUN
+from fulmen.ids import MAX_TRAINING_RUN, parse_training_run_name
 from fulmen.store.v1 import run_lease_service_pb2 as pb
 from fulmen.store.v1 import run_lease_service_pb2_grpc
 from fulmen_service_kit.security.auth import require_project
@@ -33,7 +33,7 @@ from fulmen_store.run_leases.run_leases import (
     require_valid,
 )
 from fulmen_store.run_leases.table import RunLeaseTable
-from fulmen_store.transport.access import project_limit, run_project
+from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["RunLeaseService"]
@@ -56,7 +56,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         self, request: pb.CreateRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateRunLeaseResponse:
         """Records a run that waits for an owner."""
-        project = run_project("", request.training_run)
+        project = _project_of(request.training_run)
         violations = check_record("record", request.record)
         for field, text, limit in (
             ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID),
@@ -79,7 +79,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         self, request: pb.AcquireRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireRunLeaseResponse:
         """Acquires the lease of a run."""
-        project = run_project("", request.training_run)
+        project = _project_of(request.training_run)
         holder = replace(_holder(request.owner, request.owner_address, request.ttl), storage=request.storage)
         require_valid([*check_holder(holder), *check_epoch("after_epoch", request.after_epoch)])
         project_id = await self._projects.require(project)
@@ -93,7 +93,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         holder = _holder(request.owner, request.owner_address, request.ttl)
         violations = [*check_holder(holder), *_renewal_problems(request.leases)]
         require_valid(violations)
-        projects = [run_project("", each.training_run) for each in request.leases]
+        projects = [_project_of(each.training_run) for each in request.leases]
         numbers = await self._projects.find_all(projects)
         renewals = [
             Renewal(project_id=numbers[project], training_run=each.training_run, epoch=each.epoch, record=each.record)
@@ -107,7 +107,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         self, request: pb.ReleaseRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReleaseRunLeaseResponse:
         """Ends a lease."""
-        project = run_project("", request.training_run)
+        project = _project_of(request.training_run)
         violations = [*check_epoch("epoch", request.epoch), *check_record("record", request.record)]
         if request.state not in {state.value for state in RunLeaseState}:
             violations.append(Violation(field="state", description="is not a state of a run"))
@@ -143,6 +143,16 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         )
         answer.store_time.FromDatetime(now)
         return answer
+
+
+def _project_of(training_run: str) -> str:
+    """Returns the project of a run, which the caller may access.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+        PermissionDenied: If the caller is bound to another project.
+    """
+    return require_project(parse_training_run_name(training_run).project)
 
 
 def _renewal_problems(leases: Sequence[pb.RenewedLease]) -> list[Violation]:
