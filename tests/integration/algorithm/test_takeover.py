@@ -119,7 +119,7 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
         print(f"taken over after {time.monotonic() - started:.1f} s")
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        check_books(read_consumed(both.runs / "taken"), await finished_groups(client, name), steps=LONG_STEPS)
+        check_books(read_consumed(both.runs / "default/taken"), await finished_groups(client, name), steps=LONG_STEPS)
         assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices()), watcher.story()
 
 

@@ -82,7 +82,7 @@ async def _folder(description: Mapping[str, Any], files: RunFiles, roots: ModelR
 
 
 async def _located(place: str, files: RunFiles, roots: ModelRoots) -> Path:
-    """Returns the folder of a place that a version names: a path, or `runs:/<run>/<path>` in the storage of the runs."""
+    """Returns the folder of a place that a version names: a path, or `runs:/<project>/<run>/<path>` in their storage."""
     return await files.fetched(roots.checked(files.path_of(place), project=files.project))
 
 
