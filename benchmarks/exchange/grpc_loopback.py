@@ -283,7 +283,7 @@ def exchanging(plan: Plan, rank: int, what: str, target: str) -> Work:
     parameters = [(str(number), nn.Parameter(torch.zeros(size, COLUMNS))) for number, size in enumerate(sizes)]
     layout = Layout.of(parameters, settings, shards=1)
     who = GrpcParticipant(
-        training_run=f"trainingRuns/{name}-{PIECES_BYTES[what]}",
+        training_run=f"projects/default/trainingRuns/{name}-{PIECES_BYTES[what]}",
         rank=rank,
         world_size=plan.ranks,
         layout=layout,

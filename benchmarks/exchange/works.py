@@ -105,7 +105,7 @@ class Ours(Work):
         self.share = 1.0 / ranks.world_size
         self._ranks = ranks
         named = {name: each for name, each in shared.model.named_parameters() if each.requires_grad}
-        access = ServerAccess(training_run=f"trainingRuns/{contender.codec}", token=place.token)
+        access = ServerAccess(training_run=f"projects/default/trainingRuns/{contender.codec}", token=place.token)
         self._link = open_link(settings, parameters=named, ranks=ranks, access=access)
         self._reducer = CodecReducer.open(settings, parameters=named, link=self._link, seed=SEED, optimizer="sgd")
 

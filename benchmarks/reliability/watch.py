@@ -77,7 +77,7 @@ class Watch:
         Args:
             stand: The stack.
             workload: Opens connections.
-            run: `trainingRuns/{id}`.
+            run: `projects/{project}/trainingRuns/{id}`.
             victims: Who is harmed: that a held process does not answer this program is no sign that anything noticed.
         """
         self._stand, self._workload, self._run, self._victims = stand, workload, run, victims
@@ -168,8 +168,8 @@ class Watch:
         return {f"readiness of {name}": serves for name, serves in answers.items()}
 
     def _log_files(self) -> list[Path]:
-        run = self._run.removeprefix("trainingRuns/")
-        notices = self._stand.state.path / "algorithm" / "runs" / run / "events.jsonl"
+        run = self._run.rpartition("/")[2]
+        notices = self._stand.state.path / "algorithm" / "runs" / "default" / run / "events.jsonl"
         return [*self._stand.state.logs.glob("*.log"), self._stand.state.database / "server.log", notices]
 
     def _complaint(self) -> str:

@@ -113,7 +113,7 @@ class Workload:
         """Starts a run at a steady pace; its agents are commands for a keeper, its ranks exchange for an aggregator.
 
         Returns:
-            `trainingRuns/{id}`.
+            `projects/{project}/trainingRuns/{id}`.
         """
         self._set_pace(PACE_S)
         folder = self._write_agent(victims)
@@ -153,7 +153,7 @@ class Workload:
         """Reads the books of a run, through the services and directly in the database.
 
         Args:
-            run: `trainingRuns/{id}`.
+            run: `projects/{project}/trainingRuns/{id}`.
             ended: Whether it has; what has not ended has books in the database only.
         """
         created = await self._count(CREATED, run)

@@ -114,7 +114,7 @@ class Process:
         if policy.origin is PolicyOrigin.BUILD:
             inputs["bundle"] = self.resources.put("resources/bundle.example", b"bundle")
         draft = RunDraft(
-            name=f"trainingRuns/{name}",
+            name=f"projects/default/trainingRuns/{name}",
             project="projects/default",
             display_name="",
             algorithm=stage.algorithm,

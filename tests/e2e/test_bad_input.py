@@ -122,7 +122,7 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_ru
     run = training_run_pb2.TrainingRun(
         algorithm="sft",
         policy=training_run_pb2.PolicySpec(name=NAME, path="/nowhere"),
-        inputs={"rollouts": "trainingRuns/nobody-1"},
+        inputs={"rollouts": "projects/default/trainingRuns/nobody-1"},
     )
     async with nothing_is_created(world):
         with pytest.raises(SettingsInvalid) as refused:
@@ -130,7 +130,7 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_ru
                 training_run_service_pb2.CreateTrainingRunRequest(training_run=run)
             )
     (violation,) = refused.value.violations
-    assert (violation.field, "no training run trainingRuns/nobody-1" in violation.description) == (
+    assert (violation.field, "no training run projects/default/trainingRuns/nobody-1" in violation.description) == (
         "inputs.rollouts",
         True,
     )

@@ -32,7 +32,7 @@ async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world, m
     assert done.last_line in (reports / "report.md").read_text(encoding="utf-8")
     assert (reports / "curve.png").read_bytes().startswith(PNG)
     [run] = re.findall(r"^grpo: run (\S+)$", done.stdout, flags=re.MULTILINE)
-    books = await collect_books(world.client, f"trainingRuns/{run}", world.state_dir)
+    books = await collect_books(world.client, f"projects/default/trainingRuns/{run}", world.state_dir)
     assert problems_of(books, calls_per_rollout=ARITHMETIC_CALLS, min_reward=0.0) == []
 
 

@@ -27,7 +27,10 @@ def folders(tmp_path: Path) -> dict[str, Path]:
         folder.mkdir(parents=True)
     (allowed / "link").symlink_to(secret / "tiny")
     (allowed / "turn").symlink_to("../secret")
+    theirs = tmp_path / "runs" / "other" / "small" / "models"
+    theirs.mkdir(parents=True)
     return {
+        "run of another project": theirs,
         "allowed": allowed / "tiny",
         "other": secret / "tiny",
         "link": allowed / "link",
@@ -40,7 +43,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 def roots(folders: dict[str, Path], tmp_path: Path) -> ModelRoots:
-    return ModelRoots.of(str(folders["allowed"].parent), own=(tmp_path / "runs",))
+    return ModelRoots.of(str(folders["allowed"].parent), runs=tmp_path / "runs")
 
 
 async def created(path: Path, allowed: ModelRoots) -> None:
@@ -58,7 +61,7 @@ async def created(path: Path, allowed: ModelRoots) -> None:
     await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
 
 
-REFUSED = ("other", "link", "link in the middle", "dots", "same beginning", "missing", "root")
+REFUSED = ("other", "link", "link in the middle", "dots", "same beginning", "missing", "root", "run of another project")
 
 
 @pytest.mark.parametrize("where", REFUSED)
@@ -72,7 +75,14 @@ async def test_a_run_that_begins_outside_of_the_roots_is_refused_with_the_settin
 
 async def test_a_run_may_begin_below_the_roots(folders, tmp_path):
     await created(folders["allowed"], roots(folders, tmp_path))
-    await created(folders["other"], ModelRoots.of("/", own=()))
+    await created(folders["other"], ModelRoots.of("/"))
+
+
+async def test_a_root_above_the_runs_opens_no_run_of_another_project(folders, tmp_path):
+    allowed = ModelRoots.of("/", runs=tmp_path / "runs")
+    with pytest.raises(SettingsInvalid):
+        await created(folders["run of another project"], allowed)
+    await created(tmp_path / "runs" / "default" / "small", allowed)
 
 
 @pytest.mark.parametrize("where", REFUSED)
@@ -95,13 +105,13 @@ async def test_a_version_that_points_outside_of_the_roots_is_not_loaded(kind, wh
     content = Content(
         name="resources/policy.p/versions/1", version=1, data=json.dumps(description).encode(), kind="policy"
     )
-    files = RunFiles(tmp_path / "runs" / "small")
+    files = RunFiles(tmp_path / "runs" / "default" / "small")
     with pytest.raises(RunFailed, match=SETTING):
         await stored_policy(content, resources=ModelResources(world), files=files, roots=roots(folders, tmp_path))
 
 
 async def test_versions_of_the_runs_themselves_are_always_loaded(folders, tmp_path):
-    files = RunFiles(tmp_path / "runs" / "small")
+    files = RunFiles(tmp_path / "runs" / "default" / "small")
     model = files.models / "000001"
     model.mkdir(parents=True)
     description = {"kind": "full", "path": str(model), "sha256": "x"}

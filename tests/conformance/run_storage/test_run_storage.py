@@ -36,7 +36,7 @@ def in_object_store(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> M
 async def owned(storage: RunStorage, epoch: int) -> RunFiles:
     """Takes the run over on a machine."""
     storage.folder.mkdir(parents=True, exist_ok=True)
-    files = await storage.newest_files(RUN.run_id)
+    files = await storage.newest_files(RUN)
     return await files.taken_over(epoch, owner=f"owner-{epoch}", record=RUN)
 
 
@@ -171,5 +171,5 @@ async def test_an_object_store_that_is_away_says_so_and_loses_nothing(in_object_
 
 
 def test_a_run_whose_creator_died_before_it_wrote_a_file_begins_from_its_record(tmp_path: Path):
-    files = RunFiles(tmp_path / "runs/small")._take_over(1, "b", RUN)
+    files = RunFiles(tmp_path / "runs/default/small")._take_over(1, "b", RUN)
     assert files.load_run() == RUN

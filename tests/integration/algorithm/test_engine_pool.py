@@ -193,7 +193,7 @@ class World:
     async def serve(
         self, pool: EnginePool, policy: str, version: int = 1, engine: EngineSettings = EMBEDDED
     ) -> RunServing:
-        serving = pool.serving(f"trainingRuns/{policy}", engine, lambda severity, text: None)
+        serving = pool.serving(f"projects/default/trainingRuns/{policy}", engine, lambda severity, text: None)
         await serving.serve(self.published(policy, version), {}, lambda severity, text: None)
         return serving
 

@@ -74,7 +74,7 @@ async def restart(stack: LocalStack) -> None:
 async def check(folder: Path, client: Client, watcher: Watcher, run: pb.TrainingRun) -> None:
     """Checks that a run has ended well and used every group once."""
     assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-    lines = read_consumed(folder / f"algorithm/runs/{run.name.removeprefix('trainingRuns/')}")
+    lines = read_consumed(folder / f"algorithm/runs/default/{run.name.rpartition('/')[2]}")
     check_books(lines, await finished_groups(client, run.name), steps=STEPS)
 
 
@@ -139,7 +139,7 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     assert await command(folder, "resume", ended.name) == f"{ended.name}: pending\n"
     again = await watcher.end()
     await check(folder, client, watcher, again)
-    lines = read_consumed(folder / f"algorithm/runs/{ended.name.removeprefix('trainingRuns/')}")
+    lines = read_consumed(folder / f"algorithm/runs/default/{ended.name.rpartition('/')[2]}")
     assert {line["branch"] for line in lines if line["step"] > 2} == {1}
     assert (again.rollback_count, again.step) == (1, STEPS)
     assert again.policy_version != ended.policy_version

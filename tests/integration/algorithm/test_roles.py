@@ -93,7 +93,7 @@ class Stand:
     async def trained(self, name: str) -> dict[int, list[Trajectory]]:
         """Reads what the policies did in the rollouts that each step of a run trained on."""
         found: dict[int, list[Trajectory]] = {}
-        for line in read_consumed(self.folder / "algorithm/runs" / name):
+        for line in read_consumed(self.folder / "algorithm/runs/default" / name):
             stored = await read_stored(self.client, line["trained"]) if line["trained"] else []
             found.setdefault(line["step"], []).extend(s.trajectory for s in stored if s.trajectory is not None)
         return found
@@ -156,8 +156,12 @@ async def check_an_adapter_for_each_role(stand: Stand) -> None:
     metrics = await stand.finished(watcher)
     assert all(values["tokens"] == values["role_solver_tokens"] > 0 for values in metrics)
     assert "validation_role_solver_reward" in metrics[-1]
-    run_folder = stand.folder / "algorithm/runs/adapters"
-    check_books(read_consumed(run_folder), await finished_groups(stand.client, "trainingRuns/adapters"), steps=STEPS)
+    run_folder = stand.folder / "algorithm/runs/default/adapters"
+    check_books(
+        read_consumed(run_folder),
+        await finished_groups(stand.client, "projects/default/trainingRuns/adapters"),
+        steps=STEPS,
+    )
     # Every row was sampled by the model of its role, and by versions of the policy.
     trained = await stand.trained("adapters")
     rows = [row for found in trained.values() for trajectory in found for row in trajectory.rows]

@@ -106,7 +106,7 @@ class World:
 
     async def create(self, name: str) -> str:
         run = pb.TrainingRun(
-            name=f"trainingRuns/{name}",
+            name=f"projects/default/trainingRuns/{name}",
             algorithm="sft",
             settings_json=json.dumps(SETTINGS),
             policy=pb.PolicySpec(name=name, path=str(self.model)),
@@ -161,7 +161,7 @@ async def test_a_killed_or_stopped_owner_is_replaced_and_fenced_and_the_loss_is_
     await _owned_by(other, stopped)
     os.kill(owner.process.pid, signal.SIGCONT)
     assert await other.losses(stopped) == calm
-    files = RunFiles(world.runs / "stopped")
+    files = RunFiles(world.runs / "default/stopped")
     assert (files.epoch, files.load_run().state.value) == (2, "SUCCEEDED")
     # The former owner answers for the run, from what the new one wrote, and has published nothing since.
     again = await owner.get(stopped)

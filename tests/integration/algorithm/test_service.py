@@ -94,9 +94,11 @@ async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
         fields = {violation.field for violation in refused.value.violations}
         assert fields == {"settings.stesp", "settings.steps", "inputs.demonstrations", "policy.path"}
         with pytest.raises(TrainingRunNotFound):
-            await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="trainingRuns/none"))
+            await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="projects/default/trainingRuns/none"))
         with pytest.raises(TrainingRunNotFound):
-            await runs.RollbackTrainingRun(service_pb.RollbackTrainingRunRequest(checkpoint="trainingRuns/none/x"))
+            await runs.RollbackTrainingRun(
+                service_pb.RollbackTrainingRunRequest(checkpoint="projects/default/trainingRuns/none/x")
+            )
         with pytest.raises(PageTokenInvalid):
             await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest(page_token="x"))
         with pytest.raises(PermissionDenied):

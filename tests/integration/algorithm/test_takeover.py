@@ -119,7 +119,7 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
         print(f"taken over after {time.monotonic() - started:.1f} s")
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        check_books(read_consumed(both.runs / "taken"), await finished_groups(client, name), steps=LONG_STEPS)
+        check_books(read_consumed(both.runs / "default/taken"), await finished_groups(client, name), steps=LONG_STEPS)
         assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices()), watcher.story()
 
 
@@ -141,17 +141,17 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
                 return run.owner_address == other
 
             await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)
-            files = RunFiles(both.runs / "stopped")
+            files = RunFiles(both.runs / "default/stopped")
             epoch_before = files.epoch
-            late = both.runs / "stopped" / f"journal-{epoch_before - 1:08d}"
+            late = both.runs / "default/stopped" / f"journal-{epoch_before - 1:08d}"
             seen = {path.name: path.read_bytes() for path in files.journal.iterdir()}
             assert seen
         finally:
             os.kill(both.pid(owner), signal.SIGCONT)
         done = await watcher.end()
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        check_books(read_consumed(both.runs / "stopped"), await finished_groups(client, name), steps=LONG_STEPS)
-        assert RunFiles(both.runs / "stopped").epoch == epoch_before
+        check_books(read_consumed(both.runs / "default/stopped"), await finished_groups(client, name), steps=LONG_STEPS)
+        assert RunFiles(both.runs / "default/stopped").epoch == epoch_before
         assert late.exists()
         assert done.policy_version == await newest_version(client)
         # The former owner answers for the run again, from what the new one wrote.

@@ -61,7 +61,7 @@ async def test_a_run_in_ranks_survives_outages_of_store_proxy_and_its_own_servic
         assert (Path(run.model_path) / "model.safetensors").exists()
         assert int(run.policy_version.rpartition("/")[2]) > STEPS
         check_books(
-            read_consumed(short_tmp_path / "algorithm/runs/outages"),
+            read_consumed(short_tmp_path / "algorithm/runs/default/outages"),
             await finished_groups(client, run.name),
             steps=STEPS,
         )

@@ -83,7 +83,7 @@ def tell_of_an_exchange(runs: RunRegistry) -> None:
 
 async def test_a_run_in_one_cluster_is_shown_by_what_its_stream_says(tmp_path: Path) -> None:
     keep_run(tmp_path, TORCH, tell=tell_of_an_exchange)
-    keep_run(tmp_path, {}, name="trainingRuns/newer")
+    keep_run(tmp_path, {}, name="projects/default/trainingRuns/newer")
     async with serving(tmp_path) as target:
         text = await shown(target=target)
         told = await as_json(target=target)
@@ -157,7 +157,7 @@ async def test_a_straggler_and_who_has_not_come_are_seen(tmp_path: Path) -> None
 
 async def test_what_cannot_be_shown_is_told_and_what_can_is_shown(tmp_path: Path) -> None:
     keep_run(tmp_path, linked(NOBODY), tell=tell_of_an_exchange)
-    keep_run(tmp_path, {}, name="trainingRuns/plain")
+    keep_run(tmp_path, {}, name="projects/default/trainingRuns/plain")
     async with serving(tmp_path) as target:
         away = await status(target=target)
         nothing_held = await shown("small", "--target", target, target=target)

@@ -18,7 +18,7 @@ from tests.support.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, 
 from tests.support.store.running import Runner, StoreHandle, Stubs, create
 from tests.support.store.spans import append
 
-RUN = "trainingRuns/exported"
+RUN = "projects/default/trainingRuns/exported"
 QUESTION = {"role": "user", "content": "2+3=é"}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "5"}

@@ -25,7 +25,7 @@ from tests.support.sdk.trajectory_cases import chunk_of, plain, records_of
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, results_of
 from tests.support.store.spans import append
 
-RUN = "trainingRuns/stored"
+RUN = "projects/default/trainingRuns/stored"
 GROUPS, MEMBERS = 5, 4
 LIMIT_S = 60
 

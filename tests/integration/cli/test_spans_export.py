@@ -19,7 +19,7 @@ from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import StoreHandle, Stubs, create
 from tests.support.store.spans import append, packed, span
 
-RUN = "trainingRuns/exported"
+RUN = "projects/default/trainingRuns/exported"
 
 
 async def fulmen(store: StoreHandle, *arguments: str) -> Any:

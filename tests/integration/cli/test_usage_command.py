@@ -18,7 +18,7 @@ Fulmen = Callable[..., Awaitable[Result]]
 
 async def test_usage_is_shown_with_tokens_and_dollars(fulmen: Fulmen, stubs: Stubs) -> None:
     assert "No model calls." in (await fulmen("usage", role=Role.READER)).stdout
-    (rollout,) = await create(stubs, training_run="trainingRuns/demo")
+    (rollout,) = await create(stubs, training_run="projects/default/trainingRuns/demo")
     counts = pb.Usage(
         request_count=3, failure_count=1, prompt_token_count=120_000, completion_token_count=4, cost_micros=1_250_000
     )

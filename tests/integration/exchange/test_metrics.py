@@ -28,7 +28,7 @@ class Scraped:
         }
 
     def __call__(self, name: str, *, run: str = RUN, **labels: str) -> float | None:
-        wanted = {"project": "default", "run": run.removeprefix("trainingRuns/"), "shard": "0", **labels}
+        wanted = {"project": "default", "run": run.rpartition("/")[2], "shard": "0", **labels}
         return self._samples.get((name, frozenset(wanted.items())))
 
 
@@ -52,7 +52,7 @@ async def test_members_bytes_and_rounds_are_counted(site: Site, join: Join) -> N
     # The third round is over only when a fourth has begun.
     assert scraped("round_seconds_count") == 2
     assert scraped("payloads_total", status="accepted") == 6
-    assert scraped("members", run="trainingRuns/2") is None
+    assert scraped("members", run="projects/default/trainingRuns/2") is None
 
 
 async def test_each_round_is_counted_once_and_its_seconds_where_they_belong(site: Site, join: Join) -> None:

@@ -53,9 +53,9 @@ async def test_a_server_holds_no_more_shards_than_it_may(join: Join) -> None:
     async with running(Site(limits=ExchangeLimits(max_shards=2, max_elements=200_000))) as site:
         await join(0, of=1, targets=[site.target])
         with pytest.raises(ExchangeFailed, match=r"QUOTA_EXCEEDED.*2 shards"):
-            await join(0, of=1, run="trainingRuns/2", targets=[site.target] * 2)
+            await join(0, of=1, run="projects/default/trainingRuns/2", targets=[site.target] * 2)
         with pytest.raises(ExchangeFailed, match="must be between 0 and 200000"):
-            await join(0, of=1, run="trainingRuns/2", targets=[site.target], rows=200_001 // 16 + 1)
+            await join(0, of=1, run="projects/default/trainingRuns/2", targets=[site.target], rows=200_001 // 16 + 1)
 
 
 async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) -> None:

@@ -29,7 +29,7 @@ from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}
-ELSEWHERE = "trainingRuns/of-another-service"
+ELSEWHERE = "projects/default/trainingRuns/of-another-service"
 SHORT = {"min_wait_s": 0.1, "max_wait_s": 0.2, "straggler_timeout_s": 0.3, "deadline_s": 3.0}
 
 
@@ -58,22 +58,22 @@ def issued(*, ttl_s: float = 3600.0, project: str = "projects/default") -> str:
     return TokenSigner(KEY).issue(Role.SERVICE, subject="ranks", ttl_s=ttl_s, project=project)
 
 
-def opened(target: str, *, rank: int, of: int, token: str, certificate: Path | None) -> Link:
+def opened(target: str, *, rank: int, of: int, token: str, certificate: Path | None, run: str = ELSEWHERE) -> Link:
     """Opens the link of a rank as its trainer does."""
     settings = settings_named("topk", link={"kind": "grpc", "targets": [target], **SHORT})
     access = ServerAccess(
-        training_run=ELSEWHERE,
+        training_run=run,
         token=token,
         tls={target: TlsFiles(ca_file=str(certificate))} if certificate is not None else {},
     )
     return open_link(settings, parameters=PARAMETERS, ranks=Ranks(rank=rank, world_size=of), access=access)
 
 
-async def summed(target: str, certificate: Path, *tokens: str) -> list[float]:
+async def summed(target: str, certificate: Path, *tokens: str, run: str = ELSEWHERE) -> list[float]:
     """Has ranks with these tokens sum their numbers plus one; returns what each gets."""
 
     def take_part(rank: int) -> float:
-        link = opened(target, rank=rank, of=len(tokens), token=tokens[rank], certificate=certificate)
+        link = opened(target, rank=rank, of=len(tokens), token=tokens[rank], certificate=certificate, run=run)
         assert isinstance(link, GrpcLink)
         try:
             number = torch.tensor([rank + 1.0])
@@ -109,7 +109,8 @@ async def test_a_service_that_does_not_know_a_run_keeps_those_of_two_projects_ap
     certificate = tmp_path / "ours.pem"
     ours = await asyncio.to_thread(partial(opened, target, rank=0, of=1, token=issued(), certificate=certificate))
     try:
-        assert await summed(target, certificate, issued(project="projects/other")) == [1.0]
+        theirs = ELSEWHERE.replace("default", "other")
+        assert await summed(target, certificate, issued(project="projects/other"), run=theirs) == [1.0]
     finally:
         assert isinstance(ours, GrpcLink)
         await asyncio.to_thread(ours.close)
@@ -119,11 +120,11 @@ async def test_a_service_that_does_not_know_a_run_keeps_those_of_two_projects_ap
     ("token", "told"),
     [
         (issued(ttl_s=-10.0), "TOKEN_INVALID.*expired"),
-        (issued(project="projects/*"), "TRAINING_RUN_NOT_FOUND"),
+        (issued(project="projects/other"), "TRAINING_RUN_NOT_FOUND"),
         (TokenSigner("x" * 32).issue(Role.SERVICE, subject="ranks", ttl_s=60), "TOKEN_INVALID"),
         ("", "TOKEN_INVALID"),
     ],
-    ids=["expired", "of all projects, for a run that nobody knows", "of another deployment", "none"],
+    ids=["expired", "of another project, for a run that nobody knows", "of another deployment", "none"],
 )
 async def test_a_token_that_is_not_good_for_the_run_is_refused_and_named(
     token: str, told: str, target: str, tmp_path: Path

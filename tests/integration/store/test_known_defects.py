@@ -130,7 +130,7 @@ async def test_things_expire_though_nobody_calls(database_url: str, connection: 
 async def test_data_is_there_after_a_restart(database_url: str) -> None:
     async with running_store(database_url) as store:
         stubs = await store.stubs()
-        done, waiting = await create(stubs, 2, input=b"in", training_run="trainingRuns/a")
+        done, waiting = await create(stubs, 2, input=b"in", training_run="projects/default/trainingRuns/a")
         runner = await Runner(stubs).open()
         (assignment,) = await runner.take(1)
         done, waiting = (done, waiting) if assignment.rollout.name == done else (waiting, done)
@@ -150,7 +150,7 @@ async def test_data_is_there_after_a_restart(database_url: str) -> None:
         await runner.complete(await runner.take(1))
         (rest,), _ = await read_feed(stubs, groups=1, cursor=cursor)
         assert rest.group_id == waiting
-        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run="trainingRuns/a"))
+        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run="projects/default/trainingRuns/a"))
         assert {rollout.name for rollout in page.rollouts} == {done, waiting}
 
 

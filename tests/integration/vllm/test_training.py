@@ -83,7 +83,7 @@ async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(tr
     assert any("restarting it with" in text.lower() for text in trained.notices), story
     assert len(trained.served_ns) == 2, story
     check_books(
-        read_consumed(trained.stack.folder.path / "algorithm/runs/on-vllm"),
+        read_consumed(trained.stack.folder.path / "algorithm/runs/default/on-vllm"),
         await finished_groups(trained.client, trained.run.name),
         steps=STEPS,
     )
@@ -197,7 +197,7 @@ async def store() -> AsyncIterator[FakeStore]:
 async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
     """Yields the run's vLLM behind a proxy of its own, with version 101 of two."""
     url, token = await address_that_answers(trained), engine_token(trained.stack)
-    folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").glob("epoch-*/*"))
+    folders = sorted((trained.stack.folder.path / "algorithm/runs/default/on-vllm/models").glob("epoch-*/*"))
     versions = {
         number: PublishedPolicy(name=f"resources/policy.{POLICY}/versions/{number}", version=number, path=folder)
         for number, folder in zip((101, 102), (folders[0], folders[-1]), strict=True)

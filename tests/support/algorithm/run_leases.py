@@ -50,13 +50,13 @@ class ModelRunLeases:
     address: str = "127.0.0.1:1"
     ttl_s: float = 60.0
 
-    async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
+    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
         taken = any(request_id and row.request_id == request_id for row in self.table.rows.values())
         if training_run in self.table.rows or taken:
             raise TrainingRunExists("taken")
         self.table.rows[training_run] = _Row(policy=policy, record=record, request_id=request_id, storage=self.storage)
 
-    async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
+    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
         row = self.table.rows.get(training_run)
         if row is None:
             raise TrainingRunNotFound("unknown")
@@ -79,7 +79,7 @@ class ModelRunLeases:
             row.until, row.record = time.monotonic() + self.ttl_s, each.record or row.record
         return lost
 
-    async def release(self, fence: RunFence, project: str, *, state: LeaseState, record: bytes) -> None:
+    async def release(self, fence: RunFence, *, state: LeaseState, record: bytes) -> None:
         row = self.table.rows[fence.training_run]
         if row.epoch != fence.epoch:
             raise RunLeaseLost("lost", training_run=fence.training_run)

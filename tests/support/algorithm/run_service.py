@@ -52,8 +52,7 @@ def now() -> datetime:
 def training_run(**fields: object) -> TrainingRun:
     """Returns a run that was just created, with some fields of one's own."""
     made = TrainingRun(
-        name="trainingRuns/small",
-        project="projects/default",
+        name="projects/default/trainingRuns/small",
         display_name="",
         algorithm="grpo",
         settings_json="{}",
@@ -195,7 +194,7 @@ def grpo_draft(tiny_model: Path) -> RunDraft:
         "validate_every": 2,
     }
     return RunDraft(
-        name="trainingRuns/small",
+        name="projects/default/trainingRuns/small",
         project="projects/default",
         display_name="",
         algorithm="grpo",
@@ -294,7 +293,7 @@ async def follow(log: EventLog, after: int) -> list[Event]:
 
 def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
     """Lists the checkpoints that a run can be put back to, oldest first."""
-    found = service.folder.run_files(run.run_id).checkpoint_store().listed()
+    found = service.folder.run_files(run).checkpoint_store().listed()
     return [each for each in found if own_past(service.runs.entry(run.name).run, each)]
 
 
@@ -357,7 +356,7 @@ def notices(entry: Entry) -> list[str]:
 
 
 def run_folder(tmp_path: Path) -> Path:
-    return tmp_path / "state/runs/small"
+    return tmp_path / "state/runs/default/small"
 
 
 def run_journal(tmp_path: Path) -> Path:

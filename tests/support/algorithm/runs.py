@@ -11,6 +11,7 @@ from typing import TypeVar
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client
 from fulmen.errors import DeadlineExceeded, Unavailable
+from fulmen.ids import DEFAULT_PROJECT, training_run_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen.train_toml.train import AgentConfig, load_train_config
 from fulmen_cli.train.bundle import pack_bundle
@@ -85,7 +86,7 @@ async def start_run(
         settings: replace those of the file.
 
     Returns:
-        `trainingRuns/{id}`.
+        `projects/{project}/trainingRuns/{id}`.
     """
     config = load_train_config(folder / "train.toml")
     published = await publish(
@@ -101,7 +102,14 @@ async def start_run(
     read = {
         each.name: (*each.required_inputs, *each.optional_inputs, *each.any_of_inputs) for each in offered.algorithms
     }
-    run = training_run(config, merged, name=name, inputs=published.inputs, read=read, start_version="")
+    run = training_run(
+        config,
+        merged,
+        name=training_run_name(DEFAULT_PROJECT, name),
+        inputs=published.inputs,
+        read=read,
+        start_version="",
+    )
     request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=name)
     created = await client.training_runs.CreateTrainingRun(request)
     return str(created.training_run.name)

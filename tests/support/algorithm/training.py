@@ -80,9 +80,9 @@ async def publish_training_inputs(
 async def create_run(
     client: Client, name: str, inputs: Mapping[str, str], settings: Mapping[str, object], *, policy: str = POLICY
 ) -> str:
-    """Creates a GRPO run of the published inputs; returns `trainingRuns/{name}`."""
+    """Creates a GRPO run of the published inputs; returns `projects/{project}/trainingRuns/{name}`."""
     run = TrainingRun(
-        name=f"trainingRuns/{name}",
+        name=f"projects/default/trainingRuns/{name}",
         algorithm="grpo",
         settings_json=json.dumps(settings),
         policy=PolicySpec(name=policy, build=BUILD),

@@ -58,7 +58,7 @@ async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
 
     Args:
         client: the services.
-        run: `trainingRuns/{id}`.
+        run: `projects/{project}/trainingRuns/{id}`.
         state_dir: folder of the stack.
     """
 
@@ -69,7 +69,7 @@ async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
     listed = await eventually(all_final, what=f"every rollout of {run} is final")
     rollouts = [await _read(client, each.name) for each in listed]
     merged = await _read_trajectories(client, rollouts)
-    journals = (state_dir / "algorithm" / "runs" / run.removeprefix("trainingRuns/")).glob("journal-*")
+    journals = (state_dir / "algorithm" / "runs/default" / run.rpartition("/")[2]).glob("journal-*")
     lines = max(journals) / "consumed.jsonl"
     return Books(
         rollouts=rollouts,

@@ -29,7 +29,7 @@ from tests.support.exchange.world import Member, layout_of, settings_named
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
-RUN = "trainingRuns/small"
+RUN = "projects/default/trainingRuns/small"
 NOW = datetime(2026, 3, 14, 10, 15, tzinfo=UTC)
 Tell = Callable[[RunRegistry], None]
 
@@ -44,7 +44,6 @@ def keep_run(folder: Path, settings: Mapping[str, Any], *, name: str = RUN, tell
         runs = RunRegistry(state, clock=lambda: NOW)
         run = TrainingRun(
             name=name,
-            project="projects/default",
             display_name="",
             algorithm="sft",
             settings_json=json.dumps(settings),

@@ -20,7 +20,7 @@ Event = training_run_pb2.TrainingRunEvent
 def run(step: int = 0, *, state: int = RUNNING, rollbacks: int = 0) -> training_run_pb2.TrainingRun:
     """Returns a run."""
     return training_run_pb2.TrainingRun(
-        name="trainingRuns/a", state=cast(Any, state), step=step, rollback_count=rollbacks
+        name="projects/default/trainingRuns/a", state=cast(Any, state), step=step, rollback_count=rollbacks
     )
 
 

@@ -337,7 +337,7 @@ async def _serving(pipe: Connection, port: int, folder: Path | None) -> None:
 
 
 def _status(servicer: GradientExchangeServicer) -> Response:
-    shards = [shard for _, _, shard in servicer.held()]
+    shards = [shard for _, shard in servicer.held()]
     return {
         "members": [shard.machine.members.ranks for shard in shards],
         "epochs": [shard.machine.members.epoch for shard in shards],

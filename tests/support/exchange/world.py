@@ -12,10 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fulmen.errors import TrainingRunNotFound
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
 from fulmen_algorithm.runs.registry import RunRegistry
-from fulmen_algorithm.transport.exchange_runs import CallerRuns
+from fulmen_algorithm.transport.run_access import CallerRuns
 from fulmen_exchange.codecs.codec import BLOCK, Bucket, Round, SegmentCodec, State
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink
@@ -27,7 +26,7 @@ from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 
-RUN, OTHER_RUN = "trainingRuns/1", "trainingRuns/2"
+RUN, OTHER_RUN = "projects/default/trainingRuns/1", "projects/default/trainingRuns/2"
 LEASE_S = 3600.0
 LIMIT_S = 30.0
 ROWS = 3 * BLOCK // 16
@@ -66,12 +65,7 @@ class Site:
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def project_of(self, training_run: str) -> str:
-        if training_run not in (RUN, OTHER_RUN):
-            raise TrainingRunNotFound("There is no such training run.")
-        return "projects/default"
-
-    def is_over(self, training_run: str, project: str) -> bool:
+    def is_over(self, training_run: str) -> bool:
         return training_run in self.over
 
     async def start(self) -> None:
@@ -105,7 +99,7 @@ class Site:
                 await asyncio.sleep(0.005)
 
     def shard(self, number: int = 0, *, run: str = RUN) -> ServedShard:
-        return self.servicer._shards["projects/default", run][number]
+        return self.servicer._shards[run][number]
 
     def has_sent(self, rank: int, round_: int, *, shard: int = 0) -> bool:
         """Tells whether a payload of a rank has begun to arrive; those of these tests have one chunk."""

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from fulmen.ids import rollout_name, runner_name, uuid7
+from fulmen.ids import rollout_name, runner_name, training_run_name, uuid7
 from fulmen.keda import externalscaler_pb2
 from fulmen.store.v1 import (
     lease_pb2,
@@ -70,6 +70,11 @@ class Things:
     resource: str
     token_id: str
     token: str
+
+    @property
+    def run(self) -> str:
+        """A training run of the project."""
+        return training_run_name(self.project, "b")
 
 
 def absent() -> Things:
@@ -154,8 +159,8 @@ PROBES: dict[str, list[Probe]] = {
     ROLLOUTS + "CancelRollouts": [
         lambda t: [pb.CancelRolloutsRequest(names=[t.waiting])],
         lambda t: [pb.CancelRolloutsRequest(names=[t.running])],
-        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b", project=t.project)],
-        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b")],
+        lambda t: [pb.CancelRolloutsRequest(training_run=t.run, project=t.project)],
+        lambda t: [pb.CancelRolloutsRequest(training_run=t.run)],
     ],
     ROLLOUTS + "RetryRollouts": [
         lambda t: [pb.RetryRolloutsRequest(names=[t.waiting], request_id="r")],
@@ -189,8 +194,8 @@ PROBES: dict[str, list[Probe]] = {
     ],
     SPANS + "StreamSpans": [
         lambda t: [span_service_pb2.StreamSpansRequest(parents=[t.running])],
-        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b", project=t.project)],
-        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b")],
+        lambda t: [span_service_pb2.StreamSpansRequest(training_run=t.run, project=t.project)],
+        lambda t: [span_service_pb2.StreamSpansRequest(training_run=t.run)],
     ],
     RESOURCES + "PublishResources": [
         lambda t: [res.PublishResourcesRequest(resources=[new_version(t, project=t.project)])],
@@ -236,8 +241,8 @@ PROBES: dict[str, list[Probe]] = {
     USAGE + "GetUsage": [
         lambda t: [usage_service_pb2.GetUsageRequest(project=t.project)],
         lambda t: [usage_service_pb2.GetUsageRequest(rollout=t.running)],
-        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b", project=t.project)],
-        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b")],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run=t.run, project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run=t.run)],
     ],
     USAGE + "SyncUsage": [
         lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
@@ -256,14 +261,10 @@ PROBES: dict[str, list[Probe]] = {
     ],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
     RUN_LEASES + "CreateRunLease": [
-        lambda t: [run_leases.CreateRunLeaseRequest(training_run="trainingRuns/b", project=t.project)],
+        lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
     ],
     RUN_LEASES + "AcquireRunLease": [
-        lambda t: [
-            run_leases.AcquireRunLeaseRequest(
-                training_run="trainingRuns/b", project=t.project, owner="o", owner_address="h:1", ttl=TTL
-            )
-        ],
+        lambda t: [run_leases.AcquireRunLeaseRequest(training_run=t.run, owner="o", owner_address="h:1", ttl=TTL)],
     ],
     RUN_LEASES + "RenewRunLeases": [
         lambda t: [
@@ -271,15 +272,13 @@ PROBES: dict[str, list[Probe]] = {
                 owner="o",
                 owner_address="h:1",
                 ttl=TTL,
-                leases=[run_leases.RenewedLease(training_run="trainingRuns/b", project=t.project, epoch=1)],
+                leases=[run_leases.RenewedLease(training_run=t.run, epoch=1)],
             )
         ],
     ],
     RUN_LEASES + "ReleaseRunLease": [
         lambda t: [
-            run_leases.ReleaseRunLeaseRequest(
-                training_run="trainingRuns/b", project=t.project, epoch=1, state=run_leases.RUN_LEASE_STATE_IDLE
-            )
+            run_leases.ReleaseRunLeaseRequest(training_run=t.run, epoch=1, state=run_leases.RUN_LEASE_STATE_IDLE)
         ],
     ],
     RUN_LEASES + "ListRunLeases": [lambda t: [run_leases.ListRunLeasesRequest(project=t.project)]],

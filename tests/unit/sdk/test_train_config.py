@@ -178,7 +178,7 @@ def test_prompts_other_runs_and_further_tasks_are_named(folder: Path) -> None:
     data = load(folder, GOOD.replace("[data]", more)).data
     assert data.prompt == (folder / "prompt.md").resolve()
     assert data.test == (folder / "train.jsonl").resolve()
-    assert data.rollouts == "trainingRuns/mine-1-grpo"
+    assert data.rollouts == "mine-1-grpo"
     assert data.prompt in data.files
 
 

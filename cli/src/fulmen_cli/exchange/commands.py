@@ -43,7 +43,10 @@ def register(app: typer.Typer) -> None:
 async def status(
     connection: Connection,
     run: Annotated[
-        str, typer.Argument(help="trainingRuns/ID, or the ID; by default the newest run that exchanges gradients.")
+        str,
+        typer.Argument(
+            help="projects/PROJECT/trainingRuns/ID, or the ID; by default the newest run that exchanges gradients."
+        ),
     ] = "",
     target: Annotated[
         list[str] | None,
@@ -70,7 +73,7 @@ async def status(
     """
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connection.open())
-        found = await _run(client, run)
+        found = await _run(client, run, connection)
         settings: dict[str, Any] = json.loads(found.settings_json or "{}")
         named = target or _targets(settings)
         clients = await _holders(stack, connection, client, named)
@@ -102,10 +105,10 @@ async def status(
                 services = await ask()
 
 
-async def _run(client: Client, given: str) -> training_run_pb2.TrainingRun:
+async def _run(client: Client, given: str, connection: Connection) -> training_run_pb2.TrainingRun:
     """Returns a run by name, or the newest that exchanges gradients; running ones first."""
     if given:
-        request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(given))
+        request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(given, connection))
         return (await client.training_runs.GetTrainingRun(request)).training_run
     listing = training_run_service_pb2.ListTrainingRunsRequest(page_size=PAGE_SIZE)
     runs = (await client.training_runs.ListTrainingRuns(listing)).training_runs

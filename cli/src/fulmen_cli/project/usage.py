@@ -13,6 +13,8 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import print_rows
 from fulmen_cli.project.commands import project_name
+from fulmen_cli.rollout.listing import rollout_name
+from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -64,10 +66,11 @@ async def usage(
 
         fulmen usage --run demo --by rollout
     """
+    project = project_name(project) if project else ""
     request = pb.GetUsageRequest(
-        project=project_name(project) if project else "",
-        training_run=_named(run, "trainingRuns"),
-        rollout=_named(rollout, "rollouts"),
+        project=project,
+        training_run=run_name(run, connection, project=project),
+        rollout=rollout_name(rollout, connection) if rollout else "",
         group_by=GROUPINGS[by],
         page_size=PAGE_SIZE,
     )
@@ -84,10 +87,6 @@ async def usage(
     rows = [(_shown(each, by), *_numbers(each.usage)) for each in found]
     columns = (by.value, "calls", "failed", "prompt tokens", "of them cached", "completion tokens", "dollars")
     print_rows(output, columns, rows, messages=found, empty="No model calls.")
-
-
-def _named(given: str, kind: str) -> str:
-    return given if not given or given.startswith(f"{kind}/") else f"{kind}/{given}"
 
 
 def _shown(group: pb.UsageGroup, by: By) -> str:

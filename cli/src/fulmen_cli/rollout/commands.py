@@ -24,8 +24,9 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
 from fulmen_cli.rollout import dead, export
-from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name, run_name
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name
 from fulmen_cli.rollout.rescore import commands as rescore_commands
+from fulmen_cli.run.states import run_name
 
 __all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
 
@@ -125,7 +126,7 @@ async def list_rollouts(
         fulmen rollout list --filter 'state = FAILED AND failure_kind != TIMEOUT AND priority >= 10'
     """
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(run),
+        training_run=run_name(run, connection),
         states=[rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or ()],
         filter=where,
     )
@@ -194,7 +195,7 @@ async def watch(
         fulmen rollout watch --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     async with connection.open() as client:
-        await watch_groups(client, training_run=run_name(run), cursor=cursor, as_json=output is Output.JSON)
+        await watch_groups(client, training_run=run_name(run, connection), cursor=cursor, as_json=output is Output.JSON)
 
 
 async def cancel(
@@ -219,7 +220,7 @@ async def cancel(
         with working("cancelling") as progress:
             for start in range(0, max(1, len(names)), PAGE_SIZE):
                 request = rollout_service_pb2.CancelRolloutsRequest(
-                    names=names[start : start + PAGE_SIZE], training_run=run_name(run)
+                    names=names[start : start + PAGE_SIZE], training_run=run_name(run, connection)
                 )
                 part = await client.rollouts.CancelRollouts(request)
                 answer.cancelled_count += part.cancelled_count

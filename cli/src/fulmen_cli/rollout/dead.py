@@ -13,7 +13,8 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import enum_word, print_rows, when, working
-from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name, run_name
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name
+from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -43,7 +44,7 @@ async def dead(
         fulmen rollout dead --filter 'failure_kind = TIMEOUT AND create_time > "2026-03-14T00:00:00Z"'
     """
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(run), states=[rollout_pb2.ROLLOUT_STATE_FAILED], filter=where
+        training_run=run_name(run, connection), states=[rollout_pb2.ROLLOUT_STATE_FAILED], filter=where
     )
     async with connection.open() as client:
         found = await listed(client, request, limit)
@@ -85,7 +86,7 @@ async def retry(
         created = (
             await _by_name(client, [rollout_name(each, connection) for each in rollouts])
             if rollouts
-            else await _by_filter(client, where, run_name(run))
+            else await _by_filter(client, where, run_name(run, connection))
         )
     rows = [(each.metadata.get(RETRY_OF, ""), each.name, enum_word(each, "state")) for each in created]
     print_rows(output, ("ran", "runs again as", "state"), rows, messages=created, empty="Nothing to retry.")

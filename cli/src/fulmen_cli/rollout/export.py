@@ -33,8 +33,8 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import print_json
-from fulmen_cli.rollout.listing import run_name
 from fulmen_cli.rollout.rescore.scores import found_scores
+from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -120,7 +120,7 @@ async def export(
     except CreditSettingsInvalid as error:
         raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(selection.run),
+        training_run=run_name(selection.run, connection),
         states=[
             rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}")
             for each in selection.state or (Ended.SUCCEEDED,)

@@ -10,7 +10,7 @@ from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import working
 
-__all__ = ["PAGE_SIZE", "listed", "rollout_name", "run_name"]
+__all__ = ["PAGE_SIZE", "listed", "rollout_name"]
 
 PAGE_SIZE: Final = 1000
 
@@ -35,8 +35,3 @@ async def listed(
 def rollout_name(given: str, connection: Connection) -> str:
     """Completes a bare UUID to the name of a rollout in the token's project; also one with `/attempts/N` behind it."""
     return given if given.startswith("projects/") else ids.rollout_name(connection.project, given)
-
-
-def run_name(given: str) -> str:
-    """Completes the id of a training run to its name."""
-    return given if not given or given.startswith("trainingRuns/") else f"trainingRuns/{given}"

@@ -17,7 +17,8 @@ from fulmen.store.v1 import span_service_pb2
 from fulmen_cli.command import new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.rollout.listing import rollout_name, run_name
+from fulmen_cli.rollout.listing import rollout_name
+from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -73,7 +74,7 @@ async def export(
         wanted.min_duration.FromNanoseconds(round(selection.min_duration_s * 1e9))
     request = span_service_pb2.StreamSpansRequest(
         parents=[rollout_name(each, connection) for each in selection.rollout or []],
-        training_run=run_name(selection.training_run) if selection.training_run else "",
+        training_run=run_name(selection.training_run, connection, project=selection.project),
         project=selection.project,
         filter=wanted if wanted.ByteSize() else None,
     )

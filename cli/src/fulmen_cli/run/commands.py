@@ -16,7 +16,17 @@ from fulmen_cli.output import as_dict, console, enum_word, print_json, print_row
 from fulmen_cli.run.compare import compare
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.reproduce import reproduce
-from fulmen_cli.run.states import RunArgument, checkpoints, pause, resume, rollback, run_name, state_of, stop
+from fulmen_cli.run.states import (
+    RunArgument,
+    checkpoints,
+    pause,
+    resume,
+    rollback,
+    run_name,
+    short_name,
+    state_of,
+    stop,
+)
 from fulmen_cli.run.watch import follow_run
 
 __all__ = ["register"]
@@ -55,7 +65,7 @@ async def list_runs(
     async with connection.open() as client:
         runs = list((await client.training_runs.ListTrainingRuns(request)).training_runs)
     rows = [
-        (run.name.removeprefix("trainingRuns/"), state_of(run), f"{run.step}/{run.step_count}",
+        (short_name(run.name), state_of(run), f"{run.step}/{run.step_count}",
          run.policy_version, when(run.create_time))
         for run in runs
     ]  # fmt: skip
@@ -70,7 +80,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
 
         fulmen run show arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(run))
+    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(run, connection))
     async with connection.open() as client:
         found = (await client.training_runs.GetTrainingRun(request)).training_run
     if output is Output.JSON:
@@ -104,12 +114,12 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
 
         fulmen run watch arithmetic-20260314-101500-x7k2-2-grpo
     """
-    name = run_name(run)
+    name = run_name(run, connection)
     screen = console()
     quiet = output is Output.JSON
     async with connection.open() as client:
         ended: training_run_pb2.TrainingRun | None = None
-        with RunProgress(screen, name.removeprefix("trainingRuns/"), step_count=0, quiet=quiet) as shown:
+        with RunProgress(screen, short_name(name), step_count=0, quiet=quiet) as shown:
             async for event in follow_run(client, name, on_interruption=shown.interrupted):
                 shown.show(event)
                 if quiet:

@@ -20,7 +20,7 @@ from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.output import console, enum_word, print_json, working
-from fulmen_cli.run.states import RunArgument, run_name
+from fulmen_cli.run.states import RunArgument, run_name, short_name
 from fulmen_cli.run.watch import FINAL_STATES
 
 __all__ = ["RunHistory", "compare", "differing", "read_history"]
@@ -80,7 +80,7 @@ async def compare(
     """
     async with connection.open() as client:
         with working("Reading both runs…"):
-            histories = [await read_history(client, name) for name in (first, second)]
+            histories = [await read_history(client, run_name(name, connection)) for name in (first, second)]
     if picture is not None:
         _save_picture(picture, histories)
     unlike = differing(histories[0].facts, histories[1].facts)
@@ -88,7 +88,7 @@ async def compare(
         print_json(_as_json(histories, unlike))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in histories)):
+    for column in ("", *(short_name(each.run.name) for each in histories)):
         table.add_column(column, overflow="fold")
     table.add_row("state", *(enum_word(each.run, "state") for each in histories))
     table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in histories))
@@ -106,7 +106,7 @@ async def compare(
 
 async def read_history(client: Client, name: str) -> RunHistory:
     """Reads a run and the metrics of its steps, as far as it is."""
-    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(name))
+    request = training_run_service_pb2.GetTrainingRunRequest(name=name)
     run = (await client.training_runs.GetTrainingRun(request)).training_run
     return RunHistory(run=run, steps=await _steps(client, run))
 
@@ -179,7 +179,7 @@ def _save_picture(file: Path, histories: Sequence[RunHistory]) -> None:
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
         for each in histories:
             points = each.curve(name)
-            label = each.run.name.removeprefix("trainingRuns/")
+            label = short_name(each.run.name)
             axes.plot([step for step, _ in points], [value for _, value in points], marker=".", label=label)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)

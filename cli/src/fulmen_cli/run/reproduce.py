@@ -13,13 +13,14 @@ from rich.text import Text
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client
+from fulmen.ids import training_run_name
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.output import as_dict, console, enum_word, print_json
 from fulmen_cli.run.compare import RunHistory, differing, read_history
 from fulmen_cli.run.progress import RunProgress
-from fulmen_cli.run.states import RunArgument
+from fulmen_cli.run.states import RunArgument, run_name, short_name
 from fulmen_cli.run.watch import follow_run
 
 __all__ = ["reproduce"]
@@ -62,13 +63,13 @@ async def reproduce(
     """
     quiet = output is Output.JSON
     async with connection.open() as client:
-        first = await read_history(client, run)
+        first = await read_history(client, run_name(run, connection))
         if not first.run.provenance:
             raise CommandFailed(f"{first.run.name} has never run.")
         created = await _created(client, first.run)
-        name = created.name.removeprefix("trainingRuns/")
+        name = short_name(created.name)
         if not quiet:
-            console().print(f"{first.run.name.removeprefix('trainingRuns/')} is repeated as {name}")
+            console().print(f"{short_name(first.run.name)} is repeated as {name}")
         with RunProgress(console(), name, step_count=created.step_count, quiet=quiet) as shown:
             async for event in follow_run(client, created.name, on_interruption=shown.interrupted):
                 shown.show(event)
@@ -90,9 +91,9 @@ async def reproduce(
 async def _created(client: Client, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
     """Creates the same run under another name."""
     ending = f"-again-{secrets.token_hex(RANDOM_BYTES)}"
-    short = run.name.removeprefix("trainingRuns/")[: MAX_ID_LENGTH - len(ending)].rstrip("-")
+    short = short_name(run.name)[: MAX_ID_LENGTH - len(ending)].rstrip("-")
     again = training_run_pb2.TrainingRun(
-        name=f"trainingRuns/{short}{ending}",
+        name=training_run_name(run.project, f"{short}{ending}"),
         project=run.project,
         display_name=run.display_name,
         algorithm=run.algorithm,

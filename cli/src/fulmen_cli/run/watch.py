@@ -11,6 +11,7 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client
 from fulmen.errors import Unavailable
 from fulmen_cli.exits import CommandFailed
+from fulmen_cli.run.states import short_name
 
 __all__ = ["FINAL_STATES", "follow_run"]
 
@@ -37,7 +38,7 @@ async def follow_run(
 
     Args:
         client: the services.
-        name: `trainingRuns/{id}`.
+        name: `projects/{project}/trainingRuns/{id}`.
         on_interruption: Called when the service is unreachable.
 
     Raises:
@@ -70,7 +71,7 @@ async def follow_run(
         except Unavailable as error:
             if time.monotonic() - reached > PATIENCE_S:
                 raise CommandFailed(
-                    f"The algorithm service was unreachable for {PATIENCE_S:.0f} s ({error.message}). The run continues when it is back: `fulmen run watch {name.removeprefix('trainingRuns/')}`."
+                    f"The algorithm service was unreachable for {PATIENCE_S:.0f} s ({error.message}). The run continues when it is back: `fulmen run watch {short_name(name)}`."
                 ) from None
             on_interruption("The algorithm service does not answer; trying again…")
             await asyncio.sleep(REOPEN_WAIT_S)

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -29,10 +29,11 @@ from fulmen_cli.local.record import make_private
 from fulmen_cli.output import as_dict, console, print_json, print_rows
 from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
+from fulmen_cli.run.states import run_name, short_name
 from fulmen_cli.run.watch import follow_run
 from fulmen_cli.train.bundle import Bundle, bundle_lines, pack_bundle
 from fulmen_cli.train.in_process import run_training, unhurried
-from fulmen_cli.train.plan import run_id, training_run
+from fulmen_cli.train.plan import RunNames, training_run
 from fulmen_cli.train.publish import best_prompt, publish, published_prompt, require_secrets
 from fulmen_cli.train.report import (
     SamplePair,
@@ -110,6 +111,7 @@ async def train(
     """
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
     plan = unhurried(plan) if in_process else plan
+    plan = replace(plan, data=replace(plan.data, rollouts=run_name(plan.data.rollouts, connection)))
     datasets = read_datasets(plan.data)
     bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
     if dry_run:
@@ -120,7 +122,8 @@ async def train(
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
     folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
     async with connection.open() as client:
-        training = await _begun(client, plan, bundle, datasets, stamp=stamp, screen=screen, in_process=in_process)
+        names = RunNames(project=connection.project, prefix=f"{plan.name}-{stamp}")
+        training = await _begun(client, plan, bundle, datasets, names=names, screen=screen, in_process=in_process)
         outcomes = await training.run()
         compared = compared_stage(outcomes)
         sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
@@ -157,7 +160,7 @@ async def _begun(
     bundle: Bundle,
     datasets: dict[str, Dataset],
     *,
-    stamp: str,
+    names: RunNames,
     screen: Console,
     in_process: bool,
 ) -> _Training:
@@ -167,7 +170,7 @@ async def _begun(
     await require_secrets(client, plan.agent.secrets, in_process=in_process)
     known = await _algorithms(client)
     training = _Training(
-        client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
+        client=client, plan=plan, inputs={}, algorithms=known, names=names, screen=screen, in_process=in_process
     )
     await training.validate()
     training.inputs = await _published(client, plan, bundle, datasets, screen)
@@ -221,7 +224,7 @@ class _Training:
     plan: TrainConfig
     inputs: dict[str, str]
     algorithms: dict[str, _Known]
-    stamp: str
+    names: RunNames
     screen: Console
     in_process: bool
 
@@ -262,11 +265,10 @@ class _Training:
 
     def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
         stage = self.plan.stages[number - 1]
-        name = run_id(self.plan.name, self.stamp, number, stage)
         return training_run(
             self.plan,
             stage,
-            name=name,
+            name=self.names.of(number, stage),
             inputs=self.inputs,
             read={name: each.inputs for name, each in self.algorithms.items()},
             start_version=start_version,
@@ -293,7 +295,7 @@ class _Training:
         started = time.monotonic()
         request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
         created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
-        short = created.name.removeprefix("trainingRuns/")
+        short = short_name(created.name)
         self.screen.print(f"{run.algorithm}: run {short}")
         try:
             ended = await self._follow(created)

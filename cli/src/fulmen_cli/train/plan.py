@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.ids import training_run_name
 from fulmen.train_toml.train import PolicyConfig, StageConfig, TrainConfig
 
-__all__ = ["run_id", "training_run"]
+__all__ = ["RunNames", "training_run"]
 
 # What a configuration can give to an algorithm that is not known: the service's answer then names those that are.
 ALL_INPUTS: Final = (
@@ -19,11 +21,23 @@ ALL_INPUTS: Final = (
 MAX_ID_LENGTH: Final = 63
 
 
-def run_id(config_name: str, stamp: str, number: int, stage: StageConfig) -> str:
-    """Returns the id of a stage's run, such as `arithmetic-20260314-101500-x7k2-1-sft`."""
-    # Names of algorithms may have underscores, ids of runs may not.
-    algorithm = stage.algorithm.replace("_", "-")
-    return f"{config_name}-{stamp}-{number}-{algorithm}"[:MAX_ID_LENGTH].rstrip("-")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNames:
+    """Names of the runs of one configuration.
+
+    Attributes:
+        project: `projects/{project}`.
+        prefix: Begins the ids, such as `arithmetic-20260314-101500-x7k2`.
+    """
+
+    project: str
+    prefix: str
+
+    def of(self, number: int, stage: StageConfig) -> str:
+        """Returns the name of a stage's run, whose id is such as `arithmetic-20260314-101500-x7k2-1-sft`."""
+        # Names of algorithms may have underscores, ids of runs may not.
+        algorithm = stage.algorithm.replace("_", "-")
+        return training_run_name(self.project, f"{self.prefix}-{number}-{algorithm}"[:MAX_ID_LENGTH].rstrip("-"))
 
 
 def training_run(
@@ -41,7 +55,7 @@ def training_run(
     Args:
         config: the configuration.
         stage: the stage.
-        name: the run's id.
+        name: the run's name.
         inputs: every published version by use; the run gets those that its algorithm reads.
         read: the inputs that each algorithm reads; an input without effect is refused by the service.
         start_version: the policy version that the stage before published; empty for the first.
@@ -54,7 +68,7 @@ def training_run(
     if policy is not None and policy.WhichOneof("initial") == "build":
         wanted = (*wanted, "bundle")
     return training_run_pb2.TrainingRun(
-        name=f"trainingRuns/{name}",
+        name=name,
         display_name=f"{config.name}: {stage.algorithm}",
         algorithm=stage.algorithm,
         settings_json=json.dumps(dict(stage.settings), sort_keys=True),

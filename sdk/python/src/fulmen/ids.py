@@ -21,10 +21,15 @@ NOT_DOTS = r"(?=\.*[A-Za-z0-9_-])"
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ROLLOUT_PATTERN = f"(projects/[a-z0-9-]{{1,63}})/rollouts/({_UUID})"
 _ROLLOUT = re.compile(_ROLLOUT_PATTERN)
+_TRAINING_RUN = re.compile(rf"(projects/[a-z0-9-]{{1,63}})/trainingRuns/({NOT_DOTS}[A-Za-z0-9._-]{{1,128}})")
 _ATTEMPT = re.compile(f"{_ROLLOUT_PATTERN}/attempts/([1-9][0-9]{{0,8}})")
+_TRAINING_RUN_FORM = "projects/{project}/trainingRuns/{id}"
 _ROLLOUT_FORM = "projects/{project}/rollouts/{uuid}"
 _ATTEMPT_FORM = "projects/{project}/rollouts/{uuid}/attempts/{number}"
 _RUNNER = "runners/"
+
+MAX_TRAINING_RUN = 214
+"""Length of the longest name of a training run, characters."""
 
 
 def uuid7(unix_ms: int | None = None) -> uuid.UUID:
@@ -128,6 +133,36 @@ def parse_attempt_name(name: str, *, field: str = "attempt") -> AttemptName:
     if match is None:
         raise _malformed(field, name, _ATTEMPT_FORM)
     return AttemptName(project=match[1], rollout_id=uuid.UUID(match[2]), number=int(match[3]))
+
+
+def training_run_name(project: str, run_id: str) -> str:
+    """Formats `projects/{project}/trainingRuns/{id}`; `project` is `projects/{project}`."""
+    return f"{project}/trainingRuns/{run_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRunName:
+    """A parsed name of a training run.
+
+    Attributes:
+        project: `projects/{project}`.
+        run_id: Id of the run, unique in its project.
+    """
+
+    project: str
+    run_id: str
+
+
+def parse_training_run_name(name: str, *, field: str = "training_run") -> TrainingRunName:
+    """Parses `projects/{project}/trainingRuns/{id}`.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _TRAINING_RUN.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, _TRAINING_RUN_FORM)
+    return TrainingRunName(project=match[1], run_id=match[2])
 
 
 def runner_name(session_id: uuid.UUID | str) -> str:

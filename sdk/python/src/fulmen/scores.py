@@ -85,7 +85,7 @@ class Source:
     """The rollouts that were scored.
 
     Attributes:
-        training_run: `trainingRuns/{id}`; empty for rollouts of any run or none.
+        training_run: `projects/{project}/trainingRuns/{id}`; empty for rollouts of any run or none.
         filter: Filter of ListRollouts; empty for all.
         states: Final states, in lower case.
     """
@@ -110,7 +110,7 @@ class RolloutScore:
     Attributes:
         rollout: `projects/{project}/rollouts/{uuid}`.
         attempt: The deciding attempt, `projects/{project}/rollouts/{uuid}/attempts/{n}`.
-        training_run: `trainingRuns/{id}`; empty if none.
+        training_run: `projects/{project}/trainingRuns/{id}`; empty if none.
         group: Id of the group within the run; empty if none.
         mode: `train`, `validation` or `test`.
         rewards: Rewards by dimension, step and span.

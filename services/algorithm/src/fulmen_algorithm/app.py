@@ -33,8 +33,8 @@ from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
-from fulmen_algorithm.transport.exchange_runs import CallerRuns
 from fulmen_algorithm.transport.forwarding import Forwarding
+from fulmen_algorithm.transport.run_access import CallerRuns
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_exchange.server.prometheus import ExchangeMetrics
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
@@ -93,7 +93,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     stack.callback(connections.close)
     await connections.isolator.report()
-    roots = ModelRoots.of(settings.model_roots, own=(storage.folder,))
+    roots = ModelRoots.of(settings.model_roots, runs=storage.folder)
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,

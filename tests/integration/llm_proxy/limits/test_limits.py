@@ -44,7 +44,7 @@ class World:
 
     async def attempt(self, **policy: Any) -> lease_pb2.Assignment:
         """Returns a running attempt of a new rollout of the run `r`."""
-        await create(self.stubs, training_run="trainingRuns/r", policy=policy)
+        await create(self.stubs, training_run="projects/default/trainingRuns/r", policy=policy)
         (assignment,) = await self.runner.take(1)
         return assignment
 
@@ -205,7 +205,7 @@ async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: Worl
         cost_micros=4 * CALL_MICROS,
     )
     assert await world.usage(rollout=rollout, group_by=usage_pb.USAGE_GROUPING_ATTEMPT) == {attempt.attempt: counted}
-    assert await world.usage(training_run="trainingRuns/r") == {"": counted}
+    assert await world.usage(training_run="projects/default/trainingRuns/r") == {"": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND) == {"backends/one": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_MODEL) == {MODEL: counted}
     first = world.proxies[0]

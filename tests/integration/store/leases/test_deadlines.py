@@ -101,7 +101,11 @@ async def test_several_replicas_look_at_once_and_each_end_is_written_once(databa
     async with running_store(database_url, **QUICK) as one, running_store(database_url, **QUICK) as two:
         stubs = await one.stubs()
         waiting = await create(
-            stubs, 40, deadline_time=moment(1.0), required_labels={"gpu": "none has it"}, training_run="trainingRuns/w"
+            stubs,
+            40,
+            deadline_time=moment(1.0),
+            required_labels={"gpu": "none has it"},
+            training_run="projects/default/trainingRuns/w",
         )
         policy = rollout_pb2.RolloutPolicy(attempt_timeout={"nanos": 200_000_000})
         running = await create(stubs, 20, policy=policy)

@@ -77,7 +77,7 @@ def token_of(role: Role, project: str = "projects/a") -> str:
 async def furnish(store: StoreHandle, admin: Stubs) -> tuple[Things, Runner]:
     """Gives project b one of everything."""
     service = await store.stubs(token=token_of(Role.SERVICE, "projects/b"))
-    secrets: dict[str, Any] = {"training_run": "trainingRuns/b", "metadata": {"secret": SECRET}}
+    secrets: dict[str, Any] = {"training_run": "projects/b/trainingRuns/b", "metadata": {"secret": SECRET}}
     (running,) = await create(service, input=SECRET.encode(), **secrets)
     runner = await Runner(await store.stubs(token=token_of(Role.RUNNER, "projects/b"))).open()
     (assignment,) = await runner.take(1)

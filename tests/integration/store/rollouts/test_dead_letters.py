@@ -45,11 +45,11 @@ async def test_what_runs_again_keeps_its_demands_and_is_a_group_of_its_own(stubs
         "task_type": "long",
         "group_id": "g",
         "group_size": 1,
-        "training_run": "trainingRuns/a",
+        "training_run": "projects/default/trainingRuns/a",
         "metadata": {str(number): "x" for number in range(32)},
     }
     (name,) = await dead(stubs, 1, labels={"gpu": "h200"}, **fields)
-    (again,) = (await retry(stubs, filter="task_type = long", training_run="trainingRuns/a")).rollouts
+    (again,) = (await retry(stubs, filter="task_type = long", training_run="projects/default/trainingRuns/a")).rollouts
     before, after = await get(stubs, name), await get(stubs, again.name)
     for field in ("input", "priority", "required_labels", "policy", "task_type", "training_run", "mode"):
         assert getattr(after, field) == getattr(before, field), field
@@ -58,11 +58,11 @@ async def test_what_runs_again_keeps_its_demands_and_is_a_group_of_its_own(stubs
 
 
 async def test_only_dead_rollouts_of_the_named_run_are_run_again(stubs: Stubs) -> None:
-    (mine,) = await dead(stubs, 1, training_run="trainingRuns/mine")
-    await dead(stubs, 1, training_run="trainingRuns/other")
-    (cancelled,) = await create(stubs, training_run="trainingRuns/mine")
+    (mine,) = await dead(stubs, 1, training_run="projects/default/trainingRuns/mine")
+    await dead(stubs, 1, training_run="projects/default/trainingRuns/other")
+    (cancelled,) = await create(stubs, training_run="projects/default/trainingRuns/mine")
     await cancel(stubs, cancelled)
-    answer = await retry(stubs, filter="*", training_run="trainingRuns/mine")
+    answer = await retry(stubs, filter="*", training_run="projects/default/trainingRuns/mine")
     assert [rollout.metadata["fulmen.retry_of"] for rollout in answer.rollouts] == [mine]
 
 

@@ -43,11 +43,11 @@ async def test_a_group_is_announced_once_and_whole_when_its_last_member_ends(stu
 
 
 async def test_a_training_run_sees_only_its_groups(stubs: Stubs) -> None:
-    (mine,) = await create(stubs, training_run="trainingRuns/mine")
-    await create(stubs, 3, training_run="trainingRuns/other")
+    (mine,) = await create(stubs, training_run="projects/default/trainingRuns/mine")
+    await create(stubs, 3, training_run="projects/default/trainingRuns/other")
     runner = await Runner(stubs).open()
     await runner.complete(await runner.take(4))
-    (group,), cursor = await read_feed(stubs, groups=1, training_run="trainingRuns/mine")
+    (group,), cursor = await read_feed(stubs, groups=1, training_run="projects/default/trainingRuns/mine")
     assert group.group_id == mine
     of_another_database = Cursor(xid=2**40, rollout_id=uuid7()).encode(Selection(project_id=1))
     for wrong in (cursor, "nonsense", of_another_database):
@@ -55,7 +55,7 @@ async def test_a_training_run_sees_only_its_groups(stubs: Stubs) -> None:
             await read_feed(stubs, groups=1, cursor=wrong)
 
 
-@pytest.mark.parametrize("training_run", ["", "trainingRuns/none"])
+@pytest.mark.parametrize("training_run", ["", "projects/default/trainingRuns/none"])
 async def test_watchers_are_told_that_the_store_stops(
     store: StoreHandle, stubs: Stubs, connection: asyncpg.Connection, training_run: str
 ) -> None:
@@ -125,10 +125,10 @@ async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(
 
 
 async def test_one_group_is_followed_by_its_id_alone(stubs: Stubs) -> None:
-    run = {"training_run": "trainingRuns/a"}
+    run = {"training_run": "projects/default/trainingRuns/a"}
     mine = await create(stubs, 2, group_id="g", group_size=2, **run)
     await create(stubs, 2, group_id="other", group_size=2, **run)
-    await create(stubs, 2, group_id="g", group_size=2, training_run="trainingRuns/b")
+    await create(stubs, 2, group_id="g", group_size=2, training_run="projects/default/trainingRuns/b")
     runner = await Runner(stubs).open()
     await runner.complete(await runner.take(6))
     (group,), cursor = await read_feed(stubs, groups=1, group_id="g", **run)
@@ -165,18 +165,20 @@ async def test_a_page_of_many_groups_is_read_batch_by_batch_and_arrives_whole(st
 async def test_who_watches_a_training_run_before_it_exists_sees_its_groups_and_may_resume(
     stubs: Stubs, connection: asyncpg.Connection
 ) -> None:
-    watched = asyncio.create_task(read_feed(stubs, groups=2, training_run="trainingRuns/later"))
-    (other,) = await create(stubs, training_run="trainingRuns/other")
+    watched = asyncio.create_task(read_feed(stubs, groups=2, training_run="projects/default/trainingRuns/later"))
+    (other,) = await create(stubs, training_run="projects/default/trainingRuns/other")
     runner = await Runner(stubs).open()
     await runner.complete(await runner.take(1))
     await read_feed(stubs, groups=1)
-    assert await training_runs(connection) == ["trainingRuns/other"]
+    assert await training_runs(connection) == ["projects/default/trainingRuns/other"]
     assert not watched.done()
-    names = await create(stubs, 2, training_run="trainingRuns/later")
+    names = await create(stubs, 2, training_run="projects/default/trainingRuns/later")
     await runner.complete(await runner.take(2))
     groups, _ = await watched
     assert sorted(group.group_id for group in groups) == sorted(names)
-    rest, _ = await read_feed(stubs, groups=1, training_run="trainingRuns/later", cursor=groups[0].cursor)
+    rest, _ = await read_feed(
+        stubs, groups=1, training_run="projects/default/trainingRuns/later", cursor=groups[0].cursor
+    )
     assert [group.group_id for group in rest] == [groups[1].group_id]
     assert other not in names
 
@@ -184,7 +186,7 @@ async def test_who_watches_a_training_run_before_it_exists_sees_its_groups_and_m
 async def test_looking_for_a_training_run_or_stopping_it_records_nothing(
     stubs: Stubs, connection: asyncpg.Connection
 ) -> None:
-    unknown = "trainingRuns/unknown"
+    unknown = "projects/default/trainingRuns/unknown"
     assert not (await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run=unknown))).rollouts
     assert not (await queue_stats(stubs, training_run=unknown)).queued_count
     assert not (await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(training_run=unknown))).cancelled_count

@@ -140,9 +140,11 @@ async def test_a_group_takes_no_more_members_than_its_size_and_no_other_size(stu
 
 
 async def test_cancelling_by_training_run_reaches_only_its_rollouts(stubs: Stubs) -> None:
-    await create(stubs, 5, training_run="trainingRuns/a")
-    (other,) = await create(stubs, 1, training_run="trainingRuns/b")
-    answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(training_run="trainingRuns/a"))
+    await create(stubs, 5, training_run="projects/default/trainingRuns/a")
+    (other,) = await create(stubs, 1, training_run="projects/default/trainingRuns/b")
+    answer = await stubs.rollouts.CancelRollouts(
+        pb.CancelRolloutsRequest(training_run="projects/default/trainingRuns/a")
+    )
     assert answer.cancelled_count == 5
     assert (await get(stubs, other)).state == rollout_pb2.ROLLOUT_STATE_QUEUED
 
@@ -157,16 +159,16 @@ async def test_cancelling_with_an_unknown_name_cancels_nothing(stubs: Stubs) -> 
 
 
 async def test_lists_page_through_everything_newest_first(stubs: Stubs) -> None:
-    names = await create(stubs, 7, training_run="trainingRuns/a")
+    names = await create(stubs, 7, training_run="projects/default/trainingRuns/a")
     await create(stubs, 3)
-    request = pb.ListRolloutsRequest(training_run="trainingRuns/a", page_size=3)
+    request = pb.ListRolloutsRequest(training_run="projects/default/trainingRuns/a", page_size=3)
     pages = await pages_of(stubs.rollouts.ListRollouts, request)
     assert [rollout.name for page in pages for rollout in page.rollouts] == sorted(names, reverse=True)
     first = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(page_size=3))
     assert len(first.rollouts) == 3
     with pytest.raises(PageTokenInvalid):
         await stubs.rollouts.ListRollouts(
-            pb.ListRolloutsRequest(training_run="trainingRuns/a", page_token=first.next_page_token)
+            pb.ListRolloutsRequest(training_run="projects/default/trainingRuns/a", page_token=first.next_page_token)
         )
 
 

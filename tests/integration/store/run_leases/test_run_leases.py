@@ -12,12 +12,20 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulmen.errors import ArgumentInvalid, RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
+from fulmen.errors import (
+    ArgumentInvalid,
+    PermissionDenied,
+    RunLeaseHeld,
+    RunLeaseLost,
+    TrainingRunExists,
+    TrainingRunNotFound,
+)
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as pb
-from tests.support.store.running import StoreHandle, Stubs
+from fulmen_service_kit.security.tokens import Role
+from tests.support.store.running import StoreHandle, Stubs, create_project
 
-RUN = "trainingRuns/one"
+RUN = "projects/default/trainingRuns/one"
 IDLE, WAITING, RUNNING = pb.RUN_LEASE_STATE_IDLE, pb.RUN_LEASE_STATE_WAITING, pb.RUN_LEASE_STATE_RUNNING
 
 
@@ -116,11 +124,11 @@ async def test_epochs_go_on_after_those_of_files_that_are_newer_than_the_databas
 
 async def test_names_and_request_ids_are_taken_once(stubs: Stubs):
     await create(stubs, request_id="r")
-    for again in ({"run": RUN}, {"run": "trainingRuns/two", "request_id": "r"}):
+    for again in ({"run": RUN}, {"run": "projects/default/trainingRuns/two", "request_id": "r"}):
         with pytest.raises(TrainingRunExists):
             await create(stubs, **again)
     with pytest.raises(TrainingRunNotFound):
-        await acquire(stubs, "first", run="trainingRuns/none")
+        await acquire(stubs, "first", run="projects/default/trainingRuns/none")
 
 
 async def test_a_run_is_acquired_only_where_its_files_are(stubs: Stubs):
@@ -131,27 +139,27 @@ async def test_a_run_is_acquired_only_where_its_files_are(stubs: Stubs):
 
 
 async def test_two_runs_of_one_policy_are_never_owned_at_once(stubs: Stubs, connection: asyncpg.Connection):
-    for run in (RUN, "trainingRuns/two"):
+    for run in (RUN, "projects/default/trainingRuns/two"):
         await create(stubs, run, policy="p")
     await acquire(stubs, "first")
     await expire(connection)  # it waits for an owner, and still comes first
     with pytest.raises(RunLeaseHeld) as refused:
-        await acquire(stubs, "second", "trainingRuns/two")
+        await acquire(stubs, "second", "projects/default/trainingRuns/two")
     assert refused.value.metadata["training_run"] == RUN
     lease = await acquire(stubs, "second")
     await release(stubs, lease.epoch, IDLE)
-    assert (await acquire(stubs, "second", "trainingRuns/two")).held
+    assert (await acquire(stubs, "second", "projects/default/trainingRuns/two")).held
 
 
 async def test_an_owner_that_died_while_it_changed_an_idle_run_blocks_no_other(
     stubs: Stubs, connection: asyncpg.Connection
 ):
-    for run in (RUN, "trainingRuns/two"):
+    for run in (RUN, "projects/default/trainingRuns/two"):
         await create(stubs, run, policy="p")
     await release(stubs, (await acquire(stubs, "first")).epoch, IDLE)
     await acquire(stubs, "first")
     await expire(connection)
-    assert (await acquire(stubs, "second", "trainingRuns/two")).held
+    assert (await acquire(stubs, "second", "projects/default/trainingRuns/two")).held
 
 
 async def test_an_older_epoch_creates_cancels_publishes_and_points_nothing(
@@ -226,10 +234,10 @@ async def state_of(stubs: Stubs) -> int:
 
 async def test_lists_are_pages_of_bounded_size_and_show_what_has_changed(stubs: Stubs):
     for number in range(5):
-        request = pb.CreateRunLeaseRequest(training_run=f"trainingRuns/{number}", record=bytes(2**20))
+        request = pb.CreateRunLeaseRequest(training_run=f"projects/default/trainingRuns/{number}", record=bytes(2**20))
         await stubs.run_leases.CreateRunLease(request)
     found = await listed(stubs)
-    assert [each.training_run for each in found] == [f"trainingRuns/{number}" for number in range(5)]
+    assert [each.training_run for each in found] == [f"projects/default/trainingRuns/{number}" for number in range(5)]
     page = await stubs.run_leases.ListRunLeases(pb.ListRunLeasesRequest(without_records=True))
     assert len(page.leases) == 5
     later = Timestamp()
@@ -243,6 +251,25 @@ async def test_every_problem_of_a_request_is_reported_at_once(stubs: Stubs):
     assert {each.field for each in refused.value.violations} == {"owner", "ttl", "after_epoch"}
     with pytest.raises(ArgumentInvalid):
         await create(stubs, policy="p" * 64)
+    for malformed in ("", "trainingRuns/one", "projects/default", "projects/default/trainingRuns/", f"{RUN}/x"):
+        for call in (create(stubs, malformed), acquire(stubs, "first", malformed)):
+            with pytest.raises(ArgumentInvalid):
+                await call
+
+
+async def test_runs_of_the_same_id_in_two_projects_have_leases_and_policies_of_their_own(
+    store: StoreHandle, stubs: Stubs
+):
+    await create_project(stubs, "projects/other")
+    theirs = RUN.replace("default", "other")
+    for run in (RUN, theirs):
+        await create(stubs, run, policy="p", request_id="r")
+        assert (await acquire(stubs, run[:14].replace("/", "-"), run)).held
+    other = await store.stubs(role=Role.SERVICE, project="projects/other")
+    assert [each.training_run for each in await listed(other)] == [theirs]
+    for absent in (RUN, "projects/default/trainingRuns/none"):
+        with pytest.raises(PermissionDenied):
+            await acquire(other, "other", absent)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -161,8 +161,8 @@ async def test_a_page_of_large_spans_ends_before_the_message_is_too_large(stubs:
 
 
 async def test_a_training_run_is_streamed_as_a_whole(store: StoreHandle, stubs: Stubs) -> None:
-    rollouts = await create(stubs, 150, training_run="trainingRuns/one")
-    other = await create(stubs, 1, training_run="trainingRuns/two")
+    rollouts = await create(stubs, 150, training_run="projects/default/trainingRuns/one")
+    other = await create(stubs, 1, training_run="projects/default/trainingRuns/two")
     await append(
         stubs,
         *(packed(f"{rollout}/attempts/1", span(f"{place}")) for place, rollout in enumerate(rollouts)),
@@ -170,15 +170,19 @@ async def test_a_training_run_is_streamed_as_a_whole(store: StoreHandle, stubs: 
     )
 
     in_order = {rollout: f"{place}" for place, rollout in enumerate(rollouts)}
-    assert await streamed(stubs, training_run="trainingRuns/one") == [in_order[each] for each in sorted(rollouts)]
-    assert await streamed(stubs, training_run="trainingRuns/none") == []
-    assert await streamed(stubs, training_run="trainingRuns/one", filter=pb.SpanFilter(names=["7"])) == ["7"]
+    assert await streamed(stubs, training_run="projects/default/trainingRuns/one") == [
+        in_order[each] for each in sorted(rollouts)
+    ]
+    assert await streamed(stubs, training_run="projects/default/trainingRuns/none") == []
+    assert await streamed(
+        stubs, training_run="projects/default/trainingRuns/one", filter=pb.SpanFilter(names=["7"])
+    ) == ["7"]
     with pytest.raises(ArgumentInvalid):
-        await streamed(stubs, training_run="trainingRuns/one", parents=rollouts[:1])
+        await streamed(stubs, training_run="projects/default/trainingRuns/one", parents=rollouts[:1])
     taken = await (await Runner(stubs).open()).take(1)
     agent = await store.stubs(token=taken[0].attempt_key)
     with pytest.raises(PermissionDenied):
-        await streamed(agent, training_run="trainingRuns/one")
+        await streamed(agent, training_run="projects/default/trainingRuns/one")
 
 
 async def test_a_chunk_that_nobody_can_read_hides_no_other(store: StoreHandle, stubs: Stubs) -> None:

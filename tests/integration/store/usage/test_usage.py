@@ -56,7 +56,7 @@ async def usage(stubs: Stubs, **selection: Any) -> dict[str, pb.Usage]:
 
 
 async def test_usage_is_summed_up_by_whatever_it_is_grouped_by(stubs: Stubs) -> None:
-    (mine,) = await create(stubs, training_run="trainingRuns/r")
+    (mine,) = await create(stubs, training_run="projects/default/trainingRuns/r")
     (other,) = await create(stubs)
     first, second = f"{mine}/attempts/1", f"{mine}/attempts/12"
     await exchange(
@@ -84,11 +84,14 @@ async def test_usage_is_summed_up_by_whatever_it_is_grouped_by(stubs: Stubs) -> 
 
     assert await requests(group_by=pb.USAGE_GROUPING_MODEL) == {"large": 2, "tiny": 3}
     assert await requests(group_by=pb.USAGE_GROUPING_BACKEND) == {"backends/one": 4, "backends/two": 1}
-    assert await requests(group_by=pb.USAGE_GROUPING_TRAINING_RUN) == {"": 1, "trainingRuns/r": 3}
+    assert await requests(group_by=pb.USAGE_GROUPING_TRAINING_RUN) == {"": 1, "projects/default/trainingRuns/r": 3}
     assert await requests(group_by=pb.USAGE_GROUPING_ROLLOUT) == {mine: 3, other: 1}
     assert await requests(group_by=pb.USAGE_GROUPING_ATTEMPT, rollout=mine) == {first: 2, second: 1}
-    assert await requests(training_run="trainingRuns/r", group_by=pb.USAGE_GROUPING_MODEL) == {"large": 1, "tiny": 2}
-    assert await requests(training_run="trainingRuns/unknown") == {}
+    assert await requests(training_run="projects/default/trainingRuns/r", group_by=pb.USAGE_GROUPING_MODEL) == {
+        "large": 1,
+        "tiny": 2,
+    }
+    assert await requests(training_run="projects/default/trainingRuns/unknown") == {}
     assert await requests(rollout=rollout_name(DEFAULT_PROJECT, uuid7())) == {}
 
 

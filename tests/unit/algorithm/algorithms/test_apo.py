@@ -74,7 +74,7 @@ def draft(grpo_draft: RunDraft) -> RunDraft:
 
 
 def remembered(tmp_path: Path, name: str) -> dict:
-    found = RunFiles(tmp_path / "state/runs" / name).checkpoint_store().newest().checkpoint
+    found = RunFiles(tmp_path / "state/runs/default" / name).checkpoint_store().newest().checkpoint
     assert found is not None
     return dict(found.progress)["memory"]["apo"]
 
@@ -113,7 +113,7 @@ async def test_a_search_that_was_killed_comes_to_the_same_candidates_and_pays_no
         calls = [chance.randrange(2, 15) for _ in range(deaths)]
         name = f"run{len(found)}"
         killed = [Crashes(at_call=call, after_effect=bool(call % 2)) for call in calls]
-        await carry_out(replace(draft, name=f"trainingRuns/{name}"), killed=killed)
+        await carry_out(replace(draft, name=f"projects/default/trainingRuns/{name}"), killed=killed)
         memory = remembered(tmp_path, name)
         assert len(searched.asked) - memory["calls"] <= deaths * concurrency
         assert memory["tokens"] == 15 * memory["calls"]

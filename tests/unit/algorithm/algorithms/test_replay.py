@@ -31,7 +31,7 @@ def score(group: str, number: int, value: float | None) -> RolloutScore:
     rewards = {} if value is None else {("reward", None, b""): value}
     problem = Problem(kind="AGENT_ERROR", message="no") if value is None else None
     return RolloutScore(
-        rollout=name, attempt=f"{name}/attempts/1", training_run="trainingRuns/old", group=group, rewards=rewards,
+        rollout=name, attempt=f"{name}/attempts/1", training_run="projects/default/trainingRuns/old", group=group, rewards=rewards,
         problem=problem,
     )  # fmt: skip
 
@@ -158,7 +158,9 @@ async def test_every_epoch_has_every_group_once_and_no_step_has_one_twice(count,
 
 
 def test_rollouts_are_grouped_by_run_and_group_and_useless_groups_are_counted():
-    other = [replace(each, training_run="trainingRuns/other") for each in STORED if each.group == "train/0"]
+    other = [
+        replace(each, training_run="projects/default/trainingRuns/other") for each in STORED if each.group == "train/0"
+    ]
 
     found = scored_groups([*STORED, *other])
 

@@ -17,7 +17,7 @@ from fulmen_algorithm.training.rows import Row, sft_row
 from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, created, notices, now, with_settings
 
-OTHER = "trainingRuns/other"
+OTHER = "projects/default/trainingRuns/other"
 
 
 def group(group_id: str, rewards: list[float | None]) -> FinishedGroup:
@@ -115,12 +115,14 @@ async def test_texts_are_tokenised_beside_the_event_loop(world, draft, carry_out
 
 
 async def test_the_rollouts_of_a_run_that_does_not_exist_are_a_problem_before_it_begins(world, draft):
-    unknown = replace(draft, inputs={"rollouts": "trainingRuns/nobody-1"})
+    unknown = replace(draft, inputs={"rollouts": "projects/default/trainingRuns/nobody-1"})
     with pytest.raises(SettingsInvalid) as raised:
         await created(unknown, world)
     (violation,) = raised.value.violations
     assert violation.field == "inputs.rollouts"
-    assert violation.description.startswith("there is no training run trainingRuns/nobody-1 in projects/default")
+    assert violation.description.startswith(
+        "there is no training run projects/default/trainingRuns/nobody-1 in projects/default"
+    )
     resources = ModelResources(world)
     assert await checked_run(
         unknown, rules=CreationRules(registry=ALGORITHMS), resources=resources, now=now(), knows_run=lambda *run: True
@@ -148,7 +150,7 @@ async def test_a_warm_up_longer_than_the_epochs_fails_the_run(world, draft, carr
 
 async def test_a_run_without_successes_cannot_be_learned_from(world, draft, carry_out):
     entry = await carry_out(with_settings(draft, min_reward=2.0), state=RunState.FAILED)
-    assert "No rollout of trainingRuns/other can be learned from" in entry.run.failure_message
+    assert "No rollout of projects/default/trainingRuns/other can be learned from" in entry.run.failure_message
 
 
 async def test_the_held_out_loss_is_reported_and_falls(world, sft_draft, carry_out):

@@ -95,7 +95,7 @@ async def test_a_run_begins_with_a_version_that_is_a_delta(world, grpo_draft, ca
     await carry_out(with_settings(grpo_draft, steps=3, **DELTA))
     assert [d["kind"] for d in descriptions(world)] == ["full", "delta", "delta", "full"]
     version = PolicySpec(name="tiny", origin=PolicyOrigin.VERSION, source=f"{POLICY}/versions/3")
-    second = replace(grpo_draft, name="trainingRuns/second", policy=version)
+    second = replace(grpo_draft, name="projects/default/trainingRuns/second", policy=version)
     world.feed.clear()
     world.groups.clear()
     await carry_out(second)

@@ -18,7 +18,7 @@ async def test_a_paused_run_has_a_checkpoint_and_resumes(world, grpo_draft, serv
     await world.crashes.killed.wait()
     assert service.runs.pause(run.name).state is RunState.RUNNING
     paused = await until(service, run.name, RunState.PAUSED)
-    assert list((service.folder.run_files(run.run_id).checkpoints).iterdir())
+    assert list((service.folder.run_files(run).checkpoints).iterdir())
     assert service.runs.pause(run.name) == paused
     assert service.runs.resume(run.name).state is RunState.PENDING
     done = await service.finish(run)
@@ -74,7 +74,9 @@ async def test_a_run_that_this_release_cannot_carry_out_fails_and_leaves_the_oth
 
     # The one call for a run that cannot begin is to cancel its rollouts.
     world.crashes = Crashes(at_call=1, act=refuse)
-    strange = replace(await created(replace(grpo_draft, name="trainingRuns/strange"), world), **changes)
+    strange = replace(
+        await created(replace(grpo_draft, name="projects/default/trainingRuns/strange"), world), **changes
+    )
     other = await created(sft_draft, world)
     service.runs.add(strange)
     assert (await service.finish(strange)).state is RunState.FAILED
@@ -98,7 +100,7 @@ async def test_equal_requests_are_one_run_and_different_ones_are_refused(world, 
     service.runs.add(await created(draft, world))
     assert service.runs.existing(sft_draft) is not None
     assert service.runs.existing(replace(draft, name="")) is not None
-    assert service.runs.existing(replace(draft, name="trainingRuns/other", request_id="")) is None
+    assert service.runs.existing(replace(draft, name="projects/default/trainingRuns/other", request_id="")) is None
     with pytest.raises(TrainingRunExists):
         service.runs.existing(replace(draft, display_name="another"))
     service.close()

@@ -30,7 +30,7 @@ async def test_every_problem_is_reported_at_once(world, grpo_draft):
     bad_tasks = world.add_resource("resources/dataset.bad", b'{"a": 1}\n{oops\n\n[1, 2\n')
     draft = replace(
         grpo_draft,
-        name="trainingRuns/Not OK",
+        name="projects/default/trainingRuns/Not OK",
         settings_json=json.dumps({"steps": 0, "group_size": "8", "stesp": 3}),
         policy=PolicySpec(name="No!", origin=PolicyOrigin.BUILD, source="make_model"),
         inputs={"train_tasks": bad_tasks, "tasks": "resources/x", "validation_tasks": "latest"},
@@ -86,7 +86,7 @@ async def test_defaults_are_filled_in(world, sft_draft):
     settings = json.loads(run.settings_json)
     assert settings["steps"] == run.step_count == 200
     assert settings["learning_rate"] == 1e-3
-    assert run.name.startswith("trainingRuns/")
+    assert run.name.startswith("projects/default/trainingRuns/")
 
 
 @pytest.mark.parametrize(

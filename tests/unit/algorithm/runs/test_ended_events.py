@@ -25,7 +25,7 @@ from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
 from tests.support.algorithm.run_service import follow, now, training_run
 
-NAME = "trainingRuns/small"
+NAME = "projects/default/trainingRuns/small"
 STEPS = 5
 
 

@@ -84,7 +84,7 @@ async def test_a_run_waits_while_its_disk_is_full_and_resumes_by_itself(
         assert any("can be written again" in text for text in notices(entry))
     assert not [rollout for group in world.feed for rollout in group.rollouts if rollout.failure == "CANCELLED"]
     if algorithm == "grpo":
-        check_books(read_consumed(small_disk / "runs/small"), [g.group_id for g in world.feed], steps=steps)
+        check_books(read_consumed(small_disk / "runs/default/small"), [g.group_id for g in world.feed], steps=steps)
 
 
 async def test_a_run_that_waits_for_its_disk_can_be_paused(world, sft_draft, small_disk, service_on, monkeypatch):

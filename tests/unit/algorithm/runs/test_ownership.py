@@ -62,7 +62,7 @@ async def test_a_run_that_hangs_is_taken_over_and_its_former_owner_is_fenced(tmp
         assert not entry.epoch
         await first.ownership.fresh(entry)
         assert entry.run.state is RunState.SUCCEEDED
-    check_books(read_consumed(tmp_path / "shared/runs/small"), [g.group_id for g in world.feed], steps=4)
+    check_books(read_consumed(tmp_path / "shared/runs/default/small"), [g.group_id for g in world.feed], steps=4)
 
 
 async def until_owned(service: Service, name: str) -> None:
@@ -163,11 +163,11 @@ async def test_a_service_that_is_started_again_takes_its_runs_back_at_once(tmp_p
     async with working(open_service(world)) as service:
         done = await service.finish(run)
     assert done.state is RunState.SUCCEEDED
-    assert RunFiles(tmp_path / "state/runs/small").epoch == 2
+    assert RunFiles(tmp_path / "state/runs/default/small").epoch == 2
 
 
 async def test_only_the_last_owner_of_a_policy_serves_it_again(world, sft_draft, open_both):
-    run = replace(await created(sft_draft, world), name="trainingRuns/small")
+    run = replace(await created(sft_draft, world), name="projects/default/trainingRuns/small")
     first, second = open_both(world)
     try:
         await first.ownership.create(run)

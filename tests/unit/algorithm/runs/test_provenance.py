@@ -59,7 +59,11 @@ async def test_the_newest_version_is_recorded_as_the_one_that_it_was(world, grpo
     first = await created(sft_draft, world)
     service.runs.add(first)
     ended = await service.finish(first)
-    newest = replace(grpo_draft, name="trainingRuns/second", policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST))
+    newest = replace(
+        grpo_draft,
+        name="projects/default/trainingRuns/second",
+        policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST),
+    )
     second = await created(newest, world)
     service.runs.add(second)
     done = await service.finish(second)

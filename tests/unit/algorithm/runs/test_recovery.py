@@ -65,7 +65,7 @@ EVENTS = st.builds(
 def draft(name: str, first: Path, **more: object) -> RunDraft:
     asked = {"steps": STEPS, "prompts_per_step": 2, "group_size": GROUP_SIZE, "checkpoint_every": 2, **more}
     return RunDraft(
-        name=f"trainingRuns/{name}",
+        name=f"projects/default/trainingRuns/{name}",
         project="projects/default",
         display_name="",
         algorithm="grpo",
@@ -128,16 +128,16 @@ class Story:
     def ask_to_pause(service: Service, name: str) -> None:
         """Asks for a pause; a run that has ended refuses."""
         with suppress(TrainingRunStateInvalid):
-            service.runs.pause(f"trainingRuns/{name}")
+            service.runs.pause(f"projects/default/trainingRuns/{name}")
 
     async def paused(self, service: Service, event: Event) -> None:
         """Waits until the run is paused, then resumes it or rolls it back to a checkpoint."""
-        entry = service.runs.entry(f"trainingRuns/{NAMES[event.run]}")
+        entry = service.runs.entry(f"projects/default/trainingRuns/{NAMES[event.run]}")
         while not (entry.run.state.final or entry.run.state is RunState.PAUSED):
             if entry.run.name in service.runs.active and not service.runs.active[entry.run.name].control.requested:
                 return  # both runs ended their lives before the event
             await asyncio.sleep(0)
-        found = service.folder.run_files(entry.run.run_id).checkpoint_store().listed()
+        found = service.folder.run_files(entry.run).checkpoint_store().listed()
         own = [each for each in found if own_past(entry.run, each)]
         if event.kind == "rollback" and own:
             target = own[event.checkpoint % len(own)]
@@ -149,20 +149,20 @@ class Story:
     async def all_ended(service: Service) -> None:
         """Waits until both runs have ended."""
         for name in NAMES:
-            await service.runs.wait_final(f"trainingRuns/{name}", timeout_s=LIFE_LIMIT_S)
+            await service.runs.wait_final(f"projects/default/trainingRuns/{name}", timeout_s=LIFE_LIMIT_S)
 
     def check(self) -> None:
         """Checks the weights and the books of both runs."""
         service = self.open()
         for name in NAMES:
-            run = service.runs.entry(f"trainingRuns/{name}").run
+            run = service.runs.entry(f"projects/default/trainingRuns/{name}").run
             assert run.state is RunState.SUCCEEDED, run.failure_message
             self.check_run(run, self.world.child(name))
         service.close()
 
     def check_run(self, run: TrainingRun, world: World) -> None:
         """Checks one run: no rollout skipped, used twice, too old, or from an abandoned branch."""
-        lines = read_consumed(self.folder / f"state/runs/{run.run_id}")
+        lines = read_consumed(self.folder / f"state/runs/{run.folder}")
         check_books(lines, [group.group_id for group in world.feed], steps=STEPS)
         book = read_book(Path(run.model_path))
         in_weights = [(line["rollout"], line["step"]) for line in book]
@@ -200,7 +200,7 @@ async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version
     await story.live(None)
     story.check()
     for name in NAMES:
-        world, folder = story.world.child(name), tmp_path / f"state/runs/{name}"
+        world, folder = story.world.child(name), tmp_path / f"state/runs/default/{name}"
         versions = [json.loads(line) for line in (newest_journal(folder) / "versions.jsonl").read_text().splitlines()]
         step_of = {each["version"]: each["step"] for each in versions}
         for line in read_consumed(folder):
@@ -227,5 +227,5 @@ async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(
 
 
 def _consumed(folder: Path, name: str) -> list[dict]:
-    path = newest_journal(folder / f"state/runs/{name}") / "consumed.jsonl"
+    path = newest_journal(folder / f"state/runs/default/{name}") / "consumed.jsonl"
     return read_consumed(path.parent.parent) if path.exists() else []

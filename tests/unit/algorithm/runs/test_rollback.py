@@ -79,7 +79,7 @@ async def test_only_a_paused_or_ended_run_is_rolled_back_and_a_cancelled_one_nev
     with pytest.raises(TrainingRunStateInvalid):
         rollback(service, run, first)
     assert (await service.finish(run)).state is RunState.SUCCEEDED
-    other = await created(replace(grpo_draft, name="trainingRuns/other"), world)
+    other = await created(replace(grpo_draft, name="projects/default/trainingRuns/other"), world)
     world.child("other")
     service.runs.add(other)
     await service.worker.cancel(other.name)

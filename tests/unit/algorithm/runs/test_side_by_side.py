@@ -14,7 +14,7 @@ from tests.support.algorithm.run_service import WAIT_S, Service, created, now, u
 
 
 def named(draft: RunDraft, name: str, policy: str) -> RunDraft:
-    return replace(draft, name=f"trainingRuns/{name}", policy=replace(draft.policy, name=policy))
+    return replace(draft, name=f"projects/default/trainingRuns/{name}", policy=replace(draft.policy, name=policy))
 
 
 def notices(service: Service, run: TrainingRun) -> list[str]:
@@ -74,7 +74,7 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
     for number, project in enumerate(["busy", "busy", "busy", "quiet", "busy"]):
         run = await created(named(sft_draft, f"r{number}", f"p{number}"), world)
         age = timedelta(seconds=number)
-        runs.add(replace(run, project=f"projects/{project}", create_time=started + age))
+        runs.add(replace(run, name=run.name.replace("default", project), create_time=started + age))
     order = []
     while len(order) < 3:
         run = await runs.next_runnable()
@@ -84,11 +84,11 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
     waiting = asyncio.create_task(runs.next_runnable())
     await asyncio.sleep(0)
     assert not waiting.done(), "more runs than are allowed had a turn"
-    waits = runs.entry("trainingRuns/r2").events.notices()
+    waits = runs.entry("projects/busy/trainingRuns/r2").events.notices()
     assert [each.message.partition(":")[0] for each in waits] == ["Waiting for a run slot"]
-    runs.move("trainingRuns/r0", RunState.RUNNING)
-    runs.move("trainingRuns/r0", RunState.SUCCEEDED)
-    runs.end("trainingRuns/r0")
+    runs.move("projects/busy/trainingRuns/r0", RunState.RUNNING)
+    runs.move("projects/busy/trainingRuns/r0", RunState.SUCCEEDED)
+    runs.end("projects/busy/trainingRuns/r0")
     assert (await waiting).run_id == "r2"
 
 
@@ -96,5 +96,19 @@ async def test_a_run_that_was_running_when_the_service_stopped_goes_first(world,
     runs = RunRegistry(RunStorage(tmp_path), clock=now)
     for number in range(3):
         runs.add(await created(named(sft_draft, f"r{number}", f"p{number}"), world))
-    runs.move("trainingRuns/r2", RunState.RUNNING)
+    runs.move("projects/default/trainingRuns/r2", RunState.RUNNING)
     assert (await runs.next_runnable()).run_id == "r2"
+
+
+async def test_a_run_that_waits_for_one_of_another_project_is_not_told_its_name(world, sft_draft, tmp_path):
+    runs = RunRegistry(RunStorage(tmp_path), clock=now, max_concurrent=2)
+    mine = await created(named(sft_draft, "mine", "shared"), world)
+    theirs = replace(mine, name="projects/other/trainingRuns/theirs")
+    for run in (theirs, mine):
+        runs.add(run)
+    runs.begin(active(theirs))
+    waiting = asyncio.create_task(runs.next_runnable())
+    await asyncio.sleep(0)
+    (told,) = runs.entry(mine.name).events.notices()
+    assert told.message == "Waits for a run of another project, whose policy has the same name 'shared'."
+    waiting.cancel()

@@ -24,7 +24,7 @@ from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from tests.support.algorithm.run_service import now, training_run
 from tests.support.algorithm.vllm import settled
 
-NAME = "trainingRuns/arithmetic-1"
+NAME = "projects/default/trainingRuns/arithmetic-1"
 RUN = training_run(
     name=NAME,
     settings_json=json.dumps({"steps": 3, "learning_rate": 0.001}),
@@ -57,7 +57,7 @@ async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
 
 
 def drawn(folder: Path) -> list[tuple[int, float]]:
-    accumulator = EventAccumulator(str(folder / "runs/arithmetic-1/tensorboard"))
+    accumulator = EventAccumulator(str(folder / "runs/default/arithmetic-1/tensorboard"))
     accumulator.Reload()
     return [(event.step, round(event.value, 6)) for event in accumulator.Scalars("reward_mean")]
 
@@ -113,7 +113,7 @@ async def test_wandb_takes_metrics_offline(runs, tmp_path, monkeypatch):
     await carrying.carry()
     await ended(carrying, runs)
 
-    (written,) = (tmp_path / "runs/arithmetic-1" / "wandb").glob("offline-run-*/run-arithmetic-1.wandb")
+    (written,) = (tmp_path / "runs/default/arithmetic-1" / "wandb").glob("offline-run-*/run-arithmetic-1.wandb")
     # Its own process writes what is left after `finish` has returned.
     await settled(lambda: b"reward_mean" in written.read_bytes())
 
@@ -180,7 +180,7 @@ async def test_the_position_of_a_sink_is_replaced_atomically(runs, tmp_path):
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1)
     await carrying.carry()
-    position, before = tmp_path / "runs/arithmetic-1/journal-00000000/metrics.json", tmp_path / "before"
+    position, before = tmp_path / "runs/default/arithmetic-1/journal-00000000/metrics.json", tmp_path / "before"
     os.link(position, before)
     content = before.read_bytes()
     measure(runs, 2)
@@ -210,6 +210,6 @@ def test_prometheus_shows_the_newest_metrics_of_live_runs_only(runs):
 def test_the_newest_metrics_survive_a_restart(runs, tmp_path):
     measure(runs, 1)
     again = RunRegistry(RunStorage(tmp_path), clock=now)
-    again.restore(replace(RUN, state=RunState.RUNNING), RunFiles(tmp_path / "runs/arithmetic-1"))
+    again.restore(replace(RUN, state=RunState.RUNNING), RunFiles(tmp_path / "runs/default/arithmetic-1"))
 
     assert again.entry(NAME).events.latest_metrics == {"reward_mean": 0.1, "loss": -1.0}

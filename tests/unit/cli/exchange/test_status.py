@@ -133,7 +133,7 @@ class Holder:
 
 
 async def test_all_shards_of_a_service_are_asked_for_and_their_last_whole_rounds() -> None:
-    [services] = await ask_all({"a": cast(Client, Holder())}, "trainingRuns/a", are_named=True)
+    [services] = await ask_all({"a": cast(Client, Holder())}, "projects/default/trainingRuns/a", are_named=True)
 
     assert [shard.terms.shard for shard in services.shards] == [0, 1, 2]
     assert {shard: (number, list(one.ranks)) for shard, (number, one) in services.rounds.items()} == {

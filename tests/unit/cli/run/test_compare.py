@@ -45,7 +45,7 @@ def test_only_what_differs_is_listed_and_what_one_has_not_is_a_dash() -> None:
 
 def history(name: str, *steps: dict[str, float]) -> RunHistory:
     return RunHistory(
-        run=training_run_pb2.TrainingRun(name=f"trainingRuns/{name}"),
+        run=training_run_pb2.TrainingRun(name=f"projects/default/trainingRuns/{name}"),
         steps=[training_run_pb2.StepMetrics(step=number, values=values) for number, values in enumerate(steps, 1)],
     )
 
@@ -128,7 +128,9 @@ class Service:
 
 
 def state(value: Any, *, step: int = 0, rolled_back: int = 0) -> training_run_pb2.TrainingRunEvent:
-    run = training_run_pb2.TrainingRun(name="trainingRuns/a", state=value, step=step, rollback_count=rolled_back)
+    run = training_run_pb2.TrainingRun(
+        name="projects/default/trainingRuns/a", state=value, step=step, rollback_count=rolled_back
+    )
     return training_run_pb2.TrainingRunEvent(run=run)
 
 

@@ -13,7 +13,7 @@ from fulmen.client import Client
 from fulmen.errors import Unavailable
 from fulmen_cli.run import watch
 
-NAME = "trainingRuns/one"
+NAME = "projects/default/trainingRuns/one"
 
 
 class Stream:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.train_toml.train import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
-from fulmen_cli.train.plan import run_id, training_run
+from fulmen_cli.train.plan import RunNames, training_run
 from fulmen_cli.train.report import (
     Sample,
     SamplePair,
@@ -95,7 +95,8 @@ def test_a_stage_gets_the_inputs_that_its_algorithm_reads() -> None:
 
 
 def test_a_runs_id_fits_the_contract() -> None:
-    long = run_id("a" * 32, "20260314-101500-x7k2", 12, StageConfig(algorithm="grpo" * 5, settings={}))
+    names = RunNames(project="projects/p", prefix=f"{'a' * 32}-20260314-101500-x7k2")
+    long = names.of(12, StageConfig(algorithm="grpo" * 5, settings={})).removeprefix("projects/p/trainingRuns/")
 
-    assert len(long) <= 63
+    assert len(long) == 63
     assert not long.endswith("-")

@@ -100,7 +100,7 @@ def test_bytes_that_are_damaged_are_what_protobuf_takes_them_for(chunk: pb.Gradi
 
 
 def test_messages_that_are_no_chunks_go_through_as_they_are() -> None:
-    opened = pb.ExchangeRequest(open=pb.OpenExchange(training_run="trainingRuns/1", rank=3))
+    opened = pb.ExchangeRequest(open=pb.OpenExchange(training_run="projects/default/trainingRuns/1", rank=3))
     assert read(pb.ExchangeRequest, write(opened)) == opened
     status = pb.ExchangeResponse(status=pb.SegmentStatus(round=2))
     assert read(pb.ExchangeResponse, write(status)) == status

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fulmen_exchange.aggregator.folders import make_folder
-from fulmen_exchange.server.runs import RUN_FILE, ExchangeFolders, Run
+from fulmen_exchange.server.runs import RUN_FILE, ExchangeFolders
 
 HOUR_S = 3600.0
 KEEP_S = 24 * HOUR_S
-OVER, ACTIVE = ("projects/default", "trainingRuns/over"), ("projects/default", "trainingRuns/active")
+OVER, ACTIVE = "projects/default/trainingRuns/over", "projects/default/trainingRuns/active"
 NOW_S = 1e9
 
 
@@ -20,7 +20,7 @@ def folders(root: Path) -> ExchangeFolders:
     return ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda run: run == OVER, now=lambda: NOW_S)
 
 
-def kept(folders: ExchangeFolders, run: Run, *, shard: int = 0, age_s: float = 0.0) -> Path:
+def kept(folders: ExchangeFolders, run: str, *, shard: int = 0, age_s: float = 0.0) -> Path:
     """Makes the folder of a shard with a sum, as if it were so old."""
     folder = folders.of(run, shard)
     folder.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def test_a_folder_of_which_nobody_knows_the_run_goes_by_its_age(tmp_path: Path) 
 
 def test_runs_of_two_projects_have_folders_of_their_own(tmp_path: Path) -> None:
     known = folders(tmp_path)
-    assert known.of(OVER, 0) != known.of(("projects/other", OVER[1]), 0)
+    assert known.of(OVER, 0) != known.of("projects/other/trainingRuns/over", 0)
     assert known.of(OVER, 0) == folders(tmp_path).of(OVER, 0)
 
 

@@ -18,11 +18,11 @@ from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.output import console, print_json, prints_beside, quieten_runner, working
-from fulmen_cli.rollout.listing import run_name
 from fulmen_cli.rollout.rescore.grader import ChosenGrader, GraderOptions, JudgeOptions, chosen_grader
 from fulmen_cli.rollout.rescore.partial import Compared, Partial, opened, partial_path
 from fulmen_cli.rollout.rescore.rescoring import Rescoring
 from fulmen_cli.rollout.rescore.scores import summary_of
+from fulmen_cli.run.states import run_name
 from fulmen_cli.train.publish import Publisher
 
 if TYPE_CHECKING:
@@ -66,11 +66,10 @@ class SelectionOptions:
         int | None, typer.Option(min=1, metavar="N", help="Score N rollouts, show old and new rewards, keep nothing.")
     ] = None
 
-    @property
-    def source(self) -> Source:
-        """The selection, as published with the scores."""
+    def source(self, connection: Connection) -> Source:
+        """Returns the selection, as published with the scores."""
         states = ("succeeded", "failed") if self.include_failed else ("succeeded",)
-        return Source(training_run=run_name(self.run), filter=self.where, states=states)
+        return Source(training_run=run_name(self.run, connection), filter=self.where, states=states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ async def rescore(
     with extra_needed("Graders are run by the runner"):
         import fulmen_runner.regrade  # noqa: F401  # Everything below needs it.
     quieten_runner()
-    source = selection.source
+    source = selection.source(connection)
     path = None
     if selection.dry_run is None:
         store = connection.targets().store

@@ -73,7 +73,7 @@ class GrpcParticipant:
     """A rank and the terms it agrees to.
 
     Attributes:
-        training_run: `trainingRuns/{id}`.
+        training_run: `projects/{project}/trainingRuns/{id}`.
         rank: This rank, from 0.
         world_size: Number of ranks with which the first round begins.
         layout: Layout of the parameters, with as many shards as there are targets.

@@ -65,7 +65,7 @@ class ServerAccess:
     """Credentials for the servers of shards.
 
     Attributes:
-        training_run: `trainingRuns/{id}`, which identifies the exchange.
+        training_run: `projects/{project}/trainingRuns/{id}`, which identifies the exchange.
         token: Token of role `service`, bound to the run's project; empty for servers without authentication.
         token_file: File with the token, read again when it changes; empty for `token`.
         tls: Certificates by address; None for no TLS.

@@ -14,8 +14,8 @@ _SHARD = ["project", "run", "shard"]
 _PREFIX = "fulmen_algorithm_exchange"
 
 
-Held = Callable[[], Iterable[tuple[str, str, ServedShard]]]
-"""Returns project, run and shard of everything that a server holds."""
+Held = Callable[[], Iterable[tuple[str, ServedShard]]]
+"""Returns run and shard of everything that a server holds."""
 
 
 class ExchangeMetrics(Collector):
@@ -40,9 +40,10 @@ class ExchangeMetrics(Collector):
         rounds = HistogramMetricFamily(
             f"{_PREFIX}_round_seconds", "From the first chunk of a round to its last sum.", labels=_SHARD
         )
-        for project, run, shard in self._held():
+        for name, shard in self._held():
             machine, totals = shard.machine, shard.machine.totals
-            labels = [project.removeprefix("projects/"), run.removeprefix("trainingRuns/"), str(machine.terms.shard)]
+            project, _, run = name.removeprefix("projects/").partition("/trainingRuns/")
+            labels = [project, run, str(machine.terms.shard)]
             now = {
                 "members": len(machine.members.ranks),
                 "world_size": machine.terms.world_size,

@@ -16,41 +16,30 @@ from fulmen_exchange.aggregator.folders import make_folder
 
 RUN_FILE = "run.json"
 NAME_CHARACTERS = 32
-Run = tuple[str, str]
-"""Project and name of a training run; runs of different projects never meet."""
-
 _log = structlog.get_logger()
 
 
 class RunAccess(Protocol):
     """Access of the current caller to runs; implemented by the host of the server."""
 
-    def resolve(self, name: str) -> Run:
-        """Returns a run that the current caller may access.
+    def require(self, run: str) -> None:
+        """Checks that the current caller may access a run.
 
         Raises:
-            TrainingRunNotFound: if there is no such run, or the caller may not access it.
+            TrainingRunNotFound: if it may not, or the name is malformed.
         """
 
-    def may_access(self, project: str) -> bool:
-        """Returns whether the current caller may access the runs of a project."""
-
-    def is_over(self, run: Run) -> bool:
+    def is_over(self, run: str) -> bool:
         """Returns whether a run will never resume, so that its stored sums can be deleted."""
 
 
 class OpenRuns:
     """Lets every caller access every run, for servers inside a trusted network."""
 
-    def resolve(self, name: str) -> Run:
-        """See `RunAccess`; all runs are of one project."""
-        return "projects/default", name
-
-    def may_access(self, project: str) -> bool:
+    def require(self, run: str) -> None:
         """See `RunAccess`."""
-        return True
 
-    def is_over(self, run: Run) -> bool:
+    def is_over(self, run: str) -> bool:
         """See `RunAccess`; unknown here, so stored sums are deleted by age."""
         return False
 
@@ -63,7 +52,7 @@ class ExchangeFolders:
         root: Path,
         *,
         keep_s: float,
-        is_over: Callable[[Run], bool],
+        is_over: Callable[[str], bool],
         is_synced: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -82,16 +71,16 @@ class ExchangeFolders:
         self._is_synced = is_synced
         self._now = now
 
-    def of(self, run: Run, shard: int) -> Path:
+    def of(self, run: str, shard: int) -> Path:
         """Returns the folder of a shard, creating that of its run."""
-        folder = self._root / hashlib.sha256("\0".join(run).encode()).hexdigest()[:NAME_CHARACTERS]
+        folder = self._root / hashlib.sha256(run.encode()).hexdigest()[:NAME_CHARACTERS]
         make_folder(folder, is_synced=self._is_synced)
         run_file = folder / RUN_FILE
         if not run_file.exists():
             run_file.write_text(json.dumps(run), encoding="utf-8")
         return folder / f"shard-{shard}"
 
-    def sweep(self, served: Container[Run]) -> None:
+    def sweep(self, served: Container[str]) -> None:
         """Deletes the folders of runs that are over or too old.
 
         Args:
@@ -102,16 +91,15 @@ class ExchangeFolders:
             if run in served or not ((run is not None and self._is_over(run)) or self._is_old(folder)):
                 continue
             shutil.rmtree(folder, ignore_errors=True)
-            _log.info("stored_sums_deleted", training_run=run[1] if run is not None else "", left=folder.exists())
+            _log.info("stored_sums_deleted", training_run=run or "", left=folder.exists())
 
     def _is_old(self, folder: Path) -> bool:
         newest = max((path.stat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
         return self._now() >= newest + self._keep_s
 
 
-def _run_of(folder: Path) -> Run | None:
+def _run_of(folder: Path) -> str | None:
     try:
-        project, name = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return str(json.loads((folder / RUN_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return None
-    return str(project), str(name)

@@ -36,7 +36,7 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Te
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 from fulmen_exchange.server import messages
-from fulmen_exchange.server.runs import ExchangeFolders, Run, RunAccess
+from fulmen_exchange.server.runs import ExchangeFolders, RunAccess
 from fulmen_exchange.server.shards import Outbox, ServedShard
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         self._is_synced = is_synced
         self._clock = clock
         self._limits = limits
-        self._shards: dict[Run, dict[int, ServedShard]] = {}
+        self._shards: dict[str, dict[int, ServedShard]] = {}
         self._opening = asyncio.Lock()
         self._swept_s = -SWEEP_S
         self._drains = False
@@ -139,9 +139,9 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             async with self._opening:
                 await asyncio.to_thread(self._folders.sweep, set(self._shards))
 
-    def held(self) -> list[tuple[str, str, ServedShard]]:
-        """Returns all shards with their projects and runs; thread-safe."""
-        return [(*run, shard) for run, shards in list(self._shards.items()) for shard in list(shards.values())]
+    def held(self) -> list[tuple[str, ServedShard]]:
+        """Returns all shards with their runs; thread-safe."""
+        return [(run, shard) for run, shards in list(self._shards.items()) for shard in list(shards.values())]
 
     def drain(self) -> None:
         """Ends open streams and refuses new ones; ranks reconnect when the server returns."""
@@ -159,7 +159,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
         """Adds a rank to an exchange."""
         self._refuse_if_draining()
-        run = self._runs.resolve(request.training_run)
+        self._runs.require(request.training_run)
         terms = messages.terms_of(request.terms)
         problems = terms.problems(max_elements=self._limits.max_elements)
         if not 0 <= request.rank < MAX_RANKS:
@@ -167,18 +167,19 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         if not 0 < len(request.incarnation) <= MAX_NAME or len(request.history) > MAX_NAME:
             problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters, as `history`"))
         _refuse("The rank cannot join the exchange", problems)
-        shard = await self._shard_for(run, terms, request)
+        shard = await self._shard_for(request.training_run, terms, request)
         _refuse("The rank cannot join: its terms differ from those of the run", shard.machine.terms.differences(terms))
         try:
             joined = shard.join(request.rank, request.incarnation, messages.resume_point_of(request))
         except (RankBehind, RankReplaced) as error:
             text = _behind(str(error)) if isinstance(error, RankBehind) else f"The rank was replaced: {error}."
-            raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
+            raise TrainingRunStateInvalid(text, training_run=request.training_run) from None
         return messages.joined(joined)
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
         """Ends a membership."""
-        shard = self._shards.get(self._runs.resolve(request.training_run), {}).get(request.shard)
+        self._runs.require(request.training_run)
+        shard = self._shards.get(request.training_run, {}).get(request.shard)
         if shard is not None:
             shard.leave(request.rank, request.incarnation)
         return pb.LeaveResponse()
@@ -197,7 +198,8 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             _refuse("The stream is malformed", [Problem(field="open", description="must be the first message")])
             return
         opened = first.open
-        shard = self._shards.get(self._runs.resolve(opened.training_run), {}).get(opened.shard)
+        self._runs.require(opened.training_run)
+        shard = self._shards.get(opened.training_run, {}).get(opened.shard)
         if shard is None or shard.machine.members.get(opened.rank, opened.incarnation) is None:
             # It may have been a member of a former server, with the same epoch number.
             raise Unavailable("The rank is not a member of this exchange; join it first.")
@@ -244,19 +246,10 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             raise Draining("The service is shutting down.")
 
     def _known(self, name: str) -> dict[int, ServedShard]:
-        try:
-            run = self._runs.resolve(name)
-        except TrainingRunNotFound:
-            # A caller with access to all projects may also see runs of other services, unless the name is ambiguous.
-            held = [run for run in self._shards if run[1] == name and self._runs.may_access(run[0])]
-            if len(held) != 1:
-                raise
-            [run] = held
-        shards = self._shards.get(run)
+        self._runs.require(name)
+        shards = self._shards.get(name)
         if not shards:
-            raise TrainingRunNotFound(
-                "No rank of the run has joined an exchange on this server.", training_run=name[:MAX_NAME]
-            )
+            raise TrainingRunNotFound("No rank of the run has joined an exchange on this server.", training_run=name)
         return shards
 
     def _room(self) -> int:
@@ -266,7 +259,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         for shards in self._shards.values():
             yield from shards.values()
 
-    async def _shard_for(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
+    async def _shard_for(self, run: str, terms: Terms, request: pb.JoinRequest) -> ServedShard:
         # One at a time, so that ranks that join together get the same shard.
         async with self._opening:
             shard = self._shards.get(run, {}).get(terms.shard)
@@ -281,7 +274,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
                 self._shards.setdefault(run, {})[terms.shard] = shard
             return shard
 
-    async def _opened(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
+    async def _opened(self, run: str, terms: Terms, request: pb.JoinRequest) -> ServedShard:
         # Loads torch, which takes seconds.
         module: Any = await asyncio.to_thread(import_module, "fulmen_exchange.aggregator.shard_sum")
         folder = None
@@ -303,7 +296,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         shard = ServedShard(machine, sums, clock=self._clock)
         if restored.has_lost:
             shard.lost_residuals += 1
-            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=resume_point.round)
+            _log.warning("exchange_residual_lost", training_run=run, shard=terms.shard, round=resume_point.round)
         return shard
 
 

@@ -156,7 +156,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetBackendKeys": _only(_SERVICE),
     },
     "fulmen.store.v1.RunLeaseService": {
-        "CreateRunLease": _to(_SERVICE, audited=("project", "training_run")),
+        "CreateRunLease": _to(_SERVICE, audited=("training_run",)),
         "AcquireRunLease": _to(_SERVICE),
         "RenewRunLeases": _to(_SERVICE),
         "ReleaseRunLease": _to(_SERVICE),

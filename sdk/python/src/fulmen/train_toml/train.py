@@ -31,7 +31,7 @@ __all__ = [
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SCORES: Final = re.compile(r"[a-z0-9._-]{1,128}(@[a-z0-9._-]{1,63})?")
-_TRAINING_RUN: Final = re.compile(r"(trainingRuns/)?[a-z0-9-]{1,63}")
+_TRAINING_RUN: Final = re.compile(r"(projects/[a-z0-9-]{1,63}/trainingRuns/)?[a-z0-9-]{1,63}")
 _KEYS: Final = ("name", "policy", "agent", "data", "stage")
 _POLICY_KEYS: Final = ("name", "build", "path", "version")
 _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -62,7 +62,7 @@ class DataConfig:
         validation_demonstrations: conversations that are not trained on, JSONL.
         prompt: the agent's prompt, a text file.
         scores: published scores, as `NAME` or `NAME@VERSION`.
-        rollouts: training run whose stored rollouts are read, `trainingRuns/{id}`.
+        rollouts: training run whose stored rollouts are read, its name or its id; empty for none.
     """
 
     train: Path | None = None
@@ -243,8 +243,6 @@ def _data(table: TableReader, folder: Path) -> DataConfig:
     rollouts = table.text("rollouts")
     if rollouts and not _TRAINING_RUN.fullmatch(rollouts):
         table.problem("rollouts", "the id of a training run, such as arithmetic-20260314-101500-x7k2-2-grpo")
-    if rollouts:
-        rollouts = f"trainingRuns/{rollouts.removeprefix('trainingRuns/')}"
     return DataConfig(**paths, scores=scores, rollouts=rollouts)
 
 

@@ -33,11 +33,10 @@ class StoreRunLeases:
         self._ttl = timedelta(seconds=ttl_s)
         self._listed_until: Timestamp | None = None
 
-    async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
+    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
         """Records a run."""
         request = pb.CreateRunLeaseRequest(
             training_run=training_run,
-            project=project,
             policy=policy,
             record=record,
             request_id=request_id,
@@ -45,11 +44,10 @@ class StoreRunLeases:
         )
         await self._stub.CreateRunLease(request, timeout=CALL_DEADLINE_S)
 
-    async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
+    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
         """Acquires a lease; returns its epoch."""
         request = pb.AcquireRunLeaseRequest(
             training_run=training_run,
-            project=project,
             owner=self._owner,
             owner_address=self._address(),
             ttl=self._ttl,
@@ -70,7 +68,6 @@ class StoreRunLeases:
                 leases=[
                     pb.RenewedLease(
                         training_run=each.fence.training_run,
-                        project=each.project,
                         epoch=each.fence.epoch,
                         record=each.record,
                     )
@@ -81,11 +78,10 @@ class StoreRunLeases:
             lost.update(answer.lost_training_runs)
         return lost
 
-    async def release(self, fence: RunFence, project: str, *, state: LeaseState, record: bytes) -> None:
+    async def release(self, fence: RunFence, *, state: LeaseState, record: bytes) -> None:
         """Ends a lease."""
         request = pb.ReleaseRunLeaseRequest(
             training_run=fence.training_run,
-            project=project,
             epoch=fence.epoch,
             state=pb.RunLeaseState.Value(f"RUN_LEASE_STATE_{state.value}"),
             record=record,

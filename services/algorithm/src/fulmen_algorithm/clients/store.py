@@ -50,7 +50,7 @@ class RolloutRequest:
 
     Attributes:
         project: `projects/{project}`.
-        training_run: `trainingRuns/{id}`.
+        training_run: `projects/{project}/trainingRuns/{id}`.
         agent: Pinned version of the agent; empty for the runner's own.
         attempt_timeout_s: Limit of one attempt, in seconds.
         max_attempts: Attempts of one rollout.

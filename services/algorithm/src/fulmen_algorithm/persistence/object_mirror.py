@@ -129,7 +129,7 @@ class ObjectMirror:
             await self._remove(folder, await self._keys(folder, str(path.relative_to(folder))))
 
     def _prefix(self, folder: Path) -> str:
-        return f"{RUNS}/{folder.name}"
+        return f"{RUNS}/{folder.parent.name}/{folder.name}"
 
     async def _keys(self, folder: Path, place: str) -> list[str]:
         """Lists the objects of a run below a folder, by their path in the run's folder."""

@@ -73,6 +73,16 @@ class RunFiles:
         return self.folder / journal_name(self.epoch)
 
     @property
+    def project(self) -> str:
+        """`projects/{project}` of the run."""
+        return f"projects/{self.folder.parent.name}"
+
+    @property
+    def _runs(self) -> Path:
+        """Folder of all runs, which has a folder per project."""
+        return self.folder.parent.parent
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.folder / "checkpoints"
@@ -174,24 +184,21 @@ class RunFiles:
 
     async def fetched(self, path: Path) -> Path:
         """Returns a folder of this run or another, downloaded if only object storage has it; see `push` for errors."""
-        runs = self.folder.parent
+        runs = self._runs
         if self.mirror is not None and not path.exists() and path.is_relative_to(runs):
-            await self.mirror.fetch(runs / path.relative_to(runs).parts[0], path)
+            await self.mirror.fetch(runs.joinpath(*path.relative_to(runs).parts[:2]), path)
         return path
 
     def place_of(self, path: Path) -> str:
         """Returns how a folder is named where other machines read it: by its place below the runs, if it is there."""
-        runs = self.folder.parent
-        return (
-            f"{RUNS_PLACE}{path.relative_to(runs)}"
-            if self.mirror is not None and path.is_relative_to(runs)
-            else str(path)
-        )
+        if self.mirror is not None and path.is_relative_to(self._runs):
+            return f"{RUNS_PLACE}{path.relative_to(self._runs)}"
+        return str(path)
 
     def path_of(self, place: str) -> Path:
         """Returns the folder on this machine of a place."""
         if place.startswith(RUNS_PLACE):
-            return self.folder.parent / place.removeprefix(RUNS_PLACE)
+            return self._runs / place.removeprefix(RUNS_PLACE)
         return Path(place)
 
     async def push_folder(self, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where the service keeps its state and its runs.
 
-The state folder belongs to one process. The runs are in it, or in a folder or object store that several services share;
+The state folder belongs to one process. The runs are in it, a folder per project, or in a folder or object store
+that several services share;
 their leases at the store decide which service writes.
 """
 
@@ -71,24 +72,24 @@ class RunStorage:
         if self._lock is not None:
             self._lock.close()
 
-    def run_files(self, run_id: str, *, epoch: int | None = None) -> RunFiles:
+    def run_files(self, run: TrainingRun, *, epoch: int | None = None) -> RunFiles:
         """Opens the folder of a run: its newest journal, or that of an epoch."""
-        return RunFiles(self.folder / run_id, epoch=epoch, mirror=self.mirror)
+        return RunFiles(self.folder / run.folder, epoch=epoch, mirror=self.mirror)
 
-    async def newest_files(self, run_id: str) -> RunFiles:
+    async def newest_files(self, run: TrainingRun) -> RunFiles:
         """Opens the newest journal of a run that another service has run.
 
         Raises:
             OSError: if the storage cannot be reached.
         """
         if self.mirror is not None:
-            await self.mirror.pull_journal(self.folder / run_id)
-        return self.run_files(run_id)
+            await self.mirror.pull_journal(self.folder / run.folder)
+        return self.run_files(run)
 
     def runs(self) -> list[tuple[TrainingRun, RunFiles]]:
         """Returns the stored runs; a folder whose run was never saved is skipped."""
         found = []
-        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+        for path in sorted(self.folder.glob("*/*/")):
             files = RunFiles(path, mirror=self.mirror)
             run = files.load_run()
             if run is not None:

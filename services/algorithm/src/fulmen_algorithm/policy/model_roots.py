@@ -1,11 +1,10 @@
 """The folders from which weights may be loaded.
 
-A run and a policy version name folders of this machine; only those that the operator names are opened, whatever links
-lead elsewhere.
+A run and a policy version name folders of this machine; only those that the operator names and those of the project's own
+runs are opened, whatever links lead elsewhere.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,30 +16,39 @@ SETTING = "the service's setting FULMEN_ALGORITHM_MODEL_ROOTS (docs/weights.md)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoots:
-    """Folders below which weights may lie; by default any."""
+    """Folders below which weights may lie; by default any.
+
+    Attributes:
+        roots: Folders for every project.
+        runs: Folder of the runs, in which each project has its own; None if there is none.
+    """
 
     roots: tuple[Path, ...] = (Path("/"),)
+    runs: Path | None = None
 
     @classmethod
-    def of(cls, setting: str, *, own: Sequence[Path]) -> Self:
-        """Reads the setting, folders separated by `:`; the service's own folders are always allowed."""
+    def of(cls, setting: str, *, runs: Path | None = None) -> Self:
+        """Reads the setting, folders separated by `:`."""
         named = [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
-        return cls(roots=tuple(path.resolve() for path in (*named, *own)))
+        return cls(roots=tuple(path.resolve() for path in named), runs=runs and runs.resolve())
 
-    def problem(self, path: Path | str) -> str:
-        """Returns why a folder may not be opened; empty if it may. Links are followed first."""
+    def problem(self, path: Path | str, *, project: str) -> str:
+        """Returns why a project may not open a folder; empty if it may. Links are followed first."""
         resolved = Path(path).expanduser().resolve()
-        if any(resolved.is_relative_to(root) for root in self.roots):
+        allowed = self.roots
+        if self.runs is not None and resolved.is_relative_to(self.runs):
+            allowed = (self.runs / project.rpartition("/")[2],)
+        if any(resolved.is_relative_to(root) for root in allowed):
             return ""
         return f"{path} is not below a folder of {SETTING}"
 
-    def checked(self, path: Path | str) -> Path:
-        """Returns a folder that may be opened.
+    def checked(self, path: Path | str, *, project: str) -> Path:
+        """Returns a folder that a project may open.
 
         Raises:
             RunFailed: if it may not.
         """
-        if problem := self.problem(path):
+        if problem := self.problem(path, project=project):
             raise RunFailed(f"Weights cannot be loaded: {problem}.")
         return Path(path).expanduser()
 

@@ -82,8 +82,8 @@ async def _folder(description: Mapping[str, Any], files: RunFiles, roots: ModelR
 
 
 async def _located(place: str, files: RunFiles, roots: ModelRoots) -> Path:
-    """Returns the folder of a place that a version names: a path, or `runs:/<run>/<path>` in the storage of the runs."""
-    return await files.fetched(roots.checked(files.path_of(place)))
+    """Returns the folder of a place that a version names: a path, or `runs:/<project>/<run>/<path>` in their storage."""
+    return await files.fetched(roots.checked(files.path_of(place), project=files.project))
 
 
 async def _existing(folder: Path) -> Path:

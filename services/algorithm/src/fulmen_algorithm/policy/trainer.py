@@ -33,7 +33,7 @@ class TrainerSetup:
         critic: Critic that computes the advantages; None if the rows have them.
         lora: Adapters to train on top of `model_dir`; None to train the weights themselves.
         exchange: How the ranks exchange gradients; None for plain sums.
-        training_run: The run, `trainingRuns/{id}`.
+        training_run: The run, `projects/{project}/trainingRuns/{id}`.
         project: The run's project, `projects/{id}`.
         server_access: Access to the shards; None if the exchange has no shards.
     """

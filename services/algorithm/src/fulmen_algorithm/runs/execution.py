@@ -314,7 +314,7 @@ class RunExecutor:
         run, files, resources = execution.entry.run, execution.entry.files, execution.resources
         match run.policy.origin:
             case PolicyOrigin.PATH:
-                return self.model_roots.checked(run.policy.source)
+                return self.model_roots.checked(run.policy.source, project=run.project)
             case PolicyOrigin.BUILD:
                 bundle = await resources.get(run.inputs["bundle"])
                 seed = execution.settings.seed

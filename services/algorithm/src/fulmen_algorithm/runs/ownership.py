@@ -106,9 +106,7 @@ class RunOwnership:
             return
         try:
             await entry.files.push_journal()
-            await self._leases.release(
-                entry.fence, entry.run.project, state=entry.lease_state, record=encoded_run(entry.run)
-            )
+            await self._leases.release(entry.fence, state=entry.lease_state, record=encoded_run(entry.run))
         except LOST_OR_AWAY as error:
             _log.warning("run_lease_not_released", run=entry.run.name, reason=type(error).__name__)
         entry.epoch, entry.held_until = 0, 0.0
@@ -158,7 +156,7 @@ class RunOwnership:
         """
         async with entry.changing:
             if entry.stale and not entry.elsewhere:
-                entry.open(await self._storage.newest_files(entry.run.run_id))
+                entry.open(await self._storage.newest_files(entry.run))
 
     async def renew(self) -> None:
         """Renews the leases of all owned runs.
@@ -193,10 +191,10 @@ class RunOwnership:
         run, after = entry.run, max(entry.files.epoch, entry.newest_epoch)
         asked = time.monotonic()
         try:
-            epoch = await self._leases.acquire(run.name, run.project, after_epoch=after)
+            epoch = await self._leases.acquire(run.name, after_epoch=after)
         except TrainingRunNotFound:
             await self._create(run)  # its files are older than the store's database
-            epoch = await self._leases.acquire(run.name, run.project, after_epoch=after)
+            epoch = await self._leases.acquire(run.name, after_epoch=after)
         try:
             files = await entry.files.taken_over(epoch, owner=self._storage.owner, record=run)
         except OSError:
@@ -210,9 +208,7 @@ class RunOwnership:
 
     async def _create(self, run: TrainingRun) -> None:
         # One of many runs may have the client's request id: that of a run whose row was lost is free.
-        await self._leases.create(
-            run.name, run.project, policy=run.policy.name, record=encoded_run(run), request_id=run.request_id
-        )
+        await self._leases.create(run.name, policy=run.policy.name, record=encoded_run(run), request_id=run.request_id)
 
     async def _renew(self, entries: list[Entry]) -> None:
         asked = time.monotonic()
@@ -224,7 +220,6 @@ class RunOwnership:
             [
                 LeaseRenewal(
                     fence=entry.fence,
-                    project=entry.run.project,
                     record=b"" if self._sent.get(entry.run.name) == entry.run else encoded_run(entry.run),
                 )
                 for entry in entries
@@ -261,7 +256,7 @@ class RunOwnership:
         if entry is None:
             if run.name != lease.training_run:
                 return
-            entry = self._runs.restore(run, self._storage.run_files(run.run_id))
+            entry = self._runs.restore(run, self._storage.run_files(run))
         if lease.epoch > entry.files.epoch:
             entry.run = run
         if lease.epoch > entry.newest_epoch and lease.owner != self._storage.owner:

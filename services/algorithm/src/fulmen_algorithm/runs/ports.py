@@ -114,7 +114,7 @@ class RunFence:
     """The epoch of a run's lease; the store refuses what carries an older one.
 
     Attributes:
-        training_run: `trainingRuns/{id}`.
+        training_run: `projects/{project}/trainingRuns/{id}`.
         epoch: Epoch under which this service runs it.
     """
 
@@ -135,7 +135,7 @@ class RunLease:
     """A run and its lease at the store.
 
     Attributes:
-        training_run: `trainingRuns/{id}`.
+        training_run: `projects/{project}/trainingRuns/{id}`.
         owner: Id of the last owner; empty if it never had one.
         owner_address: `host:port` of the last owner.
         epoch: Newest epoch.
@@ -158,7 +158,6 @@ class LeaseRenewal:
     """A lease to renew; an empty record leaves the stored one."""
 
     fence: RunFence
-    project: str
     record: bytes = field(repr=False)
 
 
@@ -168,14 +167,14 @@ class RunLeases(Protocol):
     Every call raises Unavailable or another error of `AWAY` if the store does not answer.
     """
 
-    async def create(self, training_run: str, project: str, *, policy: str, record: bytes, request_id: str) -> None:
+    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
         """Records a run.
 
         Raises:
             TrainingRunExists: if the name or the request id is taken.
         """
 
-    async def acquire(self, training_run: str, project: str, *, after_epoch: int) -> int:
+    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
         """Acquires a lease; returns its epoch, which is greater than `after_epoch`.
 
         Raises:
@@ -187,7 +186,7 @@ class RunLeases(Protocol):
     async def renew(self, renewals: Sequence[LeaseRenewal]) -> set[str]:
         """Renews leases; returns the runs whose leases are lost."""
 
-    async def release(self, fence: RunFence, project: str, *, state: LeaseState, record: bytes) -> None:
+    async def release(self, fence: RunFence, *, state: LeaseState, record: bytes) -> None:
         """Ends a lease.
 
         Raises:

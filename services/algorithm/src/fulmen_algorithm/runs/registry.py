@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import chain
 
 from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
+from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl, StopReason
@@ -62,12 +63,13 @@ class RunRegistry:
         """Finds the run created by an earlier equal request.
 
         Raises:
-            TrainingRunExists: if the name or the request id belongs to a different run.
+            TrainingRunExists: if the name or the request id belongs to a different run of the project.
         """
         for entry in self._entries.values():
             run = entry.run
-            same_request = bool(draft.request_id) and (run.request_id, run.project) == (draft.request_id, draft.project)
-            if run.name == draft.name or same_request:
+            if run.project != draft.project:
+                continue
+            if run.name == draft.name or (draft.request_id and run.request_id == draft.request_id):
                 if run.request_digest != digest(draft):
                     raise TrainingRunExists(
                         "The name or request id is taken by a different run.", training_run=run.name
@@ -82,7 +84,7 @@ class RunRegistry:
             OSError: if the storage is full; another service or the next start of this one creates its files then.
         """
         # Not the newest epoch: another service may have acquired the run already.
-        files = self._storage.run_files(run.run_id, epoch=0)
+        files = self._storage.run_files(run, epoch=0)
         entry = self.restore(run, files)
         self.wake()
         files.begin(self._storage.owner)
@@ -97,7 +99,7 @@ class RunRegistry:
             TrainingRunNotFound: if it does not exist.
         """
         if name not in self._entries:
-            raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
+            raise unknown_run(name)
         return self._entries[name]
 
     def find(self, name: str) -> Entry | None:
@@ -108,21 +110,13 @@ class RunRegistry:
         """Returns whether this service is the last one that wrote a run's files."""
         return entry.owner == self._storage.owner and not entry.stale
 
-    def has(self, name: str, project: str) -> bool:
-        """Returns whether a project has a run of this name."""
-        return name in self._entries and self._entries[name].run.project == project
+    def has(self, name: str) -> bool:
+        """Returns whether there is a run of this name."""
+        return name in self._entries
 
-    def project_of(self, name: str) -> str:
-        """Returns the project of a run.
-
-        Raises:
-            TrainingRunNotFound: if it does not exist.
-        """
-        return self.entry(name).run.project
-
-    def is_over(self, name: str, project: str) -> bool:
-        """Returns whether a project has a run of this name that has ended."""
-        return self.has(name, project) and self._entries[name].run.state.final
+    def is_over(self, name: str) -> bool:
+        """Returns whether there is a run of this name and it has ended."""
+        return name in self._entries and self._entries[name].run.state.final
 
     def entries(self) -> list[Entry]:
         """Lists all runs, in no particular order."""
@@ -202,8 +196,12 @@ class RunRegistry:
         other = next(chain(here, elsewhere), None) if policy else None
         if other is None:
             return False
-        end = f"`fulmen run stop {other.removeprefix('trainingRuns/')}` ends that one"
-        self._notify_waiting(waiting, other, f"Waits for {other}, which trains the same policy {policy!r}; {end}.")
+        run = self._entries[other].run
+        end = f"`fulmen run stop {run.run_id}` ends that one"
+        text = f"Waits for {other}, which trains the same policy {policy!r}; {end}."
+        if run.project != waiting.run.project:
+            text = f"Waits for a run of another project, whose policy has the same name {policy!r}."
+        self._notify_waiting(waiting, other, text)
         return True
 
     def _notify_waiting(self, waiting: Entry, behind: str, text: str) -> None:
@@ -262,6 +260,11 @@ class RunRegistry:
     def wake_later(self, delay_s: float) -> None:
         """Wakes after a time, in seconds."""
         asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+
+def unknown_run(name: str) -> TrainingRunNotFound:
+    """Returns the error for a name of no run; also for a run of another project, which must look the same."""
+    return TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_TRAINING_RUN])
 
 
 def _blocked(entry: Entry) -> bool:

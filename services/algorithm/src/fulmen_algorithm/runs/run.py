@@ -72,7 +72,7 @@ class TrainingRun:
     """One training run, as stored and shown.
 
     Attributes:
-        name: `trainingRuns/{id}`.
+        name: `projects/{project}/trainingRuns/{id}`.
         settings_json: The algorithm's settings with every default filled in, as JSON.
         inputs: Pinned resource versions by use.
         provenance: Data needed to repeat the run; see `TrainingRun.provenance` in the protos. Empty before its first start.
@@ -83,7 +83,6 @@ class TrainingRun:
     """
 
     name: str
-    project: str
     display_name: str
     algorithm: str
     settings_json: str
@@ -106,9 +105,19 @@ class TrainingRun:
     request_digest: str = ""
 
     @property
+    def project(self) -> str:
+        """`projects/{project}`, which its name holds."""
+        return self.name.partition("/trainingRuns/")[0]
+
+    @property
     def run_id(self) -> str:
-        """The part of the name after `trainingRuns/`."""
-        return self.name.removeprefix("trainingRuns/")
+        """The id in the name, unique in the project."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """The run's folder below that of all runs: `{project}/{id}`."""
+        return f"{self.project.rpartition('/')[2]}/{self.run_id}"
 
     @property
     def uses_rollouts(self) -> bool:

@@ -20,12 +20,12 @@ from fulmen.errors import (
     RunLeaseHeld,
     RunStorageUnavailable,
     TrainingRunExists,
-    TrainingRunNotFound,
     Unavailable,
     Violation,
 )
+from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation.rules import RUN_NAME, CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections
@@ -38,7 +38,8 @@ from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.transport import encode
 from fulmen_algorithm.transport.forwarding import Forwarding
-from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_algorithm.transport.run_access import project_in, require_run_access
+from fulmen_service_kit.security.auth import require_project
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 1000
@@ -81,8 +82,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.CreateTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateTrainingRunResponse:
         """Creates a run."""
-        request.training_run.project = require_project(request.training_run.project)
-        draft = encode.draft(request.training_run, request.request_id)
+        asked = request.training_run
+        asked.project = require_project(asked.project or project_in(asked.name))
+        draft = encode.draft(asked, request.request_id)
         # One at a time, so that two equal requests do not both find nothing.
         async with self._creating:
             run = self._runs.existing(draft)
@@ -235,7 +237,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
 
         def roll_back(name: str) -> TrainingRun:
             if found is None or not own_past(entry.run, found):
-                raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
+                raise CheckpointNotFound(
+                    "The run has no such checkpoint.", checkpoint=request.checkpoint[: 2 * MAX_TRAINING_RUN]
+                )
             return self._runs.rollback(name, sequence=found.sequence, step=int(found.progress["step"]))
 
         changed = await self._changed(parent, roll_back, "RollbackTrainingRun", request, context)
@@ -256,13 +260,11 @@ class TrainingRunServicer(TrainingRunServiceServicer):
 
     async def _entry(self, name: str) -> Entry:
         """Returns a run that the caller may see, as of its newest files; any other is as if it did not exist."""
-        entry = self._runs.find(name)
-        if entry is None and RUN_NAME.fullmatch(name):
+        require_run_access(name)
+        if self._runs.find(name) is None:
             with suppress(FulmenError):
                 await self._ownership.learn()  # another service may have created it a moment ago
         entry = self._runs.entry(name)
-        if not current_caller().may_access(entry.run.project):
-            raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         if entry.stale and not entry.elsewhere:
             with _storage_errors():
                 await self._ownership.fresh(entry)

@@ -17,13 +17,12 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import DEFAULT_PROJECT, NOT_DOTS, parse_rollout_name, uuid7_unix_ms
-from fulmen_store.malformed import malformed
+from fulmen.ids import DEFAULT_PROJECT, NOT_DOTS, parse_rollout_name, parse_training_run_name, uuid7_unix_ms
 from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 from fulmen_store.run_leases.run_leases import RunFence
 
-__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
+__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of"]
 
 # Metadata key that names the rollout that this one runs again; it does not count against the caller's limit.
 RETRY_OF: Final = "fulmen.retry_of"
@@ -50,7 +49,6 @@ NONE: Final[Mapping[str, str]] = MappingProxyType({})
 UNRESOLVED: Final = UUID(int=0)
 
 _PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
-_TRAINING_RUN: Final = re.compile(rf"trainingRuns/{NOT_DOTS}[A-Za-z0-9._-]{{1,128}}")
 _RESOURCE_VERSION: Final = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]{{0,17}}")
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
@@ -200,23 +198,13 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
 
 
-def require_training_run(name: str) -> None:
-    """Checks the name of a training run.
-
-    Raises:
-        ArgumentInvalid: If it is malformed.
-    """
-    if not _TRAINING_RUN.fullmatch(name):
-        raise malformed("training_run", "is not of the form trainingRuns/{training_run}")
-
-
 def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if rollout.name:
         yield from _name_problems(rollout.name, rollout.project, now_ms)
     if not _PROJECT.fullmatch(rollout.project):
         yield "project", "is not of the form projects/{project}"
-    if rollout.training_run and not _TRAINING_RUN.fullmatch(rollout.training_run):
-        yield "training_run", "is not of the form trainingRuns/{id}"
+    if rollout.training_run:
+        yield from _run_problems(rollout.training_run, rollout.project)
     if rollout.group_id or rollout.group_size != 1:
         yield from _membership_problems(rollout)
     if not 0 <= rollout.mode <= MAX_MODE:
@@ -264,6 +252,14 @@ def _name_problems(name: str, project: str, now_ms: int | None) -> Iterator[tupl
         yield "name", "does not hold a UUID of version 7 in lower case"
     elif now_ms is not None and not now_ms - MAX_ID_AGE_MS <= uuid7_unix_ms(rollout_id) <= now_ms + MAX_ID_SKEW_MS:
         yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
+
+
+def _run_problems(training_run: str, project: str) -> Iterator[tuple[str, str]]:
+    try:
+        if parse_training_run_name(training_run).project != project:
+            yield "training_run", "is not in the rollout's project"
+    except ArgumentInvalid:
+        yield "training_run", "is not of the form projects/{project}/trainingRuns/{id}"
 
 
 def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:

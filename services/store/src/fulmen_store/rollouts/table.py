@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from fulmen.ids import parse_training_run_name
 from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.database.queries import arguments
 from fulmen_store.projects.names import ProjectNames
@@ -23,7 +24,7 @@ from fulmen_store.rollouts.records import (
     RolloutView,
     RunningAttempt,
 )
-from fulmen_store.rollouts.requests import NewRollout, require_training_run
+from fulmen_store.rollouts.requests import NewRollout
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.run_leases.table import hold_fences
@@ -78,28 +79,23 @@ class RolloutTable:
         return await self.projects.require(name)
 
     async def run_id(self, project_id: int, name: str) -> int:
-        """Returns a training run's number; a new run is recorded.
-
-        Raises:
-            ArgumentInvalid: If the name is malformed.
-        """
+        """Returns the number of a project's training run, whose name was checked; a new run is recorded."""
         known = self._runs.get((project_id, name))
         if known is None:
-            require_training_run(name)
             row = await self._database.fetch_row("ensure_training_run", project_id, name)
             assert row is not None
             known = self._runs[project_id, name] = row["id"]
         return known
 
     async def find_run(self, project_id: int, name: str) -> int:
-        """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
+        """Returns the number of a project's training run without recording anything; `NO_RUN` if the project has none.
 
         Raises:
             ArgumentInvalid: If the name is malformed.
         """
         known = self._runs.get((project_id, name))
         if known is None:
-            require_training_run(name)
+            parse_training_run_name(name)
             row = await self._database.fetch_row("find_training_run", project_id, name)
             if row is None:
                 return NO_RUN

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
-from fulmen.ids import ALL_PROJECTS
+from fulmen.ids import ALL_PROJECTS, parse_training_run_name
 from fulmen.store.v1 import run_lease_service_pb2
-from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.run_leases.run_leases import RunFence
@@ -19,6 +19,7 @@ __all__ = [
     "require_count",
     "require_range",
     "run_fence",
+    "run_project",
 ]
 
 
@@ -55,6 +56,18 @@ def require_range(field: str, value: float, minimum: float, maximum: float) -> N
     """
     if not minimum <= value <= maximum:
         raise malformed(field, f"is {value:g}, allowed are {minimum:g} to {maximum:g}")
+
+
+def run_project(project: str, training_run: str) -> str:
+    """Returns the project of a request, by default that of the training run which it may name.
+
+    Raises:
+        ArgumentInvalid: If the name of the run is malformed.
+        PermissionDenied: If the caller is bound to another project.
+    """
+    if training_run:
+        project = project or parse_training_run_name(training_run).project
+    return require_project(project)
 
 
 class Fenced(Protocol):

@@ -11,7 +11,7 @@ from uuid import UUID
 import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound
-from fulmen.ids import RolloutName, parse_rollout_name, rollout_name
+from fulmen.ids import RolloutName, parse_rollout_name, parse_training_run_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.security.auth import current_caller, require_project
@@ -30,7 +30,7 @@ from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.transport.access import is_own_attempt, require_count, run_fence
+from fulmen_store.transport.access import is_own_attempt, require_count, run_fence, run_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
@@ -99,7 +99,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRolloutsResponse:
         """Lists rollouts, newest first."""
-        project = require_project(request.project)
+        project = run_project(request.project, request.training_run)
         where = both(states_filter(frozenset(request.states)), parse_filter(request.filter))
         listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}"
         if request.filter:
@@ -120,7 +120,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.CancelRolloutsResponse:
         """Cancels rollouts by name or by training run."""
         if request.training_run:
-            project = require_project(request.project)
+            project = run_project(request.project, request.training_run)
             project_id, fence = await self._table.project_id(project), run_fence(request)
             outcome = await self._rollouts.cancel_run(project_id, request.training_run, fence=fence)
         else:
@@ -141,7 +141,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         if request.names:
             raise malformed("names", "must be empty with `filter`")
         where = None if request.filter.strip() == ALL else parse_filter(request.filter)
-        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        project_id, run_id = await self._scope(run_project(request.project, request.training_run), request.training_run)
         rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)
         return pb.RetryRolloutsResponse(rollouts=await self._present(rerun.rollout_ids), has_more=rerun.more)
 
@@ -149,7 +149,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchRolloutsResponse]:
         """Streams finished groups after the cursor."""
-        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        project_id, run_id = await self._scope(run_project(request.project, request.training_run), request.training_run)
         group_key = None
         if request.group_id:
             group_key = group_key_of(project_id, request.training_run, request.group_id)
@@ -171,7 +171,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetQueueStatsResponse:
         """Returns queue statistics and rules."""
-        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        project_id, run_id = await self._scope(run_project(request.project, request.training_run), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
             open_credit=self._dispatcher.open_credit(project_id),
@@ -182,7 +182,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, messages: Sequence[rollout_pb2.Rollout], request_id: str, *, fence: RunFence | None = None
     ) -> list[rollout_pb2.Rollout]:
         for message in messages:
-            message.project = require_project(message.project or _project_in(message.name))
+            message.project = require_project(message.project or _project_in(message))
         drafts = [new_rollout(message) for message in messages]
         ids = await self._rollouts.create(drafts, request_id=request_id, fence=fence)
         if request_id or any(draft.name for draft in drafts):
@@ -213,10 +213,12 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         return [rollout_of(view, with_input=False) for view in await self._table.view(ids)]
 
 
-def _project_in(name: str) -> str:
-    """Returns the project in the name of a rollout to create; empty if the name has none or is malformed."""
+def _project_in(message: rollout_pb2.Rollout) -> str:
+    """Returns the project in the names of a rollout to create; empty if it has none, or a malformed one."""
     try:
-        return parse_rollout_name(name).project if name else ""
+        if message.name:
+            return parse_rollout_name(message.name).project
+        return parse_training_run_name(message.training_run).project if message.training_run else ""
     except ArgumentInvalid:
         return ""
 

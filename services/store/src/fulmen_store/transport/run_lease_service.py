@@ -12,12 +12,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import Violation
+from fulmen.ids import MAX_TRAINING_RUN, parse_training_run_name
 from fulmen.store.v1 import run_lease_service_pb2 as pb
 from fulmen.store.v1 import run_lease_service_pb2_grpc
 from fulmen_service_kit.security.auth import require_project
 from fulmen_store.malformed import malformed
 from fulmen_store.projects.names import NO_PROJECT, ProjectNames
-from fulmen_store.rollouts.requests import require_training_run
 from fulmen_store.run_leases.run_leases import (
     MAX_POLICY,
     MAX_REQUEST_ID,
@@ -42,8 +42,6 @@ DEFAULT_PAGE: Final = 100
 MAX_RENEWALS: Final = 1000
 MAX_RENEWED_BYTES: Final = 3 * 1024 * 1024
 NUMBER_BYTES: Final = 4
-# The longest name of a training run, padded so that page keys have a fixed length.
-NAME_BYTES: Final = 144
 FIRST: Final = (0, "")
 
 
@@ -58,8 +56,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         self, request: pb.CreateRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateRunLeaseResponse:
         """Records a run that waits for an owner."""
-        project = require_project(request.project)
-        require_training_run(request.training_run)
+        project = _project_of(request.training_run)
         violations = check_record("record", request.record)
         for field, text, limit in (
             ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID),
@@ -76,19 +73,18 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
             request_id=request.request_id,
             storage=request.storage,
         )
-        return pb.CreateRunLeaseResponse(lease=_message(lease, project))
+        return pb.CreateRunLeaseResponse(lease=_message(lease))
 
     async def AcquireRunLease(
         self, request: pb.AcquireRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireRunLeaseResponse:
         """Acquires the lease of a run."""
-        project = require_project(request.project)
-        require_training_run(request.training_run)
+        project = _project_of(request.training_run)
         holder = replace(_holder(request.owner, request.owner_address, request.ttl), storage=request.storage)
         require_valid([*check_holder(holder), *check_epoch("after_epoch", request.after_epoch)])
         project_id = await self._projects.require(project)
         lease = await self._table.acquire(project_id, request.training_run, holder, after_epoch=request.after_epoch)
-        return pb.AcquireRunLeaseResponse(lease=_message(lease, project))
+        return pb.AcquireRunLeaseResponse(lease=_message(lease))
 
     async def RenewRunLeases(
         self, request: pb.RenewRunLeasesRequest, context: grpc.aio.ServicerContext
@@ -97,15 +93,11 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         holder = _holder(request.owner, request.owner_address, request.ttl)
         violations = [*check_holder(holder), *_renewal_problems(request.leases)]
         require_valid(violations)
-        for each in request.leases:
-            each.project = require_project(each.project)
-            require_training_run(each.training_run)
-        numbers = await self._projects.find_all(each.project for each in request.leases)
+        projects = [_project_of(each.training_run) for each in request.leases]
+        numbers = await self._projects.find_all(projects)
         renewals = [
-            Renewal(
-                project_id=numbers[each.project], training_run=each.training_run, epoch=each.epoch, record=each.record
-            )
-            for each in request.leases
+            Renewal(project_id=numbers[project], training_run=each.training_run, epoch=each.epoch, record=each.record)
+            for project, each in zip(projects, request.leases, strict=True)
         ]
         held = await self._table.renew(holder, renewals)
         lost = [each.training_run for each in renewals if (each.project_id, each.training_run) not in held]
@@ -115,8 +107,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         self, request: pb.ReleaseRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReleaseRunLeaseResponse:
         """Ends a lease."""
-        project = require_project(request.project)
-        require_training_run(request.training_run)
+        project = _project_of(request.training_run)
         violations = [*check_epoch("epoch", request.epoch), *check_record("record", request.record)]
         if request.state not in {state.value for state in RunLeaseState}:
             violations.append(Violation(field="state", description="is not a state of a run"))
@@ -135,7 +126,7 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         """Lists recorded runs with their leases."""
         project = require_project(request.project) if request.project else project_limit()
         listed = f"runLeases/{project}"
-        after = _decode_key(decode_token(request.page_token, listed=listed, key_bytes=NUMBER_BYTES + NAME_BYTES))
+        after = _decode_key(decode_token(request.page_token, listed=listed, key_bytes=NUMBER_BYTES + MAX_TRAINING_RUN))
         now = await self._table.clock()
         found = await self._table.page(
             after=after,
@@ -145,14 +136,23 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
             with_records=not request.without_records,
             limit=page_size(request.page_size, default=DEFAULT_PAGE),
         )
-        await self._projects.load(lease.project_id for lease in found)
         answer = pb.ListRunLeasesResponse(
-            leases=[_message(lease, self._projects.name(lease.project_id)) for lease in found],
+            leases=[_message(lease) for lease in found],
             # A page may be short because of large records: only an empty one is the last.
             next_page_token=encode_token(_key(found[-1]), listed=listed) if found else "",
         )
         answer.store_time.FromDatetime(now)
         return answer
+
+
+def _project_of(training_run: str) -> str:
+    """Returns the project of a run, which the caller may access.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+        PermissionDenied: If the caller is bound to another project.
+    """
+    return require_project(parse_training_run_name(training_run).project)
 
 
 def _renewal_problems(leases: Sequence[pb.RenewedLease]) -> list[Violation]:
@@ -188,7 +188,7 @@ def _moment(field: Timestamp) -> datetime.datetime:
 
 
 def _key(lease: RunLease) -> bytes:
-    return lease.project_id.to_bytes(NUMBER_BYTES) + lease.training_run.encode().ljust(NAME_BYTES, b"\0")
+    return lease.project_id.to_bytes(NUMBER_BYTES) + lease.training_run.encode().ljust(MAX_TRAINING_RUN, b"\0")
 
 
 def _decode_key(key: bytes | None) -> tuple[int, str]:
@@ -197,10 +197,9 @@ def _decode_key(key: bytes | None) -> tuple[int, str]:
     return int.from_bytes(key[:NUMBER_BYTES]), key[NUMBER_BYTES:].rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _message(lease: RunLease, project: str) -> pb.RunLease:
+def _message(lease: RunLease) -> pb.RunLease:
     message = pb.RunLease(
         training_run=lease.training_run,
-        project=project,
         policy=lease.policy,
         state=pb.RunLeaseState.ValueType(lease.state.value),
         owner=lease.owner,

@@ -17,7 +17,7 @@ from fulmen.errors import PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
@@ -26,7 +26,7 @@ from fulmen_store.spans.chunks import Chunk, NewChunk
 from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import UNKNOWN_ROLLOUT, ChunkHead, SpanParent, SpanTable
-from fulmen_store.transport.access import is_own_attempt, require_count
+from fulmen_store.transport.access import is_own_attempt, require_count, run_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp.ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
@@ -136,7 +136,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
             raise malformed("parents", "must be empty with training_run")
         if current_caller().role is Role.ATTEMPT:
             raise PermissionDenied("An attempt key reads its own attempt only.", training_run=request.training_run)
-        project = require_project(request.project)
+        project = run_project(request.project, request.training_run)
         project_id = await self._rollouts.project_id(project)
         run_id = await self._rollouts.find_run(project_id, request.training_run)
         async for ids in self._table.rollouts_of_run(project_id, run_id):

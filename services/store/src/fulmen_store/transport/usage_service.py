@@ -14,11 +14,11 @@ from fulmen.ids import RolloutName, attempt_name, parse_attempt_name, parse_roll
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
-from fulmen_service_kit.security.auth import current_caller, require_project
+from fulmen_service_kit.security.auth import current_caller
 from fulmen_store.malformed import malformed
 from fulmen_store.projects.columns import read_column
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import project_limit
+from fulmen_store.transport.access import project_limit, run_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
@@ -83,7 +83,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     async def GetUsage(self, request: pb.GetUsageRequest, context: grpc.aio.ServicerContext) -> pb.GetUsageResponse:
         """Sums up usage by group."""
         rollout = parse_rollout_name(request.rollout, field="rollout") if request.rollout else None
-        project = require_project(request.project or (rollout.project if rollout else ""))
+        named = request.project or (rollout.project if rollout else "")
+        project = run_project(named, request.training_run)
         listed = _listed(request, project)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         last = decode_token(request.page_token, listed=listed, key_bytes=NAME_BYTES)

@@ -28,9 +28,8 @@ class RunFence(_message.Message):
     def __init__(self, training_run: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RunLease(_message.Message):
-    __slots__ = ("training_run", "project", "policy", "state", "owner", "owner_address", "epoch", "held", "expire_time", "record", "update_time", "storage")
+    __slots__ = ("training_run", "policy", "state", "owner", "owner_address", "epoch", "held", "expire_time", "record", "update_time", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -42,7 +41,6 @@ class RunLease(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    project: str
     policy: str
     state: RunLeaseState
     owner: str
@@ -53,23 +51,21 @@ class RunLease(_message.Message):
     record: bytes
     update_time: _timestamp_pb2.Timestamp
     storage: str
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., epoch: _Optional[int] = ..., held: bool = ..., expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., record: _Optional[bytes] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., storage: _Optional[str] = ...) -> None: ...
+    def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., epoch: _Optional[int] = ..., held: bool = ..., expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., record: _Optional[bytes] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class CreateRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "project", "policy", "record", "request_id", "storage")
+    __slots__ = ("training_run", "policy", "record", "request_id", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    project: str
     policy: str
     record: bytes
     request_id: str
     storage: str
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ..., storage: _Optional[str] = ...) -> None: ...
+    def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class CreateRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)
@@ -78,22 +74,20 @@ class CreateRunLeaseResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[RunLease, _Mapping]] = ...) -> None: ...
 
 class AcquireRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "project", "owner", "owner_address", "ttl", "after_epoch", "storage")
+    __slots__ = ("training_run", "owner", "owner_address", "ttl", "after_epoch", "storage")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     AFTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    project: str
     owner: str
     owner_address: str
     ttl: _duration_pb2.Duration
     after_epoch: int
     storage: str
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ..., storage: _Optional[str] = ...) -> None: ...
+    def __init__(self, training_run: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class AcquireRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)
@@ -114,16 +108,14 @@ class RenewRunLeasesRequest(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[RenewedLease, _Mapping]]] = ...) -> None: ...
 
 class RenewedLease(_message.Message):
-    __slots__ = ("training_run", "project", "epoch", "record")
+    __slots__ = ("training_run", "epoch", "record")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    project: str
     epoch: int
     record: bytes
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., epoch: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, training_run: _Optional[str] = ..., epoch: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class RenewRunLeasesResponse(_message.Message):
     __slots__ = ("lost_training_runs",)
@@ -132,18 +124,16 @@ class RenewRunLeasesResponse(_message.Message):
     def __init__(self, lost_training_runs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReleaseRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "project", "epoch", "state", "record")
+    __slots__ = ("training_run", "epoch", "state", "record")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    project: str
     epoch: int
     state: RunLeaseState
     record: bytes
-    def __init__(self, training_run: _Optional[str] = ..., project: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., record: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, training_run: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseRunLeaseResponse(_message.Message):
     __slots__ = ()

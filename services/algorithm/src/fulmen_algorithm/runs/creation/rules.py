@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
-from fulmen.ids import NOT_DOTS, uuid7
+from fulmen.ids import NOT_DOTS, training_run_name, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
@@ -24,7 +24,8 @@ from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems
 from fulmen_algorithm.runs.ports import Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 
-RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
+RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
+RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
 _POLICY_NAME = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
 _PINNED = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
@@ -33,8 +34,8 @@ ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
 
 
-KnowsRun = Callable[[str, str], bool]
-"""Returns whether the service has a run, by name and project."""
+KnowsRun = Callable[[str], bool]
+"""Returns whether the service has a run of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
         ) from None
 
 
-def _knows_none(name: str, project: str) -> bool:
+def _knows_none(name: str) -> bool:
     return False
 
 
@@ -141,8 +142,7 @@ async def checked_run(
     if violations or settings is None:
         raise SettingsInvalid("The training run is not valid.", violations=violations)
     return TrainingRun(
-        name=draft.name or f"trainingRuns/{uuid7()}",
-        project=draft.project,
+        name=draft.name or training_run_name(draft.project, str(uuid7())),
         display_name=draft.display_name,
         algorithm=draft.algorithm,
         settings_json=settings.model_dump_json(),
@@ -235,11 +235,16 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
 
 def _problems(draft: RunDraft) -> list[Violation]:
     found = []
-    if draft.name and not RUN_NAME.fullmatch(draft.name):
-        found.append(Violation(field="name", description="must be trainingRuns/ and 1 to 63 of [a-z0-9-]"))
+    if draft.name and not _is_run_of(draft.project, draft.name):
+        found.append(Violation(field="name", description=RUN_FORM))
     if len(draft.display_name) > MAX_DISPLAY_NAME:
         found.append(Violation(field="display_name", description=f"is longer than {MAX_DISPLAY_NAME} characters"))
     return found
+
+
+def _is_run_of(project: str, name: str) -> bool:
+    match = RUN_NAME.fullmatch(name)
+    return match is not None and match[1] == project
 
 
 def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
@@ -273,7 +278,7 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
 def _path_problems(draft: RunDraft, roots: ModelRoots) -> list[Violation]:
     if draft.policy.origin is not PolicyOrigin.PATH or not draft.policy.source:
         return []
-    problem = roots.problem(draft.policy.source)
+    problem = roots.problem(draft.policy.source, project=draft.project)
     return [Violation(field="policy.path", description=problem)] if problem else []
 
 
@@ -292,8 +297,8 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
         if use not in entry.inputs:
             found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))
         elif use == ROLLOUTS:
-            if not RUN_NAME.fullmatch(name):
-                found.append(Violation(field=f"inputs.{use}", description="must be trainingRuns/<id>"))
+            if not _is_run_of(draft.project, name):
+                found.append(Violation(field=f"inputs.{use}", description=RUN_FORM))
         elif not _PINNED.fullmatch(name):
             text = "must be pinned: resources/<id>/versions/<number>"
             found.append(Violation(field=f"inputs.{use}", description=text))
@@ -303,7 +308,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
 async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run: KnowsRun) -> list[Violation]:
     """Checks that the source run exists; a malformed name is reported elsewhere."""
     name = draft.inputs.get(ROLLOUTS, "")
-    if not RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
+    if not _is_run_of(draft.project, name) or knows_run(name) or await resources.has_rollouts(name):
         return []
     text = f"there is no training run {name} in {draft.project}, and no rollout of one"
     return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]

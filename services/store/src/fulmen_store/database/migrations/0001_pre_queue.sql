@@ -34,7 +34,7 @@ create table training_run (
 -- released it. A lease is held while it is neither released nor expired.
 create table run_lease (
     project_id int not null references project,
-    name text not null check (name ~ '^trainingRuns/[A-Za-z0-9._-]{1,128}$'),
+    name text not null check (name ~ '^projects/[a-z0-9-]{1,63}/trainingRuns/[A-Za-z0-9._-]{1,128}$'),
     policy text not null check (length(policy) <= 63),
     -- 1: idle (paused or ended), 2: waiting for a run slot, 3: running.
     state smallint not null check (state between 1 and 3),
