@@ -415,8 +415,10 @@ class _Services:
         return http
 
     async def _identify(self, rpc: str, authorization: str, address: str) -> Caller:
-        caller = self.server.authenticator.identify(rpc, authorization, address)
+        authenticator = self.server.authenticator
+        caller = await authenticator.identify(authorization, address)
         (await self.server.limits.admit(caller)).end()
+        authenticator.authorize(rpc, caller)
         return caller
 
 

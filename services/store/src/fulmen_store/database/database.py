@@ -15,6 +15,8 @@ from typing import Any, Final
 import asyncpg
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen_service_kit.security.auth import current_tenant
+from fulmen_service_kit.security.fair_turns import FairSlots
 from fulmen_store.database.queries import SQL, filtered
 from fulmen_store.resources.versions import version_was_removed
 
@@ -74,6 +76,9 @@ class Database:
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool: asyncpg.Pool | None = pool
+        # One is left for the store's own work.
+        size = max(1, pool.get_max_size() - 1)
+        self._slots = FairSlots(size, share=max(1, size // 2))
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
         self.answered_at = time.monotonic()
@@ -139,6 +144,16 @@ class Database:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
+        project = current_tenant()
+        if not project:
+            async with self._own_connection() as connection:
+                yield connection
+            return
+        async with self._slots.slot(project), self._own_connection() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _own_connection(self) -> AsyncIterator[Any]:
         pool = self._pool
         if pool is None:
             raise DatabaseUnavailable("The store's database is unavailable.")

@@ -1,0 +1,43 @@
+"""Refusals come late: a client that calls again at once would otherwise cost as much as one that is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+HOLD_S: Final = 0.1
+"""Time for which a refusal is held back, at least."""
+SPACING_S: Final = 0.01
+"""Time by which each refusal that is held back delays the next one of the same origin."""
+MAX_HELD: Final = 10_000
+
+
+class Refusals:
+    """Holds refusals back, the longer the more of an origin are held; beyond `MAX_HELD` they are not held."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    def is_holding(self, origin: str) -> bool:
+        """Returns True if a refusal of an origin is held back now."""
+        return origin in self._held
+
+    async def hold(self, origin: str) -> None:
+        """Waits before a refusal.
+
+        Args:
+            origin: The project or address that is refused.
+        """
+        if self._total >= MAX_HELD:
+            return
+        self._total += 1
+        self._held[origin] += 1
+        try:
+            await asyncio.sleep(max(HOLD_S, self._held[origin] * SPACING_S))
+        finally:
+            self._total -= 1
+            self._held[origin] -= 1
+            if not self._held[origin]:
+                del self._held[origin]
