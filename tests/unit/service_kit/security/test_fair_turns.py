@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -21,8 +21,18 @@ def ready(work: Awaitable[None]) -> asyncio.Future[None]:
     return asyncio.ensure_future(work)
 
 
+@asynccontextmanager
+async def slot_of(slots: FairSlots, project: str) -> AsyncIterator[None]:
+    await slots.take(project)
+    try:
+        yield
+    finally:
+        slots.release(project)
+
+
 async def test_another_projects_call_begins_while_a_flood_waits() -> None:
     turns, begun = FairTurns(), list[str]()
+    await turns.wait("bob")
 
     async def call(project: str) -> None:
         await turns.wait(project)
@@ -36,6 +46,7 @@ async def test_another_projects_call_begins_while_a_flood_waits() -> None:
 
 async def test_calls_of_a_project_begin_in_the_order_in_which_they_came() -> None:
     turns, begun = FairTurns(), list[int]()
+    await turns.wait("bob")
 
     async def call(number: int) -> None:
         await turns.wait("ann")
@@ -80,6 +91,7 @@ async def test_a_flood_leaves_the_loop_time_for_others_and_a_project_alone_has_a
 
 async def test_nothing_is_kept_of_a_project_without_calls() -> None:
     turns = FairTurns()
+    await turns.wait("bob")
     await asyncio.gather(*(turns.wait("ann") for _ in range(5)))
     async with asyncio.timeout(LIMIT_S):
         while turns._lines:  # noqa: ASYNC110  # the loop's own turns
@@ -92,15 +104,15 @@ async def test_a_project_holds_its_share_of_slots_while_others_use_them_and_all_
     slots = FairSlots(4, share=2, clock=lambda: now_s)
     async with AsyncExitStack() as held:
         for _ in range(4):
-            await held.enter_async_context(slots.slot("ann"))
+            await held.enter_async_context(slot_of(slots, "ann"))
     async with AsyncExitStack() as held:
-        await held.enter_async_context(slots.slot("bob"))
+        await held.enter_async_context(slot_of(slots, "bob"))
         for _ in range(2):
-            await held.enter_async_context(slots.slot("ann"))
-        third = ready(held.enter_async_context(slots.slot("ann")))
+            await held.enter_async_context(slot_of(slots, "ann"))
+        third = ready(held.enter_async_context(slot_of(slots, "ann")))
         await asyncio.sleep(0)
         assert not third.done()
-        async with slots.slot("bob"):
+        async with slot_of(slots, "bob"):
             pass
         assert not third.done()
         third.cancel()
@@ -108,14 +120,14 @@ async def test_a_project_holds_its_share_of_slots_while_others_use_them_and_all_
     now_s = 2.0
     async with AsyncExitStack() as held:
         for _ in range(4):
-            await held.enter_async_context(slots.slot("ann"))
+            await held.enter_async_context(slot_of(slots, "ann"))
 
 
 async def test_a_free_slot_goes_to_the_projects_in_turn() -> None:
     slots, order = FairSlots(1, share=1), list[str]()
 
     async def use(project: str) -> None:
-        async with slots.slot(project):
+        async with slot_of(slots, project):
             order.append(project)
             await asyncio.sleep(0)
 
@@ -127,12 +139,12 @@ async def test_a_free_slot_goes_to_the_projects_in_turn() -> None:
 async def test_a_slot_given_to_a_call_that_is_cancelled_in_the_same_turn_is_free_again() -> None:
     slots = FairSlots(1, share=1)
     async with AsyncExitStack() as held:
-        await held.enter_async_context(slots.slot("ann"))
-        waiting = ready(AsyncExitStack().enter_async_context(slots.slot("bob")))
+        await held.enter_async_context(slot_of(slots, "ann"))
+        waiting = ready(AsyncExitStack().enter_async_context(slot_of(slots, "bob")))
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(LIMIT_S), slots.slot("eve"):
+    async with asyncio.timeout(LIMIT_S), slot_of(slots, "eve"):
         pass
 
 
@@ -141,9 +153,9 @@ async def test_a_call_that_waits_too_long_for_a_slot_is_refused_with_the_time_to
 ) -> None:
     monkeypatch.setattr(fair_turns, "SLOT_LIMIT_S", 0.01)
     slots = FairSlots(1, share=1)
-    async with slots.slot("ann"):
+    async with slot_of(slots, "ann"):
         with pytest.raises(QuotaExceeded) as refused:
-            async with slots.slot("ann"):
+            async with slot_of(slots, "ann"):
                 pass
     assert refused.value.retry_after_s
 

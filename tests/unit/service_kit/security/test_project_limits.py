@@ -75,6 +75,7 @@ async def test_calls_and_streams_that_are_open_at_the_same_time_are_counted_apar
 
 async def test_a_call_whose_caller_leaves_before_its_turn_is_no_longer_open() -> None:
     limits = ProjectLimits(max_calls=4)
+    (await limits.admit(BOB)).end()
     share = await limits.admit(ANN)
     waiting = [asyncio.create_task(limits.admit(ANN)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from fulmen.errors import QuotaExceeded
@@ -99,8 +98,8 @@ class FairTurns:
     """Lets one call of each project begin in each turn of the event loop.
 
     A call that begins at once costs no wait. What a flood has sent waits here, not in the loop, where everything would wait.
-    While projects call for which no call waits, those for which some wait get half of the loop's time together, so that
-    the loop is free when a call of the others comes.
+    While projects call for which no call waits, those for which some wait get `LOOP_SHARE` of the loop's time together, so
+    that the loop is free when a call of the others comes. A project that calls alone does not wait.
     """
 
     def __init__(self) -> None:
@@ -108,12 +107,19 @@ class FairTurns:
         self._recent = _Recent()
         self._backlogged = 0
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no two projects have called within the last second: then nobody waits."""
+        return len(self._recent) < 2
+
     async def wait(self, project: str) -> None:
         """Returns when it is the project's turn; the caller bounds the number of calls that wait."""
         loop = asyncio.get_running_loop()
         self._recent.note(project, loop.time())
         line = self._lines.get(project)
         if line is None:
+            if self.is_quiet:
+                return
             line = self._lines[project] = _Line()
         if not line.is_armed:
             line.is_armed = True
@@ -134,7 +140,6 @@ class FairTurns:
 
     def _next(self, loop: asyncio.AbstractEventLoop, project: str, line: _Line) -> None:
         now_s = loop.time()
-        self._recent.expire(now_s)
         if line.free_at_s > now_s and self._backlogged < len(self._recent):
             loop.call_later(min(line.free_at_s - now_s, RECENT_S), self._next, loop, project, line)
             return
@@ -164,9 +169,7 @@ class _Recent:
     def note(self, project: str, now_s: float) -> None:
         self._times_s[project] = now_s
         self._times_s.move_to_end(project)
-
-    def expire(self, now_s: float) -> None:
-        while self._times_s and now_s - next(iter(self._times_s.values())) > RECENT_S:
+        while now_s - next(iter(self._times_s.values())) > RECENT_S:
             self._times_s.popitem(last=False)
 
 
@@ -215,24 +218,17 @@ class FairSlots:
         self._waiting = _Waiting()
         self._recent = _Recent()
 
-    @asynccontextmanager
-    async def slot(self, project: str) -> AsyncIterator[None]:
-        """Holds a slot.
+    async def take(self, project: str) -> None:
+        """Takes a slot; the caller gives it back with `release`.
 
         Raises:
             QuotaExceeded: If none was free in time.
         """
-        now_s = self._clock()
-        self._recent.note(project, now_s)
-        self._recent.expire(now_s)
+        self._recent.note(project, self._clock())
         if self._may_hold(project):
             self._hold(project)
         else:
             await self._wait(project)
-        try:
-            yield
-        finally:
-            self._release(project)
 
     async def _wait(self, project: str) -> None:
         woken = self._waiting.join(project)
@@ -242,7 +238,7 @@ class FairSlots:
         except BaseException as error:
             if woken.done() and not woken.cancelled():
                 # Woken with a slot, and cancelled in the same turn.
-                self._release(project)
+                self.release(project)
             if not isinstance(error, TimeoutError):
                 raise
             raise QuotaExceeded(
@@ -260,7 +256,8 @@ class FairSlots:
         self._busy += 1
         self._held[project] += 1
 
-    def _release(self, project: str) -> None:
+    def release(self, project: str) -> None:
+        """Gives a slot back, to the project whose turn it is."""
         self._busy -= 1
         self._held[project] -= 1
         if not self._held[project]:

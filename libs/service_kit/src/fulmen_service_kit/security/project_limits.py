@@ -67,7 +67,7 @@ class ProjectShare:
 
     def timed(self, work: Awaitable[ResultT]) -> Awaitable[ResultT]:
         """Returns an awaitable that charges the project for the steps of another."""
-        return Timed(work, self.spend)
+        return work if self._limits.turns.is_quiet else Timed(work, self.spend)
 
     async def pace(self) -> None:
         """Waits before a message of a stream: for its turn, and until the debt is paid, at most `PACE_LIMIT_S`."""

@@ -145,19 +145,12 @@ class Database:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         project = current_tenant()
-        if not project:
-            async with self._own_connection() as connection:
-                yield connection
-            return
-        async with self._slots.slot(project), self._own_connection() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def _own_connection(self) -> AsyncIterator[Any]:
+        if project:
+            await self._slots.take(project)
         pool = self._pool
-        if pool is None:
-            raise DatabaseUnavailable("The store's database is unavailable.")
         try:
+            if pool is None:
+                raise DatabaseUnavailable("The store's database is unavailable.")
             with mapped_errors():
                 # Each part has a limit of its own; this one is set by `lose`.
                 async with asyncio.timeout(None) as limit:
@@ -173,8 +166,12 @@ class Database:
                     finally:
                         self._under_way.discard(limit)
         except DatabaseUnavailable:
-            self.suspected.set()
+            if pool is not None:
+                self.suspected.set()
             raise
+        finally:
+            if project:
+                self._slots.release(project)
 
     async def _acquire(self, pool: asyncpg.Pool) -> Any:
         deadline = time.monotonic() + ACQUIRE_LIMIT_S
