@@ -74,9 +74,7 @@ async def rpcs(name: str, address: str) -> AsyncIterator[list[Call]]:
                 partial(stubs.BatchCreateRollouts, batch, **own),
             ],
             "bodies": [partial(stubs.BatchCreateRollouts, wrong, **own)],
-            "forged": [
-                partial(stubs.ListRollouts, pb.ListRolloutsRequest(), **bearer(token(FLOODER, signer=FORGED)))
-            ],
+            "forged": [partial(stubs.ListRollouts, pb.ListRolloutsRequest(), **bearer(token(FLOODER, signer=FORGED)))],
             "denied": [
                 partial(
                     secrets.DeleteSecret,
@@ -186,8 +184,9 @@ async def case(name: str, address: str, seconds: float) -> None:
     for took in (alone, flooded):
         p50, p99 = (took[int(len(took) * share)] * 1e3 for share in (0.5, 0.99))
         parts.append((p50, p99, len(took) / seconds))
-    shown = " -> ".join("p50 %.1f ms, p99 %.1f ms, %.0f/s" % part for part in parts)
-    times = "x%.1f, x%.1f, %.0f %%" % (*(parts[1][at] / parts[0][at] for at in (0, 1)), parts[1][2] / parts[0][2] * 100)
+    shown = " -> ".join(f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, {rate:.0f}/s" for p50, p99, rate in parts)
+    median, slowest, rate = (after / before for before, after in zip(*parts, strict=True))
+    times = f"x{median:.1f}, x{slowest:.1f}, {rate:.0%}"
     print(f"{name:13} ({served:.0f} served, {refused:.0f} refused/s): {shown} ({times})", flush=True)
 
 
@@ -224,7 +223,9 @@ async def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             dsn = await asyncio.to_thread(postgres.fresh_database)
-            store = StoreProcess(dsn, Path(folder), FULMEN_STORE_AUDIT_FILE=f"{folder}/audit.log", FULMEN_STORE_LOG_LEVEL="error")
+            store = StoreProcess(
+                dsn, Path(folder), FULMEN_STORE_AUDIT_FILE=f"{folder}/audit.log", FULMEN_STORE_LOG_LEVEL="error"
+            )
             try:
                 await _run(wanted, f"127.0.0.1:{await store.port()}", arguments.seconds)
             finally:

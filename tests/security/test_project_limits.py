@@ -206,9 +206,7 @@ async def test_calls_of_the_scaler_whose_token_is_in_the_request(store: StoreHan
     async with open_channel(store.target) as channel:
         stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
         request = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"token": bearer, "slotsPerRunner": "2"})
-        outcomes = await asyncio.gather(
-            *(stub.GetMetricSpec(request) for _ in range(FLOOD)), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(*(stub.GetMetricSpec(request) for _ in range(FLOOD)), return_exceptions=True)
     assert QuotaExceeded in {type(one) for one in outcomes}
 
 

@@ -150,11 +150,11 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 class _Traffic:
     """What one rpc sends and receives, charged to its project."""
 
-    __slots__ = ("_deserialize", "_is_single", "_pending_bytes", "_serialize", "is_stream", "share")
+    __slots__ = ("_deserialize", "_is_single", "_serialize", "is_stream", "pending_bytes", "share")
 
     def __init__(self, handler: Any, *, is_stream: bool) -> None:
         self._deserialize, self._serialize = handler.request_deserializer, handler.response_serializer
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._is_single = not handler.request_streaming
         self.is_stream = is_stream
         self.share: ProjectShare | None = None
@@ -163,10 +163,10 @@ class _Traffic:
         """Reads a request: counts it, and decodes a message of a stream."""
         if self._is_single:
             # Decoded once its caller is admitted.
-            self._pending_bytes = len(payload)
+            self.pending_bytes = len(payload)
             return payload
         if self.share is None:
-            self._pending_bytes += len(payload)
+            self.pending_bytes += len(payload)
         else:
             self.share.charge(len(payload), messages=1)
         return self.decode(payload)
@@ -192,7 +192,7 @@ class _Traffic:
     def begin(self, share: ProjectShare) -> None:
         """Starts charging a project."""
         self.share = share
-        share.charge(self._pending_bytes)
+        share.charge(self.pending_bytes)
 
     def end(self) -> None:
         """Ends the project's open call; its answer may still be encoded, and is charged."""
@@ -238,8 +238,14 @@ class _Call:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
             # First: a call that is not allowed costs as much, and may be audited.
-            is_stream, is_counted = self._traffic.is_stream, not self._rule.is_bulk
-            self._traffic.begin(await self._edge._limits.admit(caller, is_stream=is_stream, is_counted=is_counted))
+            traffic = self._traffic
+            share = await self._edge._limits.admit(
+                caller,
+                is_stream=traffic.is_stream,
+                is_counted=not self._rule.is_bulk,
+                size_bytes=traffic.pending_bytes,
+            )
+            traffic.begin(share)
             try:
                 self._edge._authenticator.authorize(self._rpc, caller)
             except PermissionDenied:

@@ -73,7 +73,7 @@ class AuditLog:
         if left_out is None:
             return
         context = trace.get_current_span().get_span_context()
-        line = {
+        line: dict[str, Any] = {
             "event": "audit",
             "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
             "service": self._service,
@@ -99,7 +99,6 @@ class AuditLog:
                 else:
                     return
             sys.stderr.write(payload)
-
 
     def _left_out(self, rpc: str, project: str) -> int | None:
         """Returns the number of calls without a line since the last one; None if this one gets none either."""

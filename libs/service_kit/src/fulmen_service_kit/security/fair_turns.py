@@ -184,20 +184,20 @@ class Timed(Generic[ItemT]):
 
     def __await__(self) -> Generator[Any, Any, ItemT]:
         steps = self._inner.__await__()
-        step: Callable[[Any], Any] = steps.send  # type: ignore[attr-defined]  # coroutines and their like have it
+        step: Callable[[Any], Any] = steps.send
         value: Any = None
         while True:
             begun_s = time.perf_counter()
             try:
                 wanted = step(value)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
+                return done.value
             finally:
                 self._spend(time.perf_counter() - begun_s)
             try:
-                value, step = (yield wanted), steps.send  # type: ignore[attr-defined]
+                value, step = (yield wanted), steps.send
             except BaseException as error:  # noqa: BLE001  # passed on
-                value, step = error, steps.throw  # type: ignore[attr-defined]
+                value, step = error, steps.throw
 
 
 class FairSlots:
