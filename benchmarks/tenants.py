@@ -1,8 +1,9 @@
-"""Benchmark of fairness: how much one project's flood slows another's calls down, with limits of projects and without.
+"""Benchmark of fairness: how much one project's flood slows another's calls down.
 
-Method: one store process over an embedded PostgreSQL; a process of project a makes calls of four kinds, 64 at a time and
-each again at once, refused or not; this process makes one call of project b every 10 ms and measures it. Also the cost of
-the limits per rpc. The machine's cores are shared by all of them. Run `python -m benchmarks.tenants [--seconds 10]`.
+Method: one store process over an embedded PostgreSQL, one proxy process over it with a canned backend; a process of project a
+floods, 64 calls at a time, each again at once, refused or not. This process works for project b, one call every 10 ms: rollouts
+that are created, leased and reported, or model calls over HTTP; first without the flood, then with it. Also the cost of the
+limits per rpc. The machine's cores are shared by all of them. Run `python -m benchmarks.tenants [--seconds 10] [--only NAME ...]`.
 """
 
 from __future__ import annotations
@@ -10,58 +11,105 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
+from benchmarks.proxy import answers, fulmen, processes, stores
 from fulmen.errors import FulmenError
 from fulmen.rpc.channel import open_channel
-from fulmen.store.v1 import project_service_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import (
+    lease_service_pb2,
+    project_service_pb2,
+    rollout_pb2,
+    rollout_service_pb2,
+    secret_service_pb2,
+    secret_service_pb2_grpc,
+)
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.tokens import Caller, Role, TokenSigner
 from tests.support.postgres import PostgresServer
 from tests.support.store.process import StoreProcess
-from tests.support.store.running import SIGNING_KEY, Stubs
+from tests.support.store.running import SIGNING_KEY, Stubs, create, report
 
 FLOODER, OTHER = "projects/a", "projects/b"
 IN_FLIGHT = 64
 EVERY_S = 0.01
 COST_CALLS = 200_000
-UNLIMITED = {f"FULMEN_STORE_PROJECT_{name}": "0" for name in ("CALLS_PER_S", "MAX_CALLS", "MAX_STREAMS")}
-CASES: dict[str, dict[str, str]] = {
-    "without limits": UNLIMITED,
-    "with the defaults": {},
-    "with 200 calls per second, 16 at a time": {
-        "FULMEN_STORE_PROJECT_CALLS_PER_S": "200",
-        "FULMEN_STORE_PROJECT_BURST": "200",
-        "FULMEN_STORE_PROJECT_MAX_CALLS": "16",
-    },
-}
+LARGE_BYTES = 2_000_000
+FORGED = TokenSigner("another key that has enough bytes")
+Call = Callable[[], Awaitable[Any]]
 
 
-def token(project: str) -> str:
-    """Returns a client's token of a project."""
-    return TokenSigner(SIGNING_KEY).issue(Role.CLIENT, subject="bench", ttl_s=7200, project=project)
+def token(project: str, role: Role = Role.CLIENT, signer: TokenSigner | None = None) -> str:
+    """Returns a token of a project."""
+    return (signer or TokenSigner(SIGNING_KEY)).issue(role, subject="bench", ttl_s=7200, project=project)
 
 
-def flood(port: int, counts: Any, stop: Any) -> None:
-    """Floods until stopped; counts served and refused calls."""
-    asyncio.run(_flood(port, counts, stop))
+def bearer(value: str) -> dict[str, Any]:
+    """Returns a token as an argument of an rpc."""
+    return {"metadata": (("authorization", f"Bearer {value}"),)}
 
 
-async def _flood(port: int, counts: Any, stop: Any) -> None:
-    async with open_channel(f"127.0.0.1:{port}", token=token(FLOODER)) as channel:
-        stubs, pb = Stubs(channel), rollout_service_pb2
+@asynccontextmanager
+async def rpcs(name: str, address: str) -> AsyncIterator[list[Call]]:
+    """Yields the calls of a flood of the store."""
+    async with open_channel(address) as channel:
+        stubs, pb = Stubs(channel).rollouts, rollout_service_pb2
+        secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
+        own = bearer(token(FLOODER))
         batch = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(input=b"x" * 1024) for _ in range(32)])
-        calls: list[Callable[[], Any]] = [
-            lambda: stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(page_size=200)),
-            lambda: stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter='state = "FAILED"')),
-            lambda: stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest()),
-            lambda: stubs.rollouts.BatchCreateRollouts(batch),
-        ]
+        wrong = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(input=b"x" * LARGE_BYTES)])
+        yield {
+            "lists": [
+                partial(stubs.ListRollouts, pb.ListRolloutsRequest(page_size=200), **own),
+                partial(stubs.ListRollouts, pb.ListRolloutsRequest(filter='state = "FAILED"'), **own),
+                partial(stubs.GetQueueStats, pb.GetQueueStatsRequest(), **own),
+                partial(stubs.BatchCreateRollouts, batch, **own),
+            ],
+            "bodies": [partial(stubs.BatchCreateRollouts, wrong, **own)],
+            "forged": [partial(stubs.ListRollouts, pb.ListRolloutsRequest(), **bearer(token(FLOODER, signer=FORGED)))],
+            "denied": [
+                partial(
+                    secrets.DeleteSecret,
+                    secret_service_pb2.DeleteSecretRequest(name="NOT_MINE"),
+                    **bearer(token(FLOODER, Role.READER)),
+                )
+            ],
+        }[name]
+
+
+@asynccontextmanager
+async def models(name: str, address: str, project: str = FLOODER) -> AsyncIterator[list[Call]]:
+    """Yields a model call over HTTP: small, large, or with a forged token."""
+    bodies = {"models large": answers.request_body().replace(b"xxx", b"x" * 60_000, 1)}
+    body = bodies.get(name, answers.request_body())
+    value = token(project, signer=FORGED if name == "models forged" else None)
+    headers = {"authorization": f"Bearer {value}", "content-type": "application/json"}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def call() -> None:
+            async with session.post(f"http://{address}{fulmen.PATH}", data=body, headers=headers) as answer:
+                await answer.read()
+                if answer.status != 200:
+                    raise FulmenError(str(answer.status))
+
+        yield [call]
+
+
+def flood(name: str, address: str, counts: Any, stop: Any) -> None:
+    """Floods until stopped; counts served and refused calls."""
+    asyncio.run(_flood(name, address, counts, stop))
+
+
+async def _flood(name: str, address: str, counts: Any, stop: Any) -> None:
+    async with (models if name.startswith("models") else rpcs)(name, address) as calls:
 
         async def work(number: int) -> None:
             while not stop.is_set():
@@ -74,50 +122,72 @@ async def _flood(port: int, counts: Any, stop: Any) -> None:
         await asyncio.gather(*(work(number) for number in range(IN_FLIGHT)))
 
 
-async def measured(port: int, seconds: float) -> list[float]:
+@asynccontextmanager
+async def work_of_others(name: str, address: str) -> AsyncIterator[list[Call]]:
+    """Yields the calls of project b, to be made in turns."""
+    if name.startswith("models"):
+        async with models("models", address, OTHER) as calls:
+            yield calls
+        return
+    async with (
+        open_channel(address, token=token(OTHER)) as client,
+        open_channel(address, token=token(OTHER, Role.RUNNER)) as runner,
+    ):
+        of_client, of_runner = Stubs(client), Stubs(runner)
+        acquire = lease_service_pb2.AcquireLeasesRequest(max_count=1)
+        acquire.wait.FromSeconds(10)
+        held: list[Any] = []
+
+        async def lease() -> None:
+            answer = await of_runner.leases.AcquireLeases(acquire)
+            acquire.runner = answer.runner
+            held.extend(answer.assignments)
+
+        async def complete() -> None:
+            await report(of_runner, held)
+            held.clear()
+
+        yield [lambda: create(of_client), lease, complete]
+
+
+async def measured(calls: list[Call], seconds: float) -> list[float]:
     """Returns the durations of the other project's calls, sorted, seconds."""
     took: list[float] = []
-    async with open_channel(f"127.0.0.1:{port}", token=token(OTHER)) as channel:
-        stub, request = Stubs(channel).rollouts, rollout_service_pb2.ListRolloutsRequest()
-        end_s = time.perf_counter() + seconds
-        while (begun_s := time.perf_counter()) < end_s:
-            await stub.ListRollouts(request)
-            took.append(time.perf_counter() - begun_s)
-            await asyncio.sleep(max(0.0, EVERY_S - took[-1]))
+    end_s = time.perf_counter() + seconds
+    while (begun_s := time.perf_counter()) < end_s:
+        with suppress(FulmenError):  # its deadline; it counts with the time that it took
+            await calls[len(took) % len(calls)]()
+        took.append(time.perf_counter() - begun_s)
+        await asyncio.sleep(max(0.0, EVERY_S - took[-1]))
     return sorted(took)
 
 
-async def case(name: str, settings: dict[str, str], dsn: str, folder: Path, seconds: float) -> None:
-    """Measures one store, without a flood and with one."""
-    store = StoreProcess(dsn, folder, **settings)
-    try:
-        port = await store.port()
-        admin = TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="bench", ttl_s=7200)
-        async with open_channel(f"127.0.0.1:{port}", token=admin) as channel:
-            for project in (FLOODER, OTHER):
-                made = project_service_pb2.Project(name=project)
-                await Stubs(channel).projects.CreateProject(project_service_pb2.CreateProjectRequest(project=made))
-        show(f"{name}, alone", await measured(port, seconds), seconds)
-        context = multiprocessing.get_context("spawn")
-        counts, stop = context.Array("q", 2), context.Event()
-        flooder = context.Process(target=flood, args=(port, counts, stop))
+async def case(name: str, address: str, seconds: float) -> None:
+    """Measures without a flood and with one; prints a line."""
+    context = multiprocessing.get_context("spawn")
+    counts, stop = context.Array("q", 2), context.Event()
+    flooder = context.Process(target=flood, args=(name, address, counts, stop))
+    async with work_of_others(name, address) as calls:
+        await measured(calls, 1.0)
+        alone = await measured(calls, seconds)
         flooder.start()
         while not sum(counts):  # state of another process
+            if not flooder.is_alive():
+                raise RuntimeError("the flood ended")
             await asyncio.sleep(0.05)
         before = list(counts)
-        took = await measured(port, seconds)
-        served, refused = ((now - then) / seconds for now, then in zip(counts, before, strict=True))
-        show(f"{name}, flooded ({served:.0f} served, {refused:.0f} refused per second)", took, seconds)
-        stop.set()
-        await asyncio.to_thread(flooder.join)
-    finally:
-        store.end()
-
-
-def show(name: str, took: list[float], seconds: float) -> None:
-    """Prints a line of the table."""
-    p50, p95 = statistics.median(took) * 1e3, took[int(len(took) * 0.95)] * 1e3
-    print(f"{name}: {len(took) / seconds:.0f} calls/s, p50 {p50:.1f} ms, p95 {p95:.1f} ms", flush=True)
+        flooded = await measured(calls, seconds)
+    served, refused = ((now - then) / seconds for now, then in zip(counts, before, strict=True))
+    stop.set()
+    await asyncio.to_thread(flooder.join)
+    parts = []
+    for took in (alone, flooded):
+        p50, p99 = (took[int(len(took) * share)] * 1e3 for share in (0.5, 0.99))
+        parts.append((p50, p99, len(took) / seconds))
+    shown = " -> ".join(f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, {rate:.0f}/s" for p50, p99, rate in parts)
+    median, slowest, rate = (after / before for before, after in zip(*parts, strict=True))
+    times = f"x{median:.1f}, x{slowest:.1f}, {rate:.0%}"
+    print(f"{name:13} ({served:.0f} served, {refused:.0f} refused/s): {shown} ({times})", flush=True)
 
 
 async def cost() -> None:
@@ -136,21 +206,53 @@ async def cost() -> None:
         print(f"cost of the limits for a token {what}: {min(runs):.2f} µs of CPU per rpc")
 
 
+async def no_attempts(count: int) -> list[str]:
+    """Makes no attempts: the model calls are those of clients."""
+    return []
+
+
 async def main() -> None:
     """Runs all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--only", nargs="*", default=[])
+    arguments = parser.parse_args()
+    wanted = [name for name in CASES if not arguments.only or name in arguments.only]
     await cost()
     postgres = PostgresServer(embedded=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for name, settings in CASES.items():
-                dsn = await asyncio.to_thread(postgres.fresh_database)
-                await case(name, settings, dsn, Path(folder), seconds)
+            dsn = await asyncio.to_thread(postgres.fresh_database)
+            store = StoreProcess(
+                dsn, Path(folder), FULMEN_STORE_AUDIT_FILE=f"{folder}/audit.log", FULMEN_STORE_LOG_LEVEL="error"
+            )
+            try:
+                await _run(wanted, f"127.0.0.1:{await store.port()}", arguments.seconds)
+            finally:
+                store.end()
     finally:
         postgres.stop()
 
+
+async def _run(wanted: list[str], address: str, seconds: float) -> None:
+    admin = TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="bench", ttl_s=7200)
+    async with open_channel(address, token=admin) as channel:
+        for project in (FLOODER, OTHER):
+            made = project_service_pb2.Project(name=project)
+            await Stubs(channel).projects.CreateProject(project_service_pb2.CreateProjectRequest(project=made))
+    for name in wanted:
+        if not name.startswith("models"):
+            await case(name, address, seconds)
+    if not any(name.startswith("models") for name in wanted):
+        return
+    reached = stores.Store(target=address, signing_key=SIGNING_KEY, attempts=no_attempts)
+    async with processes.module("backend") as (_, port), fulmen.running(reached, f"127.0.0.1:{port}") as proxy:
+        for name in wanted:
+            if name.startswith("models"):
+                await case(name, proxy.replicas[0].address, seconds)
+
+
+CASES = ("lists", "bodies", "forged", "denied", "models", "models large", "models forged")
 
 if __name__ == "__main__":
     asyncio.run(main())

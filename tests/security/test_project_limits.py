@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from fulmen.algorithm.v1 import training_run_service_pb2, training_run_service_pb2_grpc
 from fulmen.errors import PermissionDenied, QuotaExceeded
 from fulmen.ids import AttemptName, uuid7
+from fulmen.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import (
@@ -166,6 +167,47 @@ async def test_model_calls_over_http(proxy: RunningProxy, key: bool) -> None:
             await raised(answer)
 
     await flooded(call)
+
+
+async def test_model_calls_that_are_not_allowed_count_too(proxy: RunningProxy) -> None:
+    bearer = TokenSigner(SIGNING_KEY).issue(Role.READER, subject="x", ttl_s=600, project=FLOODER)
+
+    async def call() -> int:
+        headers = {"authorization": f"Bearer {bearer}"}
+        async with proxy.http.post(f"{proxy.url}/chat/completions", json={}, headers=headers) as answer:
+            return answer.status
+
+    assert set(await asyncio.gather(*(call() for _ in range(FLOOD)))) == {403, 429}
+
+
+async def test_answers_of_models_count_by_their_bytes(store: StoreHandle) -> None:
+    def long(_: dict[str, Any]) -> str:
+        return "x" * 10 * 64 * 1024
+
+    limits = LIMITS | {"project_calls_per_s": 0.01}
+    async with (
+        Backend(script=long) as engine,
+        running_proxy(store.target, signing_key=SIGNING_KEY, backend_url=engine.url, **limits) as running,
+    ):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+        headers = dict(metadata(FLOODER))
+        statuses = []
+        for _ in range(3):
+            async with running.http.post(f"{running.url}/chat/completions", json=body, headers=headers) as answer:
+                await answer.read()
+                statuses.append(answer.status)
+    assert statuses[0] == 200
+    assert statuses[-1] == 429
+
+
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.RUNNER], ids=["allowed", "not allowed"])
+async def test_calls_of_the_scaler_whose_token_is_in_the_request(store: StoreHandle, role: Role) -> None:
+    bearer = TokenSigner(SIGNING_KEY).issue(role, subject="x", ttl_s=600, project=FLOODER)
+    async with open_channel(store.target) as channel:
+        stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
+        request = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"token": bearer, "slotsPerRunner": "2"})
+        outcomes = await asyncio.gather(*(stub.GetMetricSpec(request) for _ in range(FLOOD)), return_exceptions=True)
+    assert QuotaExceeded in {type(one) for one in outcomes}
 
 
 async def test_model_calls_over_grpc(proxy: RunningProxy) -> None:

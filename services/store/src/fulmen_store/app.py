@@ -33,7 +33,7 @@ from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.permissions import SCALER
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
-from fulmen_service_kit.security.tokens import Caller, OwnToken, TokenSigner, TokenVerifier
+from fulmen_service_kit.security.tokens import OwnToken, TokenSigner, TokenVerifier
 from fulmen_service_kit.security.tokens import Role as TokenRole
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_store.database.database import Database, connect
@@ -362,7 +362,9 @@ class _Services:
         self.registry = RunnerRegistryService(
             table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
         )
-        self.scaler = ScalerService(demand=queue.demand, identify=self._identify, stopping=stopping)
+        self.scaler = ScalerService(
+            demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=stopping
+        )
         self.peers = PeerService(queue.receiver)
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
@@ -413,11 +415,6 @@ class _Services:
         http = HttpServer(app=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
         stack.callback(http.close)
         return http
-
-    async def _identify(self, rpc: str, authorization: str, address: str) -> Caller:
-        caller = self.server.authenticator.identify(rpc, authorization, address)
-        (await self.server.limits.admit(caller)).end()
-        return caller
 
 
 def _secrets(queue: _Queue, database: Database, keys: StoreKeys) -> tuple[SecretService, SecretResealer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.resources import Resource
@@ -41,6 +42,23 @@ async def test_answers_come_in_order_and_bad_chunks_are_named(stubs: Stubs) -> N
     responses = [await stream.read() for _ in range(3)]
     assert [response.accepted_count for response in responses] == [1, 0, 1]
     assert {refused.chunk_id for refused in responses[1].rejected} == {unknown.chunk_id, empty.chunk_id}
+
+
+@pytest.mark.parametrize("time", [{"seconds": 10**15}, {"seconds": -1}, {"nanos": -5}, {"nanos": 2 * 10**9}], ids=str)
+async def test_a_chunk_with_a_time_that_is_none_is_rejected_and_the_stream_goes_on(
+    stubs: Stubs, time: dict[str, int]
+) -> None:
+    (name,) = await create(stubs)
+    good, bad = (chunk_of(f"{name}/attempts/1") for _ in range(2))
+    bad.end_time.CopyFrom(Timestamp(**time))
+    stream = stubs.spans.AppendSpans()
+    for chunks in ([bad, good], [good]):
+        await stream.write(pb.AppendSpansRequest(chunks=chunks))
+    first, second = [await stream.read() for _ in range(2)]
+    assert [(one.chunk_id, one.message) for one in first.rejected] == [
+        (bad.chunk_id, "start_time or end_time is out of range")
+    ]
+    assert (first.accepted_count, second.accepted_count) == (1, 1)
 
 
 async def test_an_attempt_key_reaches_its_own_attempt_only(store: StoreHandle, stubs: Stubs) -> None:

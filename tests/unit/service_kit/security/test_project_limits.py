@@ -8,7 +8,7 @@ import pytest
 
 from fulmen.errors import QuotaExceeded
 from fulmen.ids import ALL_PROJECTS
-from fulmen_service_kit.security import project_limits
+from fulmen_service_kit.security import refusals
 from fulmen_service_kit.security.project_limits import BYTES_PER_UNIT, ProjectLimits
 from fulmen_service_kit.security.tokens import Caller, Role
 
@@ -27,7 +27,8 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project_limits, "REFUSAL_HOLD_S", 0)
+    monkeypatch.setattr(refusals, "HOLD_S", 0)
+    monkeypatch.setattr(refusals, "SPACING_S", 0)
 
 
 async def test_a_project_has_its_burst_and_then_its_rate() -> None:
@@ -72,6 +73,18 @@ async def test_calls_and_streams_that_are_open_at_the_same_time_are_counted_apar
     await limits.admit(ANN, is_stream=is_stream)
 
 
+async def test_a_call_whose_caller_leaves_before_its_turn_is_no_longer_open() -> None:
+    limits = ProjectLimits(max_calls=4)
+    (await limits.admit(BOB)).end()
+    share = await limits.admit(ANN)
+    waiting = [asyncio.create_task(limits.admit(ANN)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert share.calls == 4
+    waiting[-1].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert share.calls == 3
+
+
 async def test_services_bulk_rpcs_and_a_limit_of_zero_are_not_limited() -> None:
     limits = ProjectLimits(calls_per_s=1, burst=1, max_calls=1)
     for _ in range(5):
@@ -95,8 +108,8 @@ async def test_the_table_keeps_its_size_and_forgets_no_project_with_open_calls()
 
 
 async def test_refusals_are_held_back_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project_limits, "REFUSAL_HOLD_S", 3600)
-    monkeypatch.setattr(project_limits, "MAX_HELD", 2)
+    monkeypatch.setattr(refusals, "HOLD_S", 3600)
+    monkeypatch.setattr(refusals, "MAX_HELD", 2)
     limits = ProjectLimits(max_calls=1)
     await limits.admit(ANN)
     held = [asyncio.create_task(limits.admit(ANN)) for _ in range(2)]

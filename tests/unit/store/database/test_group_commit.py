@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable
+from fulmen_service_kit.security.auth import set_caller
+from fulmen_service_kit.security.tokens import Caller, Role
 from fulmen_store.database.group_commit import GroupCommitter
 
 
@@ -41,6 +43,27 @@ async def test_what_waits_during_a_commit_goes_into_the_next_one() -> None:
         assert await first == [2]
         assert [await task for task in rest] == [[number * 2] * 2 for number in range(10)]
     assert batches == [1, 20]
+
+
+async def test_projects_fill_a_batch_in_turns() -> None:
+    batches: list[list[int]] = []
+
+    async def execute(rows: Sequence[int]) -> Sequence[int]:
+        batches.append(list(rows))
+        return rows
+
+    committer = GroupCommitter("work", execute, max_rows=2)
+
+    async def submit(project: str, row: int) -> None:
+        set_caller(Caller(role=Role.CLIENT, project=project))
+        await committer.submit([row])
+
+    calls = [asyncio.create_task(submit("projects/ann", row)) for row in range(4)]
+    calls.append(asyncio.create_task(submit("projects/bob", 10)))
+    await asyncio.sleep(0)
+    async with running(committer):
+        await asyncio.gather(*calls)
+    assert batches == [[0, 10], [1, 2], [3]]
 
 
 async def test_batches_respect_rows_and_bytes_but_take_a_large_caller_whole() -> None:

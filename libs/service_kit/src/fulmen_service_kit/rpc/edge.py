@@ -5,7 +5,6 @@ with that id; its text never reaches a client.
 """
 
 import asyncio
-import inspect
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, PermissionDenied, Unimplemented, Violation
+from fulmen.ids import ALL_PROJECTS
 from fulmen.rpc.status import CLOCK_METADATA_KEY, STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.observability.logs import places_of
 from fulmen_service_kit.rpc.moments import moment_problems
@@ -32,6 +32,7 @@ from fulmen_service_kit.security.tokens import Caller, Role
 AUTHORIZATION = "authorization"
 HEALTH = "/grpc.health."
 _log = structlog.get_logger()
+_END = object()
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # Logged at debug level.
 _QUIET = (HEALTH, "/grpc.reflection.")
@@ -108,11 +109,14 @@ class RpcEdge(grpc.aio.ServerInterceptor):
     def _unary(
         self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str], traffic: "_Traffic"
     ) -> Any:
+        async def answer(call: _Call, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            return await inner(call.checked(request), context)
+
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
             call = _Call(self, rpc, metadata, traffic)
             try:
                 await call.begin(context)
-                response = await inner(call.checked(request), context)
+                response = await traffic.timed(answer(call, request, context))
             except BaseException as error:
                 await call.fail(error, context)
                 raise
@@ -127,18 +131,14 @@ class RpcEdge(grpc.aio.ServerInterceptor):
             try:
                 await call.begin(context)
                 messages = call.checked(request)
-                if inspect.isasyncgenfunction(inner):
-                    async for response in inner(messages, context):
+                answer = inner(messages, context)
+                if hasattr(answer, "__aiter__"):
+                    responses = aiter(answer)
+                    while (response := await traffic.timed(anext(responses, _END))) is not _END:
                         await call.check()
                         yield response
                 else:
-                    answer = inner(messages, context)
-                    if hasattr(answer, "__aiter__"):
-                        async for response in answer:
-                            await call.check()
-                            yield response
-                    else:
-                        await answer
+                    await traffic.timed(answer)
             except BaseException as error:
                 await call.fail(error, context)
                 raise
@@ -150,20 +150,29 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 class _Traffic:
     """What one rpc sends and receives, charged to its project."""
 
-    __slots__ = ("_deserialize", "_pending_bytes", "_serialize", "is_stream", "share")
+    __slots__ = ("_deserialize", "_is_single", "_serialize", "is_stream", "pending_bytes", "share")
 
     def __init__(self, handler: Any, *, is_stream: bool) -> None:
         self._deserialize, self._serialize = handler.request_deserializer, handler.response_serializer
-        self._pending_bytes = 0
+        self.pending_bytes = 0
+        self._is_single = not handler.request_streaming
         self.is_stream = is_stream
         self.share: ProjectShare | None = None
 
     def read(self, payload: bytes) -> Any:
-        """Decodes a request; returns a placeholder for one that cannot be decoded."""
+        """Reads a request: counts it, and decodes a message of a stream."""
+        if self._is_single:
+            # Decoded once its caller is admitted.
+            self.pending_bytes = len(payload)
+            return payload
         if self.share is None:
-            self._pending_bytes += len(payload)
+            self.pending_bytes += len(payload)
         else:
             self.share.charge(len(payload), messages=1)
+        return self.decode(payload)
+
+    def decode(self, payload: Any) -> Any:
+        """Decodes a request; returns a placeholder for one that cannot be decoded."""
         try:
             return payload if self._deserialize is None else self._deserialize(payload)
         except DecodeError:
@@ -176,10 +185,14 @@ class _Traffic:
             self.share.charge(len(payload), messages=self.is_stream)
         return payload
 
+    def timed(self, work: Awaitable[Any]) -> Awaitable[Any]:
+        """Returns an awaitable that charges the project for the time of the event loop."""
+        return work if self.share is None else self.share.timed(work)
+
     def begin(self, share: ProjectShare) -> None:
         """Starts charging a project."""
         self.share = share
-        share.charge(self._pending_bytes)
+        share.charge(self.pending_bytes)
 
     def end(self) -> None:
         """Ends the project's open call; its answer may still be encoded, and is charged."""
@@ -225,13 +238,24 @@ class _Call:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
             # First: a call that is not allowed costs as much, and may be audited.
-            is_stream, is_counted = self._traffic.is_stream, not self._rule.is_bulk
-            self._traffic.begin(await self._edge._limits.admit(caller, is_stream=is_stream, is_counted=is_counted))
-            self._edge._authenticator.authorize(self._rpc, caller)
+            traffic = self._traffic
+            share = await self._edge._limits.admit(
+                caller,
+                is_stream=traffic.is_stream,
+                is_counted=not self._rule.is_bulk,
+                size_bytes=traffic.pending_bytes,
+            )
+            traffic.begin(share)
+            try:
+                self._edge._authenticator.authorize(self._rpc, caller)
+            except PermissionDenied:
+                if caller.project != ALL_PROJECTS:
+                    await self._edge._limits.refusals.hold(caller.project)
+                raise
             set_caller(caller)
 
     async def check(self) -> None:
-        """Checks before each message of a stream that the token is still valid, and waits if its project is in debt.
+        """Checks before each message of a stream that the token is still valid, and waits for its project's turn.
 
         Raises:
             TokenInvalid: If it was revoked.
@@ -239,9 +263,8 @@ class _Call:
         """
         if self._caller is not None:
             self._edge._authenticator.check(self._caller)
-        share = self._traffic.share
-        if share is not None and share.left < 0:
-            await share.pace()
+        if self._traffic.share is not None:
+            await self._traffic.share.pace()
 
     def checked(self, request: Any) -> Any:
         """Returns a request unchanged, or a stream of requests with a check before each message.
@@ -251,6 +274,7 @@ class _Call:
         """
         if hasattr(request, "__anext__"):
             return _Checked(request, self)
+        request = self._traffic.decode(request)
         if self._audited is not None:
             self._asked = request
         return _readable(request)

@@ -20,6 +20,7 @@ from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.permissions import RULES
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.tls import rpc_credentials
+from fulmen_service_kit.security.tokens import Caller
 from fulmen_service_kit.settings import ServiceSettings
 
 POLL_INTERVAL_S = 0.5
@@ -43,6 +44,17 @@ class RpcServer:
     package: str
     service_names: tuple[str, ...]
     readiness: Readiness = field(default_factory=Readiness)
+
+    async def identify(self, rpc: str, authorization: str, address: str) -> Caller:
+        """Authenticates, counts and authorizes a call whose servicer reads the token from its request.
+
+        Raises:
+            FulmenError: If the call is rejected.
+        """
+        caller = await self.authenticator.identify(authorization, address)
+        with await self.limits.admit(caller):
+            self.authenticator.authorize(rpc, caller)
+        return caller
 
     async def set_serving(self, serving: bool) -> None:
         """Sets whether the service accepts calls."""

@@ -1,7 +1,8 @@
 """The audit log of administrative calls: caller, request and result.
 
 One JSON object per line, independent of the log level, to a file or to standard error with `"event": "audit"`. Rejected
-calls are included. Only fields named by the policy are written, so that no secret appears.
+calls are included; of those over a limit, and of those without a valid token, one per rpc and project in ten seconds, with
+the number of those that were left out since. Only fields named by the policy are written, so that no secret appears.
 """
 
 import datetime
@@ -9,6 +10,8 @@ import json
 import os
 import sys
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +23,10 @@ from fulmen_service_kit.security.tokens import Caller
 _MAX_TEXT = 256
 _MAX_LISTED = 64
 _REFUSED = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
+_SPARSE = frozenset({"RESOURCE_EXHAUSTED", "UNAUTHENTICATED"})
+SPARSE_S = 10.0
+"""Time between two lines of an rpc and project for calls that may be made without end: over a limit, or without a token."""
+_MAX_SPARSE = 10_000
 
 _log = structlog.get_logger()
 
@@ -40,6 +47,8 @@ class AuditLog:
         """
         self._service = service
         self._lock = threading.Lock()
+        # Time of the next line, and the number left out since the last one.
+        self._sparse: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self._calls = metrics.get_meter("fulmen.audit").create_counter(
             "fulmen.audit.calls", description="Administrative calls by rpc and result: ok, refused or failed."
         )
@@ -60,8 +69,11 @@ class AuditLog:
         """
         result = "ok" if code == "OK" else "refused" if code in _REFUSED else "failed"
         self._calls.add(1, {"rpc": _short(rpc), "result": result})
+        left_out = self._left_out(rpc, "" if caller is None else caller.project) if code in _SPARSE else 0
+        if left_out is None:
+            return
         context = trace.get_current_span().get_span_context()
-        line = {
+        line: dict[str, Any] = {
             "event": "audit",
             "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
             "service": self._service,
@@ -75,6 +87,8 @@ class AuditLog:
             "asked": asked,
             "trace_id": f"{context.trace_id:032x}" if context.is_valid else "",
         }
+        if left_out:
+            line["left_out"] = left_out
         payload = json.dumps(line, separators=(",", ":"), default=str) + "\n"
         with self._lock:
             if self._descriptor is not None:
@@ -85,6 +99,17 @@ class AuditLog:
                 else:
                     return
             sys.stderr.write(payload)
+
+    def _left_out(self, rpc: str, project: str) -> int | None:
+        """Returns the number of calls without a line since the last one; None if this one gets none either."""
+        now_s, key = time.monotonic(), (rpc, project)
+        with self._lock:
+            next_s, count = self._sparse.pop(key, (now_s, 0))
+            is_due = now_s >= next_s
+            self._sparse[key] = (now_s + SPARSE_S, 0) if is_due else (next_s, count + 1)
+            if len(self._sparse) > _MAX_SPARSE:
+                self._sparse.popitem(last=False)
+        return count if is_due else None
 
 
 def _short(rpc: str) -> str:

@@ -10,6 +10,7 @@ from fulmen.errors import PermissionDenied, TokenInvalid, TooManyInvalidTokens
 from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.permissions import OPEN, SELF_CHECKING, Scope, require, rule
+from fulmen_service_kit.security.refusals import Refusals
 from fulmen_service_kit.security.tokens import FORGED, MALFORMED, Caller, Role
 
 _MAX_NAME = 128
@@ -50,6 +51,12 @@ def require_project(name: str) -> str:
     return project
 
 
+def current_tenant() -> str:
+    """Returns the project of the current rpc's caller; empty outside an rpc, and for tokens for all projects."""
+    caller = _caller.get(None)
+    return "" if caller is None or caller.project == ALL_PROJECTS else caller.project
+
+
 def set_caller(caller: Caller) -> None:
     """Sets the caller in this context; for the rpc and HTTP edges."""
     _caller.set(caller)
@@ -88,6 +95,7 @@ class Authenticator:
             project: Project that the service serves, `projects/{project}`; by default all.
             failures: Limits forged tokens by address; None for no limit.
         """
+        self._refusals = Refusals()
         self._verifier = verifier
         self._project = project
         self._dev_mode = dev_mode
@@ -106,8 +114,24 @@ class Authenticator:
         """
         if rpc.startswith(_OPEN_PREFIXES) or rpc in OPEN or (not authorization and rpc in SELF_CHECKING):
             return None
+        return await self.identify(authorization, address)
+
+    async def identify(self, authorization: str, address: str) -> Caller:
+        """Authenticates a call by a token, which a servicer may have read from its request. A refusal comes late.
+
+        Raises:
+            TokenInvalid: If the token is missing or invalid.
+            TooManyInvalidTokens: If it is forged and the address has exceeded its limit.
+            Unavailable: If the token cannot be verified now.
+        """
         await self._verifier.prepare(authorization.partition(" ")[2].strip())
-        return self._known(authorization, address)
+        try:
+            return self._known(authorization, address)
+        except (TokenInvalid, TooManyInvalidTokens) as error:
+            if isinstance(error, TooManyInvalidTokens) and not self._refusals.is_holding(address):
+                _log.warning("too_many_bad_tokens", address=address)
+            await self._refusals.hold(address)
+            raise
 
     def authorize(self, rpc: str, caller: Caller) -> None:
         """Checks that a caller may call an rpc.
@@ -116,18 +140,6 @@ class Authenticator:
             PermissionDenied: If it may not.
         """
         require(caller, rpc, self._project if rule(rpc).scope is Scope.SERVICE else None)
-
-    def identify(self, rpc: str, authorization: str, address: str) -> Caller:
-        """Authenticates and authorizes a call, for a servicer that reads the token from its request.
-
-        Raises:
-            TokenInvalid: If the token is missing or invalid.
-            TooManyInvalidTokens: If it is forged and the address has exceeded its limit.
-            PermissionDenied: If its role may not call this rpc.
-        """
-        caller = self._known(authorization, address)
-        self.authorize(rpc, caller)
-        return caller
 
     def _known(self, authorization: str, address: str) -> Caller:
         try:
@@ -138,7 +150,6 @@ class Authenticator:
             wait_s = self._failures.failed(address) if self._failures is not None and problem == FORGED else 0.0
             if not wait_s:
                 raise
-            _log.warning("too_many_bad_tokens", address=address)
             raise TooManyInvalidTokens(
                 "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
             ) from None

@@ -2,7 +2,8 @@
 
 A project has a token bucket and two counts of open calls, of whole answers and of streams. A call or message costs one
 unit, and one more per 64 KiB sent or received. A call beyond a limit is refused, a stream beyond the rate is slowed down
-by flow control. Invariant: only a project's own calls count against it. Not thread-safe: use it on one event loop.
+by flow control. Calls within the limits begin in turns. Invariant: only a project's own calls count against it. Not
+thread-safe: use it on one event loop.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from opentelemetry import metrics
 
 from fulmen.errors import QuotaExceeded
 from fulmen.ids import ALL_PROJECTS
+from fulmen_service_kit.security.fair_turns import FairTurns, Timed
+from fulmen_service_kit.security.refusals import Refusals
 from fulmen_service_kit.security.tokens import Caller
 
 if TYPE_CHECKING:
@@ -26,22 +29,24 @@ if TYPE_CHECKING:
 
 MAX_PROJECTS: Final = 10_000
 BYTES_PER_UNIT: Final = 64 * 1024
-REFUSAL_HOLD_S: Final = 0.1
-"""Time for which a refusal is held back. A client that calls again at once would otherwise cost as much as one that is served."""
-MAX_HELD: Final = 1000
 PACE_LIMIT_S: Final = 2.0
 """Maximum delay of one message of a stream: less than what keeps sessions and connections alive."""
+CALL_S: Final = 0.0003
+"""Time of the event loop that a call takes outside its handler: its headers, its body, its answer."""
 _OPEN_RETRY_S: Final = 0.5
 _EVICTION_TRIES: Final = 16
+
+ResultT = TypeVar("ResultT")
 
 
 class ProjectShare:
     """One project's open calls, and what is left of its rate. As a context manager: one open call."""
 
-    __slots__ = ("_limits", "_since_s", "calls", "left", "streams")
+    __slots__ = ("_limits", "_project", "_since_s", "calls", "left", "streams")
 
-    def __init__(self, limits: ProjectLimits) -> None:
+    def __init__(self, limits: ProjectLimits, project: str) -> None:
         self._limits = limits
+        self._project = project
         self._since_s = limits.clock()
         self.left = limits.burst
         self.calls = self.streams = 0
@@ -56,8 +61,17 @@ class ProjectShare:
         """Takes units for messages and bytes, which may leave a debt."""
         self.left -= messages + size_bytes / BYTES_PER_UNIT
 
+    def spend(self, seconds: float) -> None:
+        """Charges the project for time of the event loop."""
+        self._limits.turns.spend(self._project, seconds)
+
+    def timed(self, work: Awaitable[ResultT]) -> Awaitable[ResultT]:
+        """Returns an awaitable that charges the project for the steps of another."""
+        return work if self._limits.turns.is_quiet else Timed(work, self.spend)
+
     async def pace(self) -> None:
-        """Waits until the debt is paid, at most `PACE_LIMIT_S`."""
+        """Waits before a message of a stream: for its turn, and until the debt is paid, at most `PACE_LIMIT_S`."""
+        await self._limits.turns.wait(self._project)
         if self.left < 0:
             self.refill()
             if self.left < 0:
@@ -87,6 +101,12 @@ class _Unlimited(ProjectShare):
 
     async def pace(self) -> None:
         pass
+
+    def spend(self, seconds: float) -> None:
+        pass
+
+    def timed(self, work: Awaitable[ResultT]) -> Awaitable[ResultT]:
+        return work
 
     def end(self, *, is_stream: bool = False) -> None:
         pass
@@ -123,8 +143,9 @@ class ProjectLimits:
         self._max_streams = max_streams or math.inf
         self._max_projects = max_projects
         self._shares: OrderedDict[str, ProjectShare] = OrderedDict()
-        self._unlimited = _Unlimited(self)
-        self._held = 0
+        self._unlimited = _Unlimited(self, ALL_PROJECTS)
+        self.turns = FairTurns()
+        self.refusals = Refusals()
         self._refused = metrics.get_meter("fulmen.limits").create_counter(
             "fulmen.project.calls.refused", description="Calls refused by a limit of their project."
         )
@@ -141,13 +162,16 @@ class ProjectLimits:
             max_streams=settings.project_max_streams,
         )
 
-    async def admit(self, caller: Caller, *, is_stream: bool = False, is_counted: bool = True) -> ProjectShare:
-        """Counts a call that begins; the caller calls `end` of the share that is returned.
+    async def admit(
+        self, caller: Caller, *, is_stream: bool = False, is_counted: bool = True, size_bytes: int = 0
+    ) -> ProjectShare:
+        """Counts a call that begins, and waits for its turn; the caller calls `end` of the share that is returned.
 
         Args:
             caller: The caller. Tokens for all projects, which services have, are not limited.
             is_stream: Whether it is a stream.
             is_counted: Whether the rpc is limited at all.
+            size_bytes: Size of what was read of it before; a refusal comes later the larger it is.
 
         Raises:
             QuotaExceeded: If a limit of the caller's project is exhausted.
@@ -157,14 +181,20 @@ class ProjectLimits:
         share = self._share(caller.project)
         share.refill()
         if (share.streams >= self._max_streams) if is_stream else (share.calls >= self._max_calls):
-            await self._refuse(caller.project, "streams" if is_stream else "calls", _OPEN_RETRY_S)
+            await self._refuse(caller.project, "streams" if is_stream else "calls", _OPEN_RETRY_S, size_bytes)
         if share.left < 1:
-            await self._refuse(caller.project, "rate", (1 - share.left) / self.rate_per_s)
+            await self._refuse(caller.project, "rate", (1 - share.left) / self.rate_per_s, size_bytes)
         share.left -= 1
         if is_stream:
             share.streams += 1
         else:
             share.calls += 1
+        try:
+            await self.turns.wait(caller.project)
+        except asyncio.CancelledError:
+            share.end(is_stream=is_stream)
+            raise
+        share.spend(CALL_S)
         return share
 
     def _share(self, project: str) -> ProjectShare:
@@ -172,7 +202,7 @@ class ProjectLimits:
         if share is not None:
             self._shares.move_to_end(project)
             return share
-        share = self._shares[project] = ProjectShare(self)
+        share = self._shares[project] = ProjectShare(self, project)
         if len(self._shares) > self._max_projects:
             for name, idle in islice(self._shares.items(), _EVICTION_TRIES):
                 if idle is not share and not idle.calls and not idle.streams:
@@ -180,14 +210,9 @@ class ProjectLimits:
                     break
         return share
 
-    async def _refuse(self, project: str, limit: str, wait_s: float) -> None:
+    async def _refuse(self, project: str, limit: str, wait_s: float, size_bytes: int) -> None:
         self._refused.add(1, {"limit": limit})
-        if self._held < MAX_HELD:
-            self._held += 1
-            try:
-                await asyncio.sleep(REFUSAL_HOLD_S)
-            finally:
-                self._held -= 1
+        await self.refusals.hold(project, 1 + size_bytes // BYTES_PER_UNIT)
         text = {
             "rate": f"{self.rate_per_s:g} calls per second, in units of a message and 64 KiB (project_calls_per_s)",
             "calls": f"{self._max_calls} calls at the same time (project_max_calls)",

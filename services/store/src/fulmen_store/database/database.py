@@ -15,6 +15,8 @@ from typing import Any, Final
 import asyncpg
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen_service_kit.security.auth import current_tenant
+from fulmen_service_kit.security.fair_turns import FairSlots
 from fulmen_store.database.queries import SQL, filtered
 from fulmen_store.resources.versions import version_was_removed
 
@@ -74,6 +76,9 @@ class Database:
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool: asyncpg.Pool | None = pool
+        # One is left for the store's own work.
+        size = max(1, pool.get_max_size() - 1)
+        self._slots = FairSlots(size, share=max(1, size // 2))
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
         self.answered_at = time.monotonic()
@@ -139,10 +144,13 @@ class Database:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
+        project = current_tenant()
+        if project:
+            await self._slots.take(project)
         pool = self._pool
-        if pool is None:
-            raise DatabaseUnavailable("The store's database is unavailable.")
         try:
+            if pool is None:
+                raise DatabaseUnavailable("The store's database is unavailable.")
             with mapped_errors():
                 # Each part has a limit of its own; this one is set by `lose`.
                 async with asyncio.timeout(None) as limit:
@@ -158,8 +166,12 @@ class Database:
                     finally:
                         self._under_way.discard(limit)
         except DatabaseUnavailable:
-            self.suspected.set()
+            if pool is not None:
+                self.suspected.set()
             raise
+        finally:
+            if project:
+                self._slots.release(project)
 
     async def _acquire(self, pool: asyncpg.Pool) -> Any:
         deadline = time.monotonic() + ACQUIRE_LIMIT_S

@@ -1,18 +1,19 @@
 """Group commit: rows submitted while a commit runs go into the next one.
 
 Invariant: a caller is answered only after its own commit. There is no timer: an idle store has the latency of one
-commit, a loaded one batches by itself.
+commit, a loaded one batches by itself. Projects fill a batch in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from fulmen.errors import DatabaseUnavailable, FulmenError
+from fulmen_service_kit.security.auth import current_tenant
+from fulmen_service_kit.security.fair_turns import FairQueue
 from fulmen_store.metrics import StoreMetrics
 
 __all__ = ["GroupCommitter"]
@@ -62,7 +63,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._metrics = metrics
-        self._waiting: deque[_Ticket[RowT, AnswerT]] = deque()
+        self._waiting: FairQueue[_Ticket[RowT, AnswerT]] = FairQueue()
         self._arrived = asyncio.Event()
         self._stopped = False
 
@@ -80,7 +81,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         ticket: _Ticket[RowT, AnswerT] = _Ticket(
             rows=rows, size_bytes=size_bytes, answer=asyncio.get_running_loop().create_future()
         )
-        self._waiting.append(ticket)
+        self._waiting.put(current_tenant(), ticket)
         self._arrived.set()
         # The wait is bounded: every statement of the previous batch and of this one has a timeout.
         return await ticket.answer
@@ -99,19 +100,21 @@ class GroupCommitter(Generic[RowT, AnswerT]):
                     await self._commit(batch)
         finally:
             self._stopped = True
-            for ticket in (*batch, *self._waiting):
+            while self._waiting:
+                batch.append(self._waiting.take())
+            for ticket in batch:
                 _fail(ticket, DatabaseUnavailable("The store is shutting down."))
 
     def _take(self) -> list[_Ticket[RowT, AnswerT]]:
         batch: list[_Ticket[RowT, AnswerT]] = []
         rows = size_bytes = 0
         while self._waiting:
-            ticket = self._waiting[0]
+            ticket = self._waiting.first()
             rows += len(ticket.rows)
             size_bytes += ticket.size_bytes
             if batch and (rows > self._max_rows or size_bytes > self._max_bytes):
                 return batch
-            self._waiting.popleft()
+            self._waiting.take()
             if not ticket.answer.done():
                 batch.append(ticket)
         self._arrived.clear()

@@ -129,7 +129,8 @@ def read_chunk(message: span_pb2.SpanChunk) -> NewChunk | str:
     problem = chunk_problem(span_count=message.span_count, codec=message.codec, payload_size=len(payload))
     if problem:
         return problem
-    if not all(0 <= field.seconds <= MAX_SECONDS for field in (message.start_time, message.end_time)):
+    times = (message.start_time, message.end_time)
+    if not all(0 <= each.seconds <= MAX_SECONDS and 0 <= each.nanos < _NS for each in times):
         return "start_time or end_time is out of range"
     chunk = Chunk(
         rollout_id=attempt.rollout_id,

@@ -38,30 +38,26 @@ class HttpAuthenticator:
         self._dev_mode = dev_mode
         self._limits = limits
 
-    async def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
-        """Returns the caller that the token names.
-
-        Args:
-            scope: the request.
-            for_attempt: whether the request names an attempt; then a runner's token is accepted, too.
+    async def authenticate(self, scope: Scope) -> TokenCaller:
+        """Returns the caller that the token names. A refusal comes late.
 
         Raises:
             TokenInvalid: if there is no valid token.
             Unavailable: if it may be valid, but the store's keys have not been read yet.
             Refused: if too many forged tokens came from this address.
-            PermissionDenied: if the token's role may not call models.
         """
+        try:
+            return await self._verified(scope)
+        except TokenInvalid as error:
+            await self._refuse(error, scope)
+            raise
+
+    async def _verified(self, scope: Scope) -> TokenCaller:
         token = _token(scope)
         if not token and self._dev_mode:
             return TokenCaller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         await self._verifier.prepare(token)
-        try:
-            caller = self._verifier.verify(token)
-        except TokenInvalid as error:
-            self._refused(error, scope)
-            raise
-        require(caller, MODEL_CALL_FOR_ATTEMPT if for_attempt else MODEL_CALL)
-        return caller
+        return self._verifier.verify(token)
 
     async def admit(self, caller: TokenCaller) -> ProjectShare:
         """Counts a call of the caller's project, until the share's context ends.
@@ -71,15 +67,27 @@ class HttpAuthenticator:
         """
         return await self._limits.admit(caller)
 
-    def _refused(self, error: TokenInvalid, scope: Scope) -> None:
+    def authorize(self, caller: TokenCaller, *, for_attempt: bool) -> None:
+        """Checks that a caller may call models.
+
+        Args:
+            caller: the caller.
+            for_attempt: whether the request names an attempt; then a runner's token is accepted, too.
+
+        Raises:
+            PermissionDenied: if the token's role may not.
+        """
+        require(caller, MODEL_CALL_FOR_ATTEMPT if for_attempt else MODEL_CALL)
+
+    async def _refuse(self, error: TokenInvalid, scope: Scope) -> None:
         problem = error.metadata.get("problem", "")
         self._metrics.keys_refused.labels(problem).inc()
-        if problem != FORGED:
-            return
         address = str((scope.get("client") or ("",))[0])
-        wait_s = self._failed_keys.failed(address)
-        if wait_s:
+        wait_s = self._failed_keys.failed(address) if problem == FORGED else 0.0
+        if wait_s and not self._limits.refusals.is_holding(address):
             _log.warning("too_many_forged_keys", address=address)
+        await self._limits.refusals.hold(address)
+        if wait_s:
             raise Refused(
                 429, "too_many_bad_keys", "Too many forged keys from this address.", retry_after_s=wait_s
             ) from error

@@ -33,6 +33,7 @@ from fulmen_service_kit.http.wire import (
     BODY_CAME,
     CallerGone,
     DisconnectWatch,
+    Message,
     Receive,
     Scope,
     Send,
@@ -41,6 +42,7 @@ from fulmen_service_kit.http.wire import (
     respond,
 )
 from fulmen_service_kit.observability.logs import places_of
+from fulmen_service_kit.security.project_limits import ProjectShare
 from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
 _GET = ("GET",)
@@ -147,11 +149,14 @@ class HttpApp:
         api = BY_PATH.get(name)
         if api is not None and self.draining:
             raise Draining("The proxy is shutting down; try again.")
-        token = await self._authenticator.authenticate(scope, for_attempt=attempt is not None)
+        token = await self._authenticator.authenticate(scope)
         with await self._authenticator.admit(token) as share:
+            # First: a call that is not allowed costs as much.
+            self._authenticator.authorize(token, for_attempt=attempt is not None)
             caller = await self._caller(token, attempt)
+            receive, send = _charged(receive, send, share)
             if api is not None:
-                share.charge(await self._call(api, path, caller, scope, receive, send))
+                await share.timed(self._call(api, path, caller, scope, receive, send))
             elif name.startswith(_MODELS):
                 await respond(send, 200, self._models(name, dialect_of(scope, name)))
             else:
@@ -159,8 +164,8 @@ class HttpApp:
 
     async def _call(
         self, api: Api, path: RequestPath, caller: Caller, scope: Scope, receive: Receive, send: Send
-    ) -> int:
-        """Serves a model call; returns the size of its body in bytes."""
+    ) -> None:
+        """Serves a model call."""
         with self._buffer.share() as share:
             try:
                 declared_bytes = _declared_bytes(scope)
@@ -178,7 +183,6 @@ class HttpApp:
             if path.deployment:
                 body = with_model(body, path.deployment)
             await self._calls.run(api, caller, _head(scope), body, _AnswerWriter(scope, send))
-            return len(body)
 
     async def _caller(self, token: TokenCaller, attempt: AttemptName | None) -> Caller:
         """Returns the caller, by its key and by the attempt that the path may name."""
@@ -199,6 +203,21 @@ class HttpApp:
         name = path.removeprefix(_MODEL)
         table.route(name)
         return encode(_model(name, dialect))
+
+
+def _charged(receive: Receive, send: Send, share: ProjectShare) -> tuple[Receive, Send]:
+    """Returns ASGI's two functions, which charge a project for the bytes of bodies and answers as they come."""
+
+    async def received() -> Message:
+        message = await receive()
+        share.charge(len(message.get("body", b"")))
+        return message
+
+    def sent(message: Message) -> Awaitable[None]:
+        share.charge(len(message.get("body", b"")))
+        return send(message)
+
+    return received, sent
 
 
 async def _within(timeout_s: float | None, reading: Coroutine[Any, Any, bytes]) -> bytes:
