@@ -33,22 +33,21 @@ else:
 loaded = sorted({name.partition(".")[0] for name in sys.modules})
 print(json.dumps({"loaded": loaded, "resident_mb": resident / 2**20}))
 """
-# Imports the first of argv, then the others; prints the modules that only these loaded.
-LATER = """
-import importlib, json, sys
-first, *others = sys.argv[1:]
-importlib.import_module(first)
-before = set(sys.modules)
-for name in others:
-    importlib.import_module(name)
-print(json.dumps(sorted(set(sys.modules) - before)))
+# Loads once what runs models. A fork per entry of argv imports it, the first one then all others; prints what the entry
+# loaded, and what the others loaded after it.
+FORKS = """
+import importlib, json, os, sys
+import torch, transformers.models.llama.modeling_llama
+for entry in sys.argv[1:]:
+    if os.fork() == 0:
+        importlib.import_module(entry)
+        first = set(sys.modules)
+        for name in sys.argv[1:] if entry == sys.argv[1] else ():
+            importlib.import_module(name)
+        print(json.dumps([sorted(first), sorted(set(sys.modules) - first)]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, entry
 """
-MODEL_ENTRIES = (
-    "fulmen_algorithm.__main__",
-    "fulmen_algorithm.engines.embedded.__main__",
-    "fulmen_algorithm.trainers.local",
-    "fulmen_algorithm.trainers.rank",
-)
 
 
 def probe(*modules: str) -> tuple[set[str], float]:
@@ -61,7 +60,7 @@ def probe(*modules: str) -> tuple[set[str], float]:
 
 
 def test_a_heavy_library_would_be_noticed() -> None:
-    loaded, _ = probe("fulmen_store.app", "numpy")
+    loaded, _ = probe("numpy")
 
     assert loaded & HEAVY == {"numpy"}
 
@@ -79,14 +78,6 @@ def test_the_sdk_itself_does_not_even_load_grpc() -> None:
     assert not loaded & ({"grpc", "google"} | COMMAND_LINE)
 
 
-@pytest.mark.parametrize("service", ["fulmen_llm_proxy.app", "fulmen_runner.app", "fulmen_store.app"])
-def test_a_service_does_not_load_what_formats_tracebacks_for_terminals(service: str) -> None:
-    loaded, _ = probe(service)
-
-    assert "structlog" in loaded
-    assert "rich" not in loaded
-
-
 def test_the_command_line_brings_nothing_heavy() -> None:
     loaded, _ = probe("fulmen_cli.main")
 
@@ -96,10 +87,13 @@ def test_the_command_line_brings_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("app", "unwanted"),
     [
-        ("fulmen_store.app", HEAVY | {"aiohttp", "openai"}),
-        ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn"}),
-        ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai"}),
+        # rich formats tracebacks for terminals.
+        ("fulmen_store.app", HEAVY | {"aiohttp", "openai", "rich"}),
+        ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn", "rich"}),
+        ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai", "rich"}),
         ("fulmen_algorithm.app", (HEAVY | {"asyncpg", "openai"}) - {"numpy"}),
+        # A rank greets the service before it loads torch.
+        ("fulmen_algorithm.trainers.rank", (HEAVY | {"grpc", "opentelemetry"}) - {"numpy"}),
     ],
 )
 def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]) -> None:
@@ -108,33 +102,21 @@ def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]
     assert not loaded & unwanted
 
 
-# What a fresh process of a trainer or an engine would pay for at every start, and needs at most later.
-NOT_AT_START = frozenset({"pandas", "pyarrow", "sklearn", "scipy", "datasets", "vllm", "tensorboard", "matplotlib"})
+def test_what_runs_a_model_loads_only_what_it_needs_to_start_and_is_all_preloaded_for_forks() -> None:
+    # What a fresh process of a trainer or an engine would pay for at every start, and needs at most later.
+    not_at_start = {"pandas", "pyarrow", "sklearn", "scipy", "datasets", "vllm", "tensorboard", "matplotlib"}
+    unwanted = {
+        "fulmen_algorithm.preloaded": not_at_start,
+        "fulmen_algorithm.engines.embedded.__main__": not_at_start | {"peft", "grpc", "opentelemetry"},
+        "fulmen_algorithm.trainers.in_process": not_at_start | {"aiohttp"},
+        "fulmen_algorithm.trainers.rank": not_at_start,
+        "fulmen_algorithm.__main__": not_at_start,
+    }
+    command = [sys.executable, "-c", FORKS, *unwanted]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    loaded = dict(zip(unwanted, map(json.loads, ran.stdout.splitlines()), strict=True))
 
-
-@pytest.mark.parametrize(
-    ("entry", "unwanted"),
-    [
-        # A rank greets the service before it loads torch.
-        ("fulmen_algorithm.trainers.rank", (HEAVY | {"grpc", "opentelemetry"}) - {"numpy"}),
-        ("fulmen_algorithm.engines.embedded.__main__", NOT_AT_START | {"peft", "grpc", "opentelemetry"}),
-        ("fulmen_algorithm.trainers.in_process", NOT_AT_START | {"aiohttp"}),
-        ("fulmen_algorithm.preloaded", NOT_AT_START),
-    ],
-)
-def test_what_runs_a_model_loads_only_what_it_needs_to_start(entry: str, unwanted: frozenset[str]) -> None:
-    loaded, _ = probe(entry)
-
-    assert not loaded & unwanted
-
-
-def test_all_that_runs_a_model_is_preloaded_for_forks() -> None:
-    begun = subprocess.run(
-        [sys.executable, "-c", LATER, "fulmen_algorithm.preloaded", *MODEL_ENTRIES],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
-
-    assert [name for name in json.loads(begun.stdout) if not name.endswith(".__main__")] == []
+    for entry, names in unwanted.items():
+        assert not names & {name.partition(".")[0] for name in loaded[entry][0]}, entry
+    _, later = loaded["fulmen_algorithm.preloaded"]
+    assert [name for name in later if not name.endswith(".__main__")] == []
