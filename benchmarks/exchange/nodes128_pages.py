@@ -5,11 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 from benchmarks.exchange.nodes128 import (
     CLAIMED,
     DENSE_SHARE,
@@ -135,11 +130,13 @@ def replace_part(document: Path, text: str, *, marks: tuple[str, str] = MARKS) -
 
 def draw(report: Report, path: Path, *, source: str) -> None:
     """Draws shares by number of nodes, and predicted over measured; `source` says whence the measured steps are."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.2, 3.8), layout="constrained")
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _shares(left, report)
     _fits(right, report, source)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def _shares(axes: Any, report: Report) -> None:

@@ -7,11 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 from benchmarks.exchange.convergence.cases import Cell, Learned, Task
 from benchmarks.exchange.convergence.report import UNITS, Line
 
@@ -101,6 +96,8 @@ def replace_part(document: Path, text: str) -> None:
 
 def draw(lines: Mapping[Task, Sequence[Line]], path: Path) -> None:
     """Draws the curves, a panel for each dense case and what is held against it: the mean over the seeds."""
+    from matplotlib.figure import Figure  # slow to import
+
     panels = [
         (task, dense, [line for line in found if line.case.dense == dense.case.name])
         for task, found in lines.items()
@@ -109,13 +106,13 @@ def draw(lines: Mapping[Task, Sequence[Line]], path: Path) -> None:
     ]
     columns = 2
     rows = -(-len(panels) // columns)
-    figure, grid = pyplot.subplots(rows, columns, figsize=(9.6, 3.9 * rows), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(9.6, 3.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (task, dense, others) in zip(grid.flat, panels, strict=False):
         _curves(axes, task, dense, others)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def _curves(axes: Any, task: Task, dense: Line, others: Sequence[Line]) -> None:

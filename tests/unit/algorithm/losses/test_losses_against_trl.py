@@ -5,13 +5,14 @@ How TRL's names map: its `grpo` is our `sequence_mean_token_mean`, `dapo` our `t
 sequence is our `gspo`.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from fulmen_algorithm.losses.loss_terms import TokenBatch
 from fulmen_algorithm.losses.losses import policy_loss, token_weights
@@ -36,6 +37,9 @@ from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import PackingMode
 from tests.support.algorithm.micro_batches import pack
 
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
 # TRL and the trainer below it warn about their own settings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -52,6 +56,9 @@ def policy(model_dir: Path) -> PolicyModel:
 
 @pytest.fixture(scope="module")
 def trainer(policy: PolicyModel, tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
+    from datasets import Dataset  # these two take seconds, in every process of the tests
+    from trl import GRPOConfig, GRPOTrainer
+
     config = GRPOConfig(
         output_dir=str(tmp_path_factory.mktemp("trl")),
         use_cpu=True,

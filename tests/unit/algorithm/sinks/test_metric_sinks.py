@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient
 from prometheus_client import CollectorRegistry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -95,6 +94,8 @@ async def test_mlflow_holds_settings_metrics_and_final_state(runs, tmp_path, mon
     measure(runs, 3)
     await again.carry()
     await ended(again, runs)
+
+    from mlflow.tracking import MlflowClient  # takes seconds, in every process of the tests
 
     client = MlflowClient()
     experiment = client.get_experiment_by_name("default/arithmetic")
