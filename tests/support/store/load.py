@@ -49,6 +49,7 @@ class Ledger:
         spans: ids of spans by the attempt they were stored for.
         cancels: names of rollouts that somebody asked to cancel.
         breaks: how often a client had to begin again elsewhere.
+        runners_die: whether sessions end with work in hand, so that a rollout may end as RUNNER_LOST.
     """
 
     created: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Ledger:
     spans: dict[str, set[bytes]] = field(default_factory=dict)
     cancels: set[str] = field(default_factory=set)
     breaks: int = 0
+    runners_die: bool = False
 
     def note(self, acks: Iterable[lease_pb2.CompletionAck]) -> None:
         """Notes answers to reports."""
@@ -226,6 +228,7 @@ class Zombie(LoadRunner):
 
     def __init__(self, group: StoreGroup, ledger: Ledger, rng: random.Random) -> None:
         super().__init__(group, ledger)
+        ledger.runners_die = True
         self._rng = rng
         self._buried: list[lease_pb2.Assignment] = []
 

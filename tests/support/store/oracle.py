@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fulmen.store.v1 import attempt_pb2, rollout_pb2
+from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2
 from tests.support.store.load import Ledger
 
 __all__ = ["Shown", "store_problems"]
@@ -34,7 +34,9 @@ def store_problems(ledger: Ledger, shown: Shown) -> list[str]:
     found += [f"{name} was never asked for" for name in sorted(shown.rollouts.keys() - names)]
     found += _feed_problems(ledger, shown)
     for rollout in shown.rollouts.values():
-        found += _rollout_problems(rollout, may_be_cancelled=rollout.name in ledger.cancels)
+        found += _rollout_problems(
+            rollout, may_be_cancelled=rollout.name in ledger.cancels, may_be_dead=ledger.runners_die
+        )
     found += _completion_problems(ledger, shown)
     found += _span_problems(ledger, shown)
     return found
@@ -52,9 +54,11 @@ def _feed_problems(ledger: Ledger, shown: Shown) -> Iterable[str]:
             yield f"reader {number} got the groups in another order"
 
 
-def _rollout_problems(rollout: rollout_pb2.Rollout, *, may_be_cancelled: bool) -> Iterable[str]:
+def _rollout_problems(rollout: rollout_pb2.Rollout, *, may_be_cancelled: bool, may_be_dead: bool) -> Iterable[str]:
     cancelled = may_be_cancelled and rollout.state == rollout_pb2.ROLLOUT_STATE_CANCELLED
-    if rollout.state != rollout_pb2.ROLLOUT_STATE_SUCCEEDED and not cancelled:
+    kinds = [failure_pb2.FailureKind.Name(each.failure_kind) for each in rollout.attempts]
+    dead = may_be_dead and kinds[-1:] == ["FAILURE_KIND_RUNNER_LOST"] and "FAILURE_KIND_LEASE_LOST" in kinds
+    if rollout.state != rollout_pb2.ROLLOUT_STATE_SUCCEEDED and not cancelled and not dead:
         yield f"{rollout.name} is {rollout_pb2.RolloutState.Name(rollout.state)}"
     expected = [f"{rollout.name}/attempts/{number}" for number in range(1, len(rollout.attempts) + 1)]
     if [attempt.name for attempt in rollout.attempts] != expected:
@@ -62,7 +66,9 @@ def _rollout_problems(rollout: rollout_pb2.Rollout, *, may_be_cancelled: bool) -
     good = [each.name for each in rollout.attempts if each.state == attempt_pb2.ATTEMPT_STATE_SUCCEEDED]
     final = [each.name for each in rollout.attempts if each.final]
     # A rollout that was cancelled while it waited has no deciding attempt.
-    decided = len(final) == 1 and final[0] == expected[-1] and (good == final or (cancelled and not good))
+    decided = len(final) == 1 and final[0] == expected[-1] and (
+        good == final or ((cancelled or dead) and not good)
+    )
     if not decided and not (cancelled and not final and not good):
         yield f"{rollout.name}: attempts {final} are final, {good} succeeded, of {len(expected)}"
 
