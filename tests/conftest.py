@@ -40,7 +40,10 @@ SERIAL_KINDS = frozenset({"e2e", "chaos"})
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the kinds of test that start whole stacks: those of a kind share a stack and run one after another."""
+    """Groups tests by the process that runs them: what starts whole stacks, and the tests of a module.
+
+    Whole stacks run one after another, and those of a kind share one. Tests of a module share its fixtures and imports.
+    """
     tests_root = Path(__file__).parent
     for item in items:
         kind = item.path.relative_to(tests_root).parts[0]
@@ -48,6 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.serial)
         if item.get_closest_marker("serial"):
             item.add_marker(pytest.mark.xdist_group("serial"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_report_header() -> str:
