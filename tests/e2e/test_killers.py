@@ -21,6 +21,7 @@ from fulmen_cli.local.credentials import Credentials, issue_token
 from fulmen_cli.local.record import ServiceState, StackFolder
 from tests.support.algorithm.runs import create_rollouts, ended_rollout, publish_agent
 from tests.support.cli.commands import fulmen
+from tests.support.stack import own_ports
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(600)]
 
@@ -46,7 +47,7 @@ def folder() -> Iterator[Path]:
 async def stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StackFolder]:
     """Yields what `fulmen up` started."""
     monkeypatch.setenv("FULMEN_STORE_LEASE_TTL_S", "3")
-    there = ("--state-dir", folder / "s")
+    there = ("--state-dir", own_ports(folder / "s").path)
     done = await fulmen("up", "--slots", "8", *there)
     try:
         assert done.status == 0, done.stdout + done.stderr

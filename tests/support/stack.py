@@ -14,15 +14,26 @@ Names of services: `store`, `llm_proxy`, `algorithm`, `runner-1` and so on. `sta
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fulmen.client import Targets
+from fulmen_cli.local.ports import choose_ports
 from fulmen_cli.local.record import StackFolder
+from fulmen_cli.local.services import port_names
 from fulmen_cli.local.stack import LocalStack, StackSettings
 
-__all__ = ["running_stack", "stack_targets"]
+__all__ = ["own_ports", "running_stack", "stack_targets"]
+
+
+def own_ports(folder: Path) -> StackFolder:
+    """Makes a state folder whose `fulmen up` takes free ports, not the usual ones, which other stacks take as well."""
+    made = StackFolder(folder.resolve())
+    made.create()
+    made.keep_ports(choose_ports(port_names(1), {}, {}, rng=random.Random()))
+    return made
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fulmen_algorithm.clients import forked_child
 from fulmen_algorithm.clients.forked_child import ModuleProcess, ModuleStarter
 
 LIMIT_S = 120
@@ -31,6 +32,8 @@ async def test_a_process_is_fresh_while_the_fork_server_is_dead(
     repository_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(repository_root))
+    # What is loaded before is another test's: torch takes five seconds.
+    monkeypatch.setattr(forked_child, "PRELOADED", "json")
     modules = ModuleStarter(warm=True)
     first, server = await started(modules, repository_root)
     assert "fulmen_service_kit.fork_server" in server.cmdline()

@@ -20,17 +20,23 @@ from tests.support.cli.screens import check_screen
 from tests.support.cli.terminal import terminal_program
 
 AGENT = """
-from openai import AsyncOpenAI, OpenAI
+import json, os
+from urllib.request import Request, urlopen
 import fulmen.emit
 
-def _ask(task, **more):
-    turns = [{"role": "user", "content": task["question"]}]
-    return OpenAI(max_retries=0).chat.completions.create(model="mine", messages=turns, **more)
+def _ask(task):
+    body = {"model": "mine", "messages": [{"role": "user", "content": task["question"]}]}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urlopen(Request(url, json.dumps(body).encode(), headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
 
 def silent(task):
-    return _ask(task).choices[0].message.content
+    return _ask(task)
 
 async def scored(task, context):
+    from openai import AsyncOpenAI  # takes most of a second: the others do without
+
     turns = [{"role": "user", "content": task["question"]}]
     stream = await AsyncOpenAI().chat.completions.create(model="mine", messages=turns, stream=True)
     async for _ in stream:

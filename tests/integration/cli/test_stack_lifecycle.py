@@ -19,6 +19,7 @@ import pytest
 from fulmen_cli.local.ports import choose_ports
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import StackFolder, StackRecord
+from tests.support.stack import own_ports
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
@@ -29,6 +30,7 @@ END_LIMIT_S = 60.0
 @pytest.fixture
 def state(short_tmp_path: Path) -> Iterator[Path]:
     folder = short_tmp_path / "s"
+    own_ports(folder)
     yield folder
     fulmen("down", "--state-dir", str(folder), check=False)
 

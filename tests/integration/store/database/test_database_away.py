@@ -23,16 +23,16 @@ from tests.support.postgres import PostgresServer
 from tests.support.store.running import Runner, StoreHandle, create, get, running_store
 
 LIMIT_S = 60.0
-# Far below what any statement or connection may take: who is answered within it was not kept waiting by PostgreSQL.
-AT_ONCE_S = 4.0
+# Below what any statement or connection may take: who is answered within it was not kept waiting by PostgreSQL.
+AT_ONCE_S = 9.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LIVENESS, READINESS, ONE_SERVICE = "", "fulmen.store.v1", "fulmen.store.v1.RolloutService"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """Yields a PostgreSQL of this test alone."""
+    """Yields a PostgreSQL of these tests alone; each leaves it as it was."""
     own = PostgresServer(embedded=True)
     yield own
     own.stop()
@@ -82,7 +82,7 @@ class Outside:
 
 @pytest.fixture
 async def watched(server: PostgresServer) -> AsyncIterator[tuple[StoreHandle, Outside]]:
-    """Yields a store on the test's own PostgreSQL, and a look at it from outside."""
+    """Yields a store on a PostgreSQL of its own, and a look at it from outside."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(running_store(server.fresh_database(), lease_ttl_s=60.0))
         await store.parts.server.set_serving(True)
