@@ -40,7 +40,7 @@ LEASE_S = 12.0
 LONG_STEPS = 30
 LONG = {**SETTINGS, "steps": LONG_STEPS, "checkpoint_every": 2, "validate_every": 1000}
 TAKEOVER_LIMIT_S = 60.0
-QUEUED, RUNNING = pb.TRAINING_RUN_STATE_QUEUED, pb.TRAINING_RUN_STATE_RUNNING
+PENDING, RUNNING = pb.TRAINING_RUN_STATE_PENDING, pb.TRAINING_RUN_STATE_RUNNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
 
             async def taken() -> bool:
                 run = (await client.training_runs.GetTrainingRun(request)).training_run
-                assert run.state in {QUEUED, RUNNING}, "the run ended before it was disturbed"
+                assert run.state in {PENDING, RUNNING}, "the run ended before it was disturbed"
                 return run.owner_address == other
 
             await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)

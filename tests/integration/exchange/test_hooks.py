@@ -14,7 +14,7 @@ from tests.support.exchange.dgc import bfloat16, published
 from tests.support.exchange.hook_ranks import RankPool, settings_of
 
 pytestmark = pytest.mark.serial
-STEPS = 20
+STEPS = 12
 MODES: dict[str, dict[str, Any]] = {
     "as usual": {},
     "gradients are views": {"gradient_as_bucket_view": True},
