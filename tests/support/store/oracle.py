@@ -66,9 +66,7 @@ def _rollout_problems(rollout: rollout_pb2.Rollout, *, may_be_cancelled: bool, m
     good = [each.name for each in rollout.attempts if each.state == attempt_pb2.ATTEMPT_STATE_SUCCEEDED]
     final = [each.name for each in rollout.attempts if each.final]
     # A rollout that was cancelled while it waited has no deciding attempt.
-    decided = len(final) == 1 and final[0] == expected[-1] and (
-        good == final or ((cancelled or dead) and not good)
-    )
+    decided = len(final) == 1 and final[0] == expected[-1] and (good == final or ((cancelled or dead) and not good))
     if not decided and not (cancelled and not final and not good):
         yield f"{rollout.name}: attempts {final} are final, {good} succeeded, of {len(expected)}"
 
