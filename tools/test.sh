@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suite without tests/frameworks (`make test-frameworks` runs those in separate environments) in three
-# processes: tests with real processes wait half of their time, so three keep two cores busy. Tests marked serial run
-# one by one in one of the three. Arguments are passed to pytest.
+# processes: tests with real processes wait half of their time, so three keep two cores busy. Tests of a module run in
+# one of the three, and those marked serial one by one. Arguments are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from importlib import metadata
@@ -30,6 +31,7 @@ EXTRA = re.compile(r'"(?:\./)?([\w/]+)\[(\w+)\]"')
 OWN = {d.import_root for d in DISTRIBUTIONS}
 
 
+@functools.cache
 def imported_names(distribution: Distribution) -> set[str]:
     """Returns the dotted names of every module that its sources import."""
     names: set[str] = set()

@@ -45,7 +45,8 @@ def _exempt(node: ast.AST) -> Iterator[ast.AST]:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.import_root)
 def test_no_module_is_named_vaguely_or_like_the_standard_library(distribution: Distribution) -> None:
-    names = {path.parent.name if path.stem == "__init__" else path.stem for path, _ in distribution.modules()}
+    paths = [path for path in distribution.sources.rglob("*.py") if "_pb2" not in path.name]
+    names = {path.parent.name if path.stem == "__init__" else path.stem for path in paths}
     taken = (names & (VAGUE | sys.stdlib_module_names)) - NAMED_BY_PROTOCOL - {"__main__"}
 
     assert not taken
