@@ -106,12 +106,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         address=lambda: settings.address(server.port),
     )
     lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, keeper=keeper)
-    guard = LeaseGuard(
-        lease_stream,
-        dial=store_dialler(settings.store_target, tls),
-        token=token,
-        limit_s=settings.loop_blocked_limit_s,
-    )
+    dial = store_dialler(settings.store_target, tls)
+    guard = LeaseGuard(lease_stream, dial=dial, token=token, limit_s=settings.loop_blocked_limit_s)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
     _register(stack, RunnerMetrics(pool, control, guard))
 
