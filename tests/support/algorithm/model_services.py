@@ -266,14 +266,14 @@ class ModelResources:
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
     ) -> Content:
-        """Stores a version, once per request id."""
+        """Stores a version, once per request id; returns it without content, as the store does."""
         world = self._world
         world.leases.check(self._fence)
         await world.crashes.before()
         if request_id not in world.requests:
             name = world.add_resource(resource, content)
             version = int(name.rpartition("/")[2])
-            world.requests[request_id] = Content(name=name, version=version, data=content, kind=kind)
+            world.requests[request_id] = Content(name=name, version=version, data=b"", kind=kind)
         await world.crashes.after()
         return world.requests[request_id]
 

@@ -116,11 +116,23 @@ class ModelFolders:
             shutil.rmtree(aside)
         else:
             # A version that is published must be there after a power cut, the tokenizer and the configuration too.
-            for written in (*aside.rglob("*"), aside):
-                sync(written)
-            aside.rename(path)
-            sync(self._folder)
+            _appear(aside, path)
         return path
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copies a folder of weights; the copy appears atomically."""
+    aside = target.with_name(f".copying-{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(source, aside)
+    _appear(aside, target)
+
+
+def _appear(aside: Path, path: Path) -> None:
+    for written in (*aside.rglob("*"), aside):
+        sync(written)
+    aside.rename(path)
+    sync(path.parent)
 
 
 def _name(step: int, written: WrittenWeights) -> str:

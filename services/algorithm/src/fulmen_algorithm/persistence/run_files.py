@@ -28,7 +28,7 @@ from fulmen_algorithm.persistence.files import (
     replace_file,
     truncate,
 )
-from fulmen_algorithm.persistence.model_folders import ModelFolders
+from fulmen_algorithm.persistence.model_folders import ModelFolders, copy_model
 from fulmen_algorithm.persistence.object_mirror import ObjectMirror
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.failure import RunFailed
@@ -323,6 +323,16 @@ class RunFiles:
         saved = await self._model_folders.save(write, step)
         await self.push_folder(saved.path)
         return saved
+
+    async def model_placed(self, path: Path, place: str) -> Path:
+        """Returns the folder of a place, with a copy of the weights in `path` if it has none; `path` if it is elsewhere."""
+        target = self.path_of(place)
+        if not target.is_relative_to(self.models):
+            return path  # named by a machine that mounts the storage elsewhere
+        if path != target and not (await self.fetched(target)).exists():
+            await asyncio.to_thread(copy_model, path, target)
+            await self.push_folder(target)
+        return target
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
         """Rebuilds a complete folder; see `ModelFolders.rebuild`."""

@@ -177,7 +177,7 @@ class Policy:
             started, step = time.monotonic(), self._recorder.progress.step
             last = step >= self._recorder.steps
             saved = await self._versions.write(step, whole=last)
-            published = await self._control.unless_stopped(self._announce(saved, step))
+            published, saved = await self._control.unless_stopped(self._announce(saved, step))
             self.publish_metrics = {
                 "publish_bytes": float(saved.size_bytes),
                 "publish_bytes_full": float(saved.full_bytes),
@@ -229,7 +229,7 @@ class Policy:
             folder = await self._versions.materialise(version)
             saved = SavedModel(path=folder, sha256=self._versions.records[version].sha256, size_bytes=0)
         saved = replace(saved, size_bytes=sum(file.stat().st_size for file in saved.path.rglob("*.safetensors")))
-        published = await self._control.unless_stopped(
+        published, _ = await self._control.unless_stopped(
             self._announce(saved, self._versions.records[version].step, equals=version)
         )
         if self._served:
@@ -277,8 +277,10 @@ class Policy:
         if swapped.size_bytes:
             self.publish_metrics["publish_bytes"] = float(swapped.size_bytes)
 
-    async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> PublishedPolicy:
-        """Publishes the resource version.
+    async def _announce(
+        self, saved: SavedModel, step: int, *, equals: int = 0
+    ) -> tuple[PublishedPolicy, SavedModel]:
+        """Publishes the resource version; returns it, and the weights in the folders that it names.
 
         Args:
             saved: The weights.
@@ -304,9 +306,12 @@ class Policy:
             parent=parent,
             request_id=request_id,
         )
+        # An earlier owner may have published it, and then the version names the folders of that one.
+        stored = json.loads((await self._resources.get(content.name)).data)
+        saved = await self._versions.as_published(saved, stored)
         published = self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
         await self._entry.files.push_journal()
-        return published
+        return published, saved
 
     def _parent(self) -> str:
         """Returns the name of the present weights' parent version; after a rollback, of the republished version."""

@@ -136,6 +136,14 @@ class Versions:
             description |= {"merged": self._files.place_of(saved.merged)} if saved.merged else {}
         return description
 
+    async def as_published(self, saved: SavedModel, description: Mapping[str, object]) -> SavedModel:
+        """Returns saved weights in the folders that the description of their version names."""
+        place = self._files.model_placed
+        path, merged = await place(saved.path, str(description["path"])), saved.merged
+        if merged is not None and "merged" in description:
+            merged = await place(merged, str(description["merged"]))
+        return replace(saved, path=path, merged=merged)
+
     def add(self, *, version: int, name: str, step: int, saved: SavedModel) -> PublishedPolicy:
         """Records a published version, replacing a record from before a crash."""
         record = VersionRecord(
