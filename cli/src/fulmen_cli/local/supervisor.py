@@ -28,6 +28,7 @@ from fulmen_cli.local.postgres import EmbeddedPostgresError
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.stack import PRIVATE_UMASK, LocalStack, StackSettings
 from fulmen_service_kit.heartbeat import heartbeat
+from fulmen_service_kit.standard_error import never_raise
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
 
@@ -238,6 +239,7 @@ def main() -> None:
     given = json.loads(parser.parse_args().settings)
     settings = StackSettings(**{**given, "state_dir": Path(given["state_dir"]), "keeper_pid": os.getppid()})
     os.umask(PRIVATE_UMASK)
+    never_raise()
     folder = StackFolder(settings.state_dir.resolve())
     folder.create()
     try:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from fulmen_service_kit import launch
+from fulmen_service_kit.standard_error import never_raise
 
 __all__ = ["EXIT_HUNG", "Heartbeat", "Pulse", "ended", "heartbeat"]
 
@@ -297,6 +298,7 @@ def _say(event: str, **fields: object) -> None:
 
 def main() -> None:
     """Runs the program that the arguments name."""
+    never_raise()
     restarts = sys.argv[1:2] == ["--restart"]
     command = sys.argv[2:] if restarts else sys.argv[1:]
     program = shutil.which(command[0]) if command else None

@@ -1,14 +1,14 @@
 """Structured logs: a constant event with data as keys; never payloads, prompts, tokens or secrets."""
 
 import logging
-import sys
 import traceback
 
 import structlog
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from fulmen.ids import trace_id_in
+from fulmen_service_kit.standard_error import never_raise
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -18,11 +18,19 @@ _MAX_CAUSES = 8
 def configure_logs(*, service: str, log_format: str, level: str) -> None:
     """Configures structlog and logging to write one line per event to standard error.
 
+    Lines that cannot be written, because the disk is full, are lost and counted.
+
     Args:
         service: Name of the service, added to every line.
         log_format: `json` or `console`.
         level: Minimum level.
     """
+    stream = never_raise()
+    metrics.get_meter("fulmen.log").create_observable_counter(
+        "fulmen.log.lost_lines",
+        callbacks=[lambda _: [metrics.Observation(stream.lost)]],
+        description="Log lines that could not be written, as on a full disk.",
+    )
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -34,11 +42,11 @@ def configure_logs(*, service: str, log_format: str, level: str) -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),  # type: ignore[arg-type]  # all of a stream that it uses
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

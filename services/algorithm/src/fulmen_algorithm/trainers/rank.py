@@ -18,6 +18,7 @@ import msgspec
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
+from fulmen_service_kit.standard_error import never_raise
     OPEN,
     Answer,
     Call,
@@ -45,6 +46,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Answers calls until the service closes the connection."""
+    never_raise()
     options = arguments()
     service = socket.socket(socket.AF_UNIX)
     service.connect(options.socket)

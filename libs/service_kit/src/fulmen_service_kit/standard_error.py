@@ -1,0 +1,47 @@
+"""Standard error that never raises: a log on a full disk loses lines and stops no work.
+
+Imports only the standard library, because the heartbeat does.
+"""
+
+import sys
+from typing import Any, TextIO
+
+__all__ = ["LossyStream", "never_raise"]
+
+
+class LossyStream:
+    """A text stream whose write errors are counted instead of raised.
+
+    Attributes:
+        lost: Writes that failed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        """Writes text, if it can be written; returns its length."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self.lost += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes what was written, if it can be."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self.lost += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def never_raise() -> LossyStream:
+    """Makes `sys.stderr` a stream that never raises; returns it."""
+    if not isinstance(sys.stderr, LossyStream):
+        sys.stderr = LossyStream(sys.stderr)  # type: ignore[assignment]  # a text stream in all that is used
+    assert isinstance(sys.stderr, LossyStream)
+    return sys.stderr
