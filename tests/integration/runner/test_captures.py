@@ -70,6 +70,19 @@ async def test_a_flush_waits_for_a_proxy_that_is_away_for_a_moment(proxy: ProxyD
     await close(captures)
 
 
+async def test_a_proxy_that_did_not_answer_for_a_moment_is_reported(proxy: ProxyDouble) -> None:
+    captures, started = captures_of(proxy), time.monotonic()
+    assert (await captures.flush(ATTEMPTS[0])).unreachable_at < started
+    await proxy.stop_grpc()
+    waiting = asyncio.create_task(captures.flush(ATTEMPTS[0]))
+    async with asyncio.timeout(20):
+        while captures.proxies[0].unreachable_at < started:
+            await asyncio.sleep(0.01)
+    await proxy.start_grpc()
+    assert (await waiting).unreachable_at >= started
+    await close(captures)
+
+
 @pytest.mark.parametrize("away", [True, False])
 async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, away: bool) -> None:
     captures = captures_of(proxy, reach_s=0.3, flush_s=0.3)

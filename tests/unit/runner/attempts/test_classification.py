@@ -12,6 +12,9 @@ OUTPUT = Output(content=b"x", content_type="text/plain")
 SUCCESS = Succeeded(rewards=(Reward(value=1.0),), output=OUTPUT)
 GOOD = CaptureEvidence(instance_ids=BEFORE, call_count=2)
 FAILED_CALLS = CaptureEvidence(instance_ids=BEFORE, call_count=2, infra_failure_count=1)
+STARTED = 100.0
+OUTAGE = CaptureEvidence(instance_ids=BEFORE, call_count=2, unreachable_at=STARTED)
+EARLIER_OUTAGE = CaptureEvidence(instance_ids=BEFORE, call_count=2, unreachable_at=STARTED - 1)
 RESTARTED = CaptureEvidence(instance_ids=("a", "c"))
 
 
@@ -24,6 +27,7 @@ def failed(kind: FailureKind) -> Failed:
     [
         (SUCCESS, GOOD, None),
         (SUCCESS, FAILED_CALLS, None),
+        (SUCCESS, OUTAGE, None),
         (SUCCESS, RESTARTED, FailureKind.INFRA),
         (SUCCESS, None, FailureKind.INFRA),
         *[
@@ -32,6 +36,8 @@ def failed(kind: FailureKind) -> Failed:
             for evidence, expected in [
                 (GOOD, kind),
                 (FAILED_CALLS, FailureKind.INFRA),
+                (OUTAGE, FailureKind.INFRA),
+                (EARLIER_OUTAGE, kind),
                 (RESTARTED, FailureKind.INFRA),
                 (None, FailureKind.INFRA),
             ]
@@ -39,12 +45,12 @@ def failed(kind: FailureKind) -> Failed:
         *[
             (failed(kind), evidence, kind)
             for kind in (FailureKind.INFRA, FailureKind.CANCELLED)
-            for evidence in (GOOD, FAILED_CALLS, RESTARTED, None)
+            for evidence in (GOOD, FAILED_CALLS, OUTAGE, RESTARTED, None)
         ],
     ],
 )
 def test_the_table(outcome: Outcome, evidence: CaptureEvidence | None, expected: FailureKind | None) -> None:
-    result = classify(outcome, before=BEFORE, evidence=evidence)
+    result = classify(outcome, before=BEFORE, started_at=STARTED, evidence=evidence)
     match result:
         case Succeeded():
             assert expected is None

@@ -18,7 +18,6 @@ import msgspec
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
-from fulmen_service_kit.standard_error import never_raise
     OPEN,
     Answer,
     Call,
@@ -31,6 +30,7 @@ from fulmen_service_kit.standard_error import never_raise
     read_frame,
     takes_rows,
 )
+from fulmen_service_kit.standard_error import never_raise
 
 
 def arguments() -> argparse.Namespace:

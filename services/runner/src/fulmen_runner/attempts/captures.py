@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
+from fulmen.errors import DeadlineExceeded, FulmenError, PermissionDenied, TokenInvalid, Unavailable
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
@@ -37,10 +37,15 @@ class _Waiter:
 
 @dataclass(slots=True)
 class ProxyCaptures:
-    """Client of one proxy. Flushes are collected for `COALESCE_S` and sent in batches."""
+    """Client of one proxy. Flushes are collected for `COALESCE_S` and sent in batches.
+
+    Attributes:
+        unreachable_at: When it last did not answer, monotonic seconds.
+    """
 
     target: str
     channel: FulmenChannel
+    unreachable_at: float = float("-inf")
     _waiting: list[_Waiter] = field(default_factory=list)
     _collecting: asyncio.Task[None] | None = None
     _asking: asyncio.Task[str] | None = None
@@ -144,8 +149,10 @@ class ProxyCaptures:
         timeout_s = min(CALL_TIMEOUT_S, max(0.05, deadline - time.monotonic()))
         try:
             answer = await stub.FlushCaptures(request, timeout=timeout_s)
-        except FulmenError:
+        except FulmenError as error:
             self._instance_seen_s = float("-inf")
+            if isinstance(error, (Unavailable, DeadlineExceeded)):
+                self.unreachable_at = time.monotonic()
             raise
         self._instance, self._instance_seen_s = answer.instance_id, time.monotonic()
         return answer
@@ -190,6 +197,7 @@ class CaptureClient:
         answers = await asyncio.gather(*(proxy.flush(attempt, deadline) for proxy in self.proxies))
         return CaptureEvidence(
             instance_ids=tuple(instance for instance, _ in answers),
+            unreachable_at=max(proxy.unreachable_at for proxy in self.proxies),
             call_count=sum(summary.call_count for _, summary in answers),
             infra_failure_count=sum(summary.infra_failure_count for _, summary in answers),
             prompt_token_count=sum(summary.prompt_token_count for _, summary in answers),

@@ -5,6 +5,7 @@ confirmed that all spans of its model calls are stored, with the same proxy inst
 Otherwise it is INFRA, which is retried and never rewarded.
 """
 
+import math
 from dataclasses import dataclass
 
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
@@ -20,6 +21,7 @@ class CaptureEvidence:
     Attributes:
         instance_ids: Proxy instances that confirmed it.
         call_count: Number of model calls.
+        unreachable_at: When a proxy last did not answer this runner, monotonic seconds.
         infra_failure_count: Calls that failed because of a backend, the proxy or the network.
         throttled_count: Calls rejected for lack of capacity (429 or 503).
         prompt_token_count: Prompt tokens of all calls.
@@ -27,6 +29,7 @@ class CaptureEvidence:
     """
 
     instance_ids: InstanceIds = ()
+    unreachable_at: float = -math.inf
     call_count: int = 0
     infra_failure_count: int = 0
     throttled_count: int = 0
@@ -35,13 +38,19 @@ class CaptureEvidence:
 
 
 def classify(
-    outcome: Outcome, *, before: InstanceIds, evidence: CaptureEvidence | None, undelivered_spans: int = 0
+    outcome: Outcome,
+    *,
+    before: InstanceIds,
+    started_at: float,
+    evidence: CaptureEvidence | None,
+    undelivered_spans: int = 0,
 ) -> Outcome:
     """Returns the outcome to report.
 
     Args:
         outcome: Outcome of agent and grader.
         before: Proxy instances when the attempt started.
+        started_at: When it started, monotonic seconds.
         evidence: The proxies' summary; None if they did not confirm in time.
         undelivered_spans: Number of the agent's spans that the store has not acknowledged.
     """
@@ -57,6 +66,9 @@ def classify(
     if isinstance(outcome, Failed) and evidence.infra_failure_count:
         count = evidence.infra_failure_count
         return _infra(outcome, f"{count} model call{'s' if count > 1 else ''} failed because of the infrastructure")
+    if isinstance(outcome, Failed) and evidence.unreachable_at >= started_at:
+        # Calls that the agent could not make never reached the proxy, which does not count them.
+        return _infra(outcome, "model proxy could not be reached during the attempt")
     return outcome
 
 

@@ -160,9 +160,14 @@ class AttemptExecutor:
         undelivered = await self.flush_spans(assignment.attempt)
         if hooked is not None:
             await hooked.trace_end(evidence, undelivered)
-        return _without_secret(
-            classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), assignment
+        classified = classify(
+            outcome,
+            before=before,
+            started_at=deadline - assignment.timeout_s,
+            evidence=evidence,
+            undelivered_spans=undelivered,
         )
+        return _without_secret(classified, assignment)
 
     async def _run(self, program: Program, assignment: Assignment, deadline: float) -> Outcome:
         workspace = self.workspaces.of(assignment.input, program.folder)
