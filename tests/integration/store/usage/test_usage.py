@@ -195,6 +195,15 @@ async def test_what_others_count_is_the_sum_of_what_each_said_last(stubs: Stubs)
     }
 
 
+async def test_stored_windows_that_cannot_be_read_count_nothing(stubs: Stubs, connection: asyncpg.Connection) -> None:
+    window = pb.LimitWindow(project=DEFAULT, request_counts=[7])
+    for instance in ("damaged", "a"):
+        await exchange(stubs, instance, windows=[window])
+    await connection.execute("update usage_window set windows = '\\xff' where instance = 'damaged'")
+    (told,) = (await exchange(stubs, "b", windows=[window])).others
+    assert sum(told.request_counts) == 7
+
+
 async def test_an_attempts_tokens_are_those_of_all_processes(stubs: Stubs) -> None:
     (rollout,) = await create(stubs)
     attempt = f"{rollout}/attempts/1"

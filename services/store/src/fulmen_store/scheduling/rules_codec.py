@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.projects.columns import read_column
+from fulmen_store.database.stored import read_column
 from fulmen_store.scheduling.rules import DEFAULT_RULES, QueueRules
 
 __all__ = ["decode_rules", "rules_message", "rules_of"]

@@ -20,7 +20,7 @@ from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.introspection import introspected
 from fulmen_service_kit.security.keys import StoreKeys, key_id
 from fulmen_service_kit.security.tokens import TokenVerifier
-from fulmen_store.projects.columns import read_column
+from fulmen_store.database.stored import read_column
 from fulmen_store.projects.projects import Projects, unknown_project
 from fulmen_store.projects.table import (
     IssuedToken,

@@ -10,6 +10,7 @@ import asyncpg
 from fulmen.ids import AttemptName
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
+from fulmen_store.database.stored import read_column
 from fulmen_store.usage.usage import OtherWindows, Selection, StoredUsage, UsageGroup, UsageReport, Window
 
 __all__ = ["UsageTable"]
@@ -92,6 +93,7 @@ def _group(row: asyncpg.Record) -> UsageGroup:
 
 
 def _windows(stored: bytes) -> list[Window]:
+    request = read_column(pb.SyncUsageRequest, stored) or pb.SyncUsageRequest()
     return [
         Window(
             key=(window.project, window.backend, window.attempt),
@@ -100,5 +102,5 @@ def _windows(stored: bytes) -> list[Window]:
             in_flight=window.in_flight_count,
             reserved=window.reserved_token_count,
         )
-        for window in pb.SyncUsageRequest.FromString(stored).windows
+        for window in request.windows
     ]

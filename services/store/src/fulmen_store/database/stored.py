@@ -1,4 +1,4 @@
-"""Messages in the columns of projects. Invariant: whatever is stored there stops neither the store nor other projects."""
+"""Messages in columns. Invariant: whatever is stored there stops neither the store nor work that does not need it."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def read_column(message: Any, stored: bytes | None) -> Any:
 
 @lru_cache(maxsize=256)
 def _report(name: str, stored: bytes) -> None:
-    _log.error("project_column_unreadable", message=name, size_bytes=len(stored))
+    _log.error("column_unreadable", message=name, size_bytes=len(stored))
