@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -258,6 +259,24 @@ async def test_a_rank_that_has_sent_nothing_to_the_server_before_joins_the_resta
 
     assert alike(*sums)
     assert members[0].link.size == 2
+
+
+async def test_a_server_that_dies_is_noticed_at_once_and_so_is_its_return(site: Site, join: Join) -> None:
+    members = [await join(rank, link=HASTY) for rank in range(2)]
+    await exchanged(1, *members)
+    with capture_logs() as logs:
+        await site.stop()
+        await site.until(lambda: sum(line["event"] == "exchange_server_away" for line in logs) == 2)
+        await site.start()
+        await exchanged(2, *members)
+    lines = [line for line in logs if line["event"].startswith("exchange_server")]
+    assert [(line["event"], line["log_level"]) for line in lines] == [
+        ("exchange_server_away", "warning"),
+        ("exchange_server_away", "warning"),
+        ("exchange_server_back", "warning"),
+        ("exchange_server_back", "warning"),
+    ]
+    assert {line["shard"] for line in lines} == {members[0].link._shards[0].name}
 
 
 async def test_a_restarted_server_still_has_the_newest_sum_for_one_who_lacks_it(join: Join, tmp_path: Path) -> None:

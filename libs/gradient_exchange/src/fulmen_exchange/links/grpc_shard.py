@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 import grpc.aio
+import structlog
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
@@ -26,6 +28,8 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ChunkedPayload, ReadChunk
+
+_log = structlog.get_logger()
 
 STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
 JOIN_TIMEOUT_S = 20.0
@@ -171,6 +175,7 @@ class ShardClient:
         self._something_awaited = asyncio.Event()
         self._orders: _Orders | None = None
         self._has_heard = False
+        self._away_since: float | None = None
         self._pool = BufferPool(SPARE)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -253,7 +258,8 @@ class ShardClient:
                 if not self._is_joined:
                     await self._join_or_fail()
                 await self._run_stream()
-            except (Unavailable, DeadlineExceeded):
+            except (Unavailable, DeadlineExceeded) as error:
+                self._note_away(error)
                 # The server may have restarted and forgotten its members.
                 self._is_joined = False
                 backoff_s = INITIAL_BACKOFF_S if self._has_heard else min(MAX_BACKOFF_S, backoff_s * 2)
@@ -263,6 +269,16 @@ class ShardClient:
                 self._fail(error)
             except FulmenError as error:
                 self._fail(failed(self.name, error))
+
+    def _note_away(self, error: FulmenError) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            _log.warning("exchange_server_away", shard=self.name, rank=self._request.rank, reason=error.message)
+
+    def _note_back(self) -> None:
+        if self._away_since is not None:
+            away_s, self._away_since = round(time.monotonic() - self._away_since, 1), None
+            _log.warning("exchange_server_back", shard=self.name, rank=self._request.rank, away_s=away_s)
 
     def _fail(self, error: ExchangeFailed) -> None:
         for awaited in list(self._awaited.values()):
@@ -327,6 +343,7 @@ class ShardClient:
             if message is grpc.aio.EOF:
                 raise Unavailable("The server closed the stream.")
             self._has_heard = True
+            self._note_back()
             subject = message.head if isinstance(message, ReadChunk) else message.status
             awaited = self._awaited.get((subject.round, subject.call))
             if awaited is None or awaited.result.done():

@@ -30,7 +30,7 @@ from fulmen_algorithm.trainers.calls import (
     read_frame,
     takes_rows,
 )
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.observability.logs import configure_logs
 
 
 def arguments() -> argparse.Namespace:
@@ -46,11 +46,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Answers calls until the service closes the connection."""
-    never_raise()
     options = arguments()
+    rank = int(os.environ["RANK"])
+    # To the service's standard error: its standard output is discarded.
+    configure_logs(service=f"rank-{rank}", log_format="json", level="warning")
     service = socket.socket(socket.AF_UNIX)
     service.connect(options.socket)
-    rank = int(os.environ["RANK"])
     service.sendall(frame(msgspec.msgpack.encode(Hello(rank=rank, pid=os.getpid()))))
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(service, calls), name="service", daemon=True).start()
