@@ -1,7 +1,7 @@
 """Runs the crash matrix, or power cuts, and writes what it measured: `make crash-matrix`.
 
     python -m benchmarks.reliability [--short] [--victim V ...] [--fault F ...] [--resume] [--output FILE]
-    python -m benchmarks.reliability --power-cuts 20
+    python -m benchmarks.reliability --power-cuts 20 | --stack-cuts 5
 
 It runs in namespaces of its own (network, mounts, processes), which it makes as root: nothing outside is touched, and nothing is
 left when it ends, however it ends.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from benchmarks.reliability.cell import run_cell
 from benchmarks.reliability.faults import missing_for
 from benchmarks.reliability.page import write_page
 from benchmarks.reliability.plan import FULL, SHORT, Cell, Fault, Victim
-from benchmarks.reliability.power import cut_power
+from benchmarks.reliability.power import cut_power, cut_stacks
 from benchmarks.reliability.results import Results
 from benchmarks.reliability.stand import RUNNERS, SLOTS, Stand, StandFailed, short_folder
 from benchmarks.reliability.workload import STEPS, Workload
@@ -47,6 +48,9 @@ def main() -> None:
         # Shared memory outlives namespaces of processes, and libfaketime names its own by process ids.
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "fulmen-matrix", "/dev/shm"], check=True)
         del os.environ[INSIDE]
+    if given.stack_cuts is not None:
+        cuts = asyncio.run(cut_stacks(given.stack_cuts, random.Random(given.seed)))
+        sys.exit(0 if all(cut.get("run_ended") for cut in cuts) else 1)
     results = Results(given.output, resume=given.resume)
     if not given.page and given.power_cuts is None:
         asyncio.run(_run(_chosen(given), results))
@@ -81,6 +85,9 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help=f"JSON; by default {RESULTS.name} and its page, but with --short")
     parser.add_argument("--power-cuts", type=int, metavar="N", help="only cut the power, N times")
+    parser.add_argument(
+        "--stack-cuts", type=int, metavar="N", help="only cut the power of whole stacks, N times; keeps no figures"
+    )
     parser.add_argument("--seed", type=int, default=20261126, help="of the moments of power cuts")
     parser.add_argument("--page", action="store_true", help="only write docs/reliability.md from the results")
     parser.add_argument("--strict", action="store_true", help="exit status 1 if a cell falls short")

@@ -182,8 +182,8 @@ class Harm:
             case Fault.CLOCK_AHEAD | Fault.CLOCK_BEHIND:
                 self._set_clocks(0)
             case Fault.MEMORY if self._limit is not None:
-                self._limit.lift()
                 self.notes.append(f"limited by {self._limit.by}")
+                self._limit.lift()
             case Fault.DISK:
                 for file in self._filled:
                     file.unlink(missing_ok=True)

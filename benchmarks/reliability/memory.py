@@ -11,9 +11,12 @@ import psutil
 
 __all__ = ["MemoryLimit"]
 
-FURTHER_BYTES = 4 * 2**20
+FURTHER_BYTES = 0
 """What victims may still use in a group; the pages that they have already stay charged to where they came from."""
-GROUPS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
+GROUPS = (
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.failcnt"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),
+)
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
@@ -34,8 +37,12 @@ class MemoryLimit:
 
     @property
     def by(self) -> str:
-        """What holds the limit."""
-        return "address space" if self._group is None else "control group"
+        """What holds the limit, and how often the kernel refused memory for it."""
+        if self._group is None:
+            return "address space"
+        counts = next(file for _, _, name in GROUPS if (file := self._group / name).exists()).read_text().split()
+        refused = counts[counts.index("max") + 1] if "max" in counts else counts[0]
+        return f"control group, {refused} requests for memory refused"
 
     def lift(self) -> None:
         """Ends the limit for those that live."""
@@ -54,7 +61,7 @@ class MemoryLimit:
 
 def _make_group() -> Path | None:
     """Makes a group of its own with the limit; None if that is not allowed, or there is no controller of memory."""
-    for root, limit in GROUPS:
+    for root, limit, _ in GROUPS:
         group = root / f"fulmen-matrix-{os.getpid()}"
         try:
             group.mkdir(exist_ok=True)

@@ -45,9 +45,9 @@ METHOD: Final = """## Method
 {method} The fault is done to one process: signals by kill(2); packets dropped by a filter of the kernel on all sockets of the
 victim; resets by `ss -K` twenty times; a clock by libfaketime in that process alone (PostgreSQL has the supervisor's clock); a full
 disk by filling a file system in memory that holds the victim's folder (PostgreSQL's is that of the stack's record and logs too); no
-memory by a control group in which the victim may use 4 MiB more, so that the kernel soon kills it (where no group can be made, by
-RLIMIT_AS at its present size, so that allocations fail). A fault that lasts is over when it was lifted, or
-when what it was done to was replaced. PostgreSQL is reached through a Unix socket, so there are no packets to drop. The dead process
+memory by a control group in which the victim may use no more than it has, so that the kernel kills it when it asks for a page
+(where no group can be made, by RLIMIT_AS at its present size, so that allocations fail). A fault that lasts is over when it was
+lifted, or when what it was done to was replaced. PostgreSQL is reached through a Unix socket, so there are no packets to drop. The dead process
 is started again by what does so on a user's machine, `fulmen up`; the aggregator by the matrix, half a second after its death. The
 supervisor is the exception: a person runs `fulmen up` again, at once, and the seconds until it is ready count.
 

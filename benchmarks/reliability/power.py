@@ -34,7 +34,7 @@ from tests.support.store.oracle import Shown, store_problems
 from tests.support.store.process import StoreProcess
 from tests.support.store.running import SIGNING_KEY
 
-__all__ = ["PowerDisk", "cut_power"]
+__all__ = ["PowerDisk", "cut_power", "cut_stacks"]
 
 DISK_MIB: Final = 2048
 STACK_CUTS_IN: Final = 4
@@ -118,7 +118,7 @@ async def cut_power(count: int, results: Results, *, seed: int) -> None:
     stacks = max(1, count // STACK_CUTS_IN)
     began = time.monotonic()
     store = await _store_cuts(count - stacks, chance)
-    stack = await _stack_cuts(stacks, chance)
+    stack = await cut_stacks(stacks, chance)
     figures = {
         "cuts": count,
         "seed": seed,
@@ -255,8 +255,8 @@ async def _shown(group: StoreGroup, ledger: Ledger, reader: FeedReader, tasks: S
     )
 
 
-async def _stack_cuts(count: int, chance: random.Random) -> list[dict[str, Any]]:
-    """Cuts the power of a whole stack in the middle of a run, once per run."""
+async def cut_stacks(count: int, chance: random.Random) -> list[dict[str, Any]]:
+    """Cuts the power of a whole stack in the middle of a run, once per run; returns what each showed."""
     cuts = []
     for number in range(1, count + 1):
         async with _stack_on_disk() as (stand, disk):

@@ -27,7 +27,9 @@ async def run(world: World, grpo_draft: RunDraft) -> TrainingRun:
 
 
 @pytest.fixture
-def live_until(world: World, run: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+def live_until(
+    world: World, run: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., object]:
     """Returns what lets a machine own the run until it publishes its next version after so many."""
     publish, doomed = ModelResources.publish, LAST
 
@@ -64,7 +66,11 @@ async def check_versions(world: World, run: TrainingRun, tmp_path: Path, storage
 
 
 async def test_a_version_that_two_owners_publish_is_kept_where_it_is_said_to_be(
-    tmp_path, world, run, live_until, s3: S3  # noqa: F811
+    tmp_path,
+    world,
+    run,
+    live_until,
+    s3: S3,  # noqa: F811
 ):
     storage = "s3://bucket/of/fulmen"
     await live_until("a", 1, storage=storage, after_effect=True)

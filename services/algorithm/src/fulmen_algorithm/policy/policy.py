@@ -277,9 +277,7 @@ class Policy:
         if swapped.size_bytes:
             self.publish_metrics["publish_bytes"] = float(swapped.size_bytes)
 
-    async def _announce(
-        self, saved: SavedModel, step: int, *, equals: int = 0
-    ) -> tuple[PublishedPolicy, SavedModel]:
+    async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> tuple[PublishedPolicy, SavedModel]:
         """Publishes the resource version; returns it, and the weights in the folders that it names.
 
         Args:
