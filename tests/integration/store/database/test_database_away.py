@@ -181,6 +181,33 @@ async def test_a_database_that_takes_no_writes_is_away(server: PostgresServer, w
     assert await create(stubs)
 
 
+_NO_SPACE = """
+create function no_space() returns trigger language plpgsql as
+$$ begin raise exception using errcode = 'disk_full', message = 'could not extend file: No space left on device'; end $$;
+create trigger no_space before insert on rollout execute function no_space();
+"""
+
+
+async def test_a_database_without_space_is_told_and_what_it_refuses_is_tried_again(server: PostgresServer) -> None:
+    dsn = server.fresh_database()
+    connection = await asyncpg.connect(dsn)
+    async with running_store(dsn) as store:
+        stubs = await store.stubs()
+        await connection.execute(_NO_SPACE)
+        with capture_logs() as lines:
+            creating = asyncio.create_task(create(stubs))
+            async with asyncio.timeout(LIMIT_S):
+                while not any(line["event"] == "database_full" for line in lines):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())  # It still reads.
+            await connection.execute("drop function no_space() cascade")
+            assert await creating
+    await connection.close()
+    refused = {line["reason"] for line in lines if line.get("code") == "UNAVAILABLE"}
+    assert refused == {"DATABASE_UNAVAILABLE"}
+    assert [line["event"] for line in lines if line["event"].startswith("database_")] == ["database_full"]
+
+
 async def test_a_store_that_drains_is_not_ready_whatever_its_database_is(watched: Watched) -> None:
     store, outside = watched
     await outside.until(SERVING)

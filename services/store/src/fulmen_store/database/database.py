@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import asyncpg
+import structlog
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
 from fulmen_service_kit.security.auth import current_tenant
@@ -29,6 +30,10 @@ RETRY_PAUSE_S: Final = 0.2
 # Violated by a rollout that names a version which was removed at the same moment.
 USE_CONSTRAINT: Final = "resource_use_is_kept"
 FREE_POLL_S: Final = 0.02
+FULL_S: Final = 5.0
+"""After a statement that found no space, the database counts as full."""
+
+_log = structlog.get_logger()
 
 # Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
 HOT_SETTINGS: Final = {
@@ -53,6 +58,7 @@ _PASSING: Final = (
     asyncpg.ReadOnlySQLTransactionError,
     # The server died between two messages of a statement, before the loop has seen the end of the connection.
     asyncpg.InternalClientError,
+    asyncpg.PostgresSystemError,
     OSError,
     TimeoutError,
 )
@@ -82,6 +88,12 @@ class Database:
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
         self.answered_at = time.monotonic()
+        self._full_until = 0.0
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the database is up and has had space of late."""
+        return self.is_up and time.monotonic() > self._full_until
 
     @property
     def is_up(self) -> bool:
@@ -165,13 +177,21 @@ class Database:
                             await pool.release(connection, timeout=ACQUIRE_LIMIT_S)
                     finally:
                         self._under_way.discard(limit)
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
             if pool is not None:
                 self.suspected.set()
+            if isinstance(error.__cause__, asyncpg.DiskFullError):
+                self._note_full()
             raise
         finally:
             if project:
                 self._slots.release(project)
+
+    def _note_full(self) -> None:
+        now = time.monotonic()
+        if now > self._full_until:
+            _log.error("database_full")
+        self._full_until = now + FULL_S
 
     async def _acquire(self, pool: asyncpg.Pool) -> Any:
         deadline = time.monotonic() + ACQUIRE_LIMIT_S
@@ -269,6 +289,8 @@ def mapped_errors() -> Iterator[None]:
     """
     try:
         yield
+    except asyncpg.DiskFullError as error:
+        raise DatabaseUnavailable("The disk of the store's database is full.") from error
     except _PASSING as error:
         raise DatabaseUnavailable("The store's database cannot be reached.") from error
     except (asyncpg.DataError, asyncpg.InterfaceError, asyncpg.ProgramLimitExceededError) as error:
