@@ -11,15 +11,14 @@ from pathlib import Path
 
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, SavedModel
-from fulmen_algorithm.training.files import sync
+from fulmen_algorithm.training.files import appear
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaError, apply
 from fulmen_algorithm.weights.publishing import WrittenWeights
 from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
 
+_REMOVED = ".removed-"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-
-
 _EPOCH = re.compile(r"epoch-(\d{8})")
 
 
@@ -83,7 +82,13 @@ class ModelFolders:
             if path not in keep and not path.name.startswith(".") and not _EPOCH.fullmatch(path.name)
         ]
         for path in removed:
-            shutil.rmtree(path)
+            # Under another name first: one that a killed service has removed in part must not pass for whole.
+            aside = path.with_name(f"{_REMOVED}{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        for folder in self._own_and_earlier():
+            for path in folder.glob(f"{_REMOVED}*"):
+                shutil.rmtree(path)
         return removed
 
     def _own_and_earlier(self) -> list[Path]:
@@ -115,8 +120,7 @@ class ModelFolders:
         if known is not None:
             shutil.rmtree(aside)
         else:
-            # A version that is published must be there after a power cut, the tokenizer and the configuration too.
-            _appear(aside, path)
+            appear(aside, path)
         return path
 
 
@@ -125,14 +129,7 @@ def copy_model(source: Path, target: Path) -> None:
     aside = target.with_name(f".copying-{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(source, aside)
-    _appear(aside, target)
-
-
-def _appear(aside: Path, path: Path) -> None:
-    for written in (*aside.rglob("*"), aside):
-        sync(written)
-    aside.rename(path)
-    sync(path.parent)
+    appear(aside, target)
 
 
 def _name(step: int, written: WrittenWeights) -> str:

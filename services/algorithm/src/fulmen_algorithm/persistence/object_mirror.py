@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fulmen_algorithm.training.checkpoints import MANIFEST, CheckpointStore, epoch_of
-from fulmen_algorithm.training.files import StorageFailed, sync
+from fulmen_algorithm.training.files import StorageFailed, appear
 from fulmen_service_kit.errors import StartupError
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ class ObjectMirror:
     async def remove_folders(self, folder: Path, paths: Iterable[Path]) -> None:
         """Removes folders of weights."""
         for path in paths:
-            await self._remove(folder, await self._keys(folder, str(path.relative_to(folder))))
+            keys = await self._keys(folder, str(path.relative_to(folder)))
+            # The marker first: a folder that loses a file is none.
+            await self._remove(folder, sorted(keys, key=lambda key: not key.endswith(f"/{COMPLETE}")))
 
     def _prefix(self, folder: Path) -> str:
         return f"{RUNS}/{folder.parent.name}/{folder.name}"
@@ -172,8 +174,7 @@ class ObjectMirror:
             await self._get(f"{self._prefix(folder)}/{key}", path)
         aside.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
-        aside.rename(target)
-        sync(target.parent)
+        appear(aside, target)
 
     async def _get(self, key: str, path: Path) -> None:
         import obstore
@@ -186,7 +187,6 @@ class ObjectMirror:
                     length = min(PIECE_BYTES, size - start)
                     piece = await obstore.get_range_async(self._store, key, start=start, length=length)
                     await asyncio.to_thread(file.write, piece)
-            sync(path)
 
 
 @contextmanager

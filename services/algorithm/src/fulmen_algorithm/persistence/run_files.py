@@ -35,7 +35,7 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, SavedModel
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.checkpoints import CheckpointStore
-from fulmen_algorithm.training.files import sync
+from fulmen_algorithm.training.files import appear
 from fulmen_algorithm.weights.publishing import WrittenWeights
 
 _RUN = TypeAdapter(TrainingRun)
@@ -138,12 +138,9 @@ class RunFiles:
             (aside / "run.json").write_bytes(encoded_run(record))
         (aside / ADOPTED).write_text(json.dumps(adopted))
         (aside / OWNER).write_text(owner)
-        for file in aside.iterdir():
-            sync(file)
         target = self.folder / journal_name(epoch)
         shutil.rmtree(target, ignore_errors=True)
-        aside.rename(target)
-        sync(self.folder)
+        appear(aside, target)
         self._remove_journals(below=before.epoch)
         return RunFiles(self.folder, epoch=epoch, mirror=self.mirror)
 
@@ -237,10 +234,7 @@ class RunFiles:
             raise RunFailed("The reference policy of the run is lost: its folder no longer exists.")
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(first_weights, aside)
-        for file in aside.rglob("*"):
-            sync(file)
-        aside.rename(path)
-        sync(self.folder)
+        appear(aside, path)
         return path
 
     @property

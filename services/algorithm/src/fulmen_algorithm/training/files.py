@@ -31,6 +31,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def appear(aside: Path, path: Path) -> None:
+    """Renames a folder that is complete; after a power cut it is whole or not there."""
+    for written in (*aside.rglob("*"), aside):
+        sync(written)
+    aside.rename(path)
+    sync(path.parent)
+
+
 def file_sha256(path: Path) -> str:
     """Computes the SHA-256 of a file, in hexadecimal; the file is read in pieces.
 
