@@ -41,6 +41,6 @@ class LossyStream:
 def never_raise() -> LossyStream:
     """Makes `sys.stderr` a stream that never raises; returns it."""
     if not isinstance(sys.stderr, LossyStream):
-        sys.stderr = LossyStream(sys.stderr)  # type: ignore[assignment]  # a text stream in all that is used
+        sys.stderr = LossyStream(sys.stderr)
     assert isinstance(sys.stderr, LossyStream)
     return sys.stderr

@@ -47,9 +47,10 @@ async def test_a_folder_whose_removal_was_cut_off_is_written_again(tmp_path: Pat
         (path / FILES[1]).unlink()
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", cut_off)
-        await folders.prune([])
+        with pytest.raises(Killed):
+            await folders.prune([])
     again = await ModelFolders(tmp_path, epoch=2).save(write, 3)
     assert is_whole(again.path)
     await ModelFolders(tmp_path, epoch=2).prune([again.path])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/
 
 
 def run(script: str, *arguments: str) -> str:
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=full, check=False, text=True,
             timeout=60, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},

@@ -15,8 +15,8 @@ from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen_service_kit.security.auth import current_caller
-from fulmen_store.malformed import malformed
 from fulmen_store.database.stored import read_column
+from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.transport.access import project_limit, run_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
