@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
+import structlog
 
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
@@ -30,7 +31,7 @@ from fulmen_algorithm.trainers.calls import (
     read_frame,
     takes_rows,
 )
-from fulmen_service_kit.observability.logs import configure_logs
+from fulmen_service_kit.standard_error import never_raise
 
 
 def arguments() -> argparse.Namespace:
@@ -47,9 +48,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Answers calls until the service closes the connection."""
     options = arguments()
+    # Its standard error is the service's; its standard output is discarded.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(never_raise()))  # type: ignore[arg-type]
     rank = int(os.environ["RANK"])
-    # To the service's standard error: its standard output is discarded.
-    configure_logs(service=f"rank-{rank}", log_format="json", level="warning")
     service = socket.socket(socket.AF_UNIX)
     service.connect(options.socket)
     service.sendall(frame(msgspec.msgpack.encode(Hello(rank=rank, pid=os.getpid()))))
