@@ -28,7 +28,7 @@ from fulmen_cli.local.postgres import EmbeddedPostgresError
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen_cli.local.stack import PRIVATE_UMASK, LocalStack, StackSettings
 from fulmen_service_kit.heartbeat import heartbeat
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.standard_streams import never_raise
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
 

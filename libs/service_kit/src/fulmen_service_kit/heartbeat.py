@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from fulmen_service_kit import launch
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.standard_streams import never_raise
 
 __all__ = ["EXIT_HUNG", "Heartbeat", "Pulse", "ended", "heartbeat"]
 

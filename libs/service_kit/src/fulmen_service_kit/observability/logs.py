@@ -8,7 +8,7 @@ from opentelemetry import metrics, trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from fulmen.ids import trace_id_in
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.standard_streams import never_raise
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

@@ -31,7 +31,7 @@ from fulmen_algorithm.trainers.calls import (
     read_frame,
     takes_rows,
 )
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.standard_streams import never_raise
 
 
 def arguments() -> argparse.Namespace:

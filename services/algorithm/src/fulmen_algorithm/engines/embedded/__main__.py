@@ -25,7 +25,7 @@ from fulmen_algorithm.engines.embedded.weights import describe
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER
 from fulmen_algorithm.weights.tensor_files import read_folder
 from fulmen_service_kit.heartbeat import heartbeat
-from fulmen_service_kit.standard_error import never_raise
+from fulmen_service_kit.standard_streams import never_raise
 
 TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105 (the name of a variable, not a secret)
 SHUTDOWN_GRACE_S = 5.0

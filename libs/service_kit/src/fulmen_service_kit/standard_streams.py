@@ -1,4 +1,4 @@
-"""Standard error that never raises: a log on a full disk loses lines and stops no work.
+"""Standard streams that never raise: a log on a full disk loses lines and stops no work.
 
 Imports only the standard library, because the heartbeat does.
 """
@@ -39,8 +39,10 @@ class LossyStream:
 
 
 def never_raise() -> LossyStream:
-    """Makes `sys.stderr` a stream that never raises; returns it."""
-    if not isinstance(sys.stderr, LossyStream):
-        sys.stderr = LossyStream(sys.stderr)
+    """Makes `sys.stdout` and `sys.stderr` streams that never raise; returns the latter."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, LossyStream):
+            setattr(sys, name, LossyStream(stream))
     assert isinstance(sys.stderr, LossyStream)
     return sys.stderr
