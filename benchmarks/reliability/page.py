@@ -61,6 +61,7 @@ groups of prompts that were passed over; *trained twice* are rollouts that two s
     make crash-matrix ARGS="--victim store --fault kill"
     make crash-matrix ARGS=--resume                     # goes on after an interruption
     make crash-matrix ARGS="--power-cuts 20"
+    make crash-matrix ARGS="--stack-cuts 5"             # of whole stacks alone; keeps no figures
 
 It needs Linux. Root is needed for namespaces, dropped packets, full disks and power cuts; `nft` (Debian: nftables) for dropped
 packets, `libfaketime` for clocks. A cell that cannot be run is listed with the reason. The raw figures are in
