@@ -83,6 +83,13 @@ async def test_a_proxy_that_did_not_answer_for_a_moment_is_reported(proxy: Proxy
     await close(captures)
 
 
+async def test_an_answer_that_came_late_is_reported(proxy: ProxyDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    captures, started = captures_of(proxy), time.monotonic()
+    monkeypatch.setattr("fulmen_runner.attempts.captures.SLOW_S", 0.0)
+    assert (await captures.flush(ATTEMPTS[0])).unreachable_at >= started
+    await close(captures)
+
+
 @pytest.mark.parametrize("away", [True, False])
 async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, away: bool) -> None:
     captures = captures_of(proxy, reach_s=0.3, flush_s=0.3)

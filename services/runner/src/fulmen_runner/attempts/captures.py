@@ -19,6 +19,8 @@ from fulmen_runner.attempts.errors import CapturesUnavailable
 MAX_ATTEMPTS_PER_CALL = 1000
 COALESCE_S = 0.002
 CALL_TIMEOUT_S = 5.0
+SLOW_S = 1.0
+"""Time after which an answer counts as none for a moment: packets were lost, and sent again."""
 RETRY_PAUSE_S = 0.1
 INSTANCE_FRESH_S = 1.0
 """Maximum age of a proxy's cached instance id. A stale id can only turn a success into INFRA, never the reverse."""
@@ -40,7 +42,7 @@ class ProxyCaptures:
     """Client of one proxy. Flushes are collected for `COALESCE_S` and sent in batches.
 
     Attributes:
-        unreachable_at: When it last did not answer, monotonic seconds.
+        unreachable_at: When it last did not answer within `SLOW_S`, monotonic seconds.
     """
 
     target: str
@@ -146,7 +148,8 @@ class ProxyCaptures:
     async def _call(self, attempts: list[str], deadline: float) -> capture_service_pb2.FlushCapturesResponse:
         stub = capture_service_pb2_grpc.CaptureServiceStub(self.channel)
         request = capture_service_pb2.FlushCapturesRequest(attempts=attempts)
-        timeout_s = min(CALL_TIMEOUT_S, max(0.05, deadline - time.monotonic()))
+        began = time.monotonic()
+        timeout_s = min(CALL_TIMEOUT_S, max(0.05, deadline - began))
         try:
             answer = await stub.FlushCaptures(request, timeout=timeout_s)
         except FulmenError as error:
@@ -155,6 +158,8 @@ class ProxyCaptures:
                 self.unreachable_at = time.monotonic()
             raise
         self._instance, self._instance_seen_s = answer.instance_id, time.monotonic()
+        if self._instance_seen_s - began > SLOW_S:
+            self.unreachable_at = self._instance_seen_s
         return answer
 
     def _log_refusal(self, error: FulmenError) -> None:
