@@ -58,7 +58,7 @@ def live_until(
 async def check_versions(world: World, run: TrainingRun, tmp_path: Path, storage: str) -> None:
     """Loads the versions that are kept, on another machine."""
     assert len(descriptions(world)) == 3
-    files, resources = RunStorage(tmp_path / "elsewhere", url=storage).run_files(run.run_id), ModelResources(world)
+    files, resources = RunStorage(tmp_path / "elsewhere", url=storage).run_files(run), ModelResources(world)
     for version in (2, 3):
         content = await resources.get(f"{POLICY}/versions/{version}")
         stored = await stored_policy(content, resources=resources, files=files, roots=ANY_FOLDER)
