@@ -263,6 +263,7 @@ class Exported:
                     yield f"{used.where}: no figure {one}"
 
 
+@pytest.mark.long(short=True)
 @pytest.mark.serial
 @pytest.mark.xdist_group("serial")
 @pytest.mark.timeout(300)

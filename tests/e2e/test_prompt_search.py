@@ -182,6 +182,7 @@ async def test_a_prompt_gets_better_and_is_measured_on_tasks_that_the_search_has
     assert f"+{ALONE}" in report
 
 
+@pytest.mark.long(short=True)
 async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(world, tmp_path):
     root = Path(__file__).parents[2]
     (tmp_path / "agent.py").write_bytes(AGENT)

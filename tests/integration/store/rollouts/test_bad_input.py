@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fulmen.errors import ArgumentInvalid, TokenInvalid
-from fulmen.ids import uuid7
-from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
+from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen.store.v1 import span_service_pb2 as span_pb
 from tests.support.store.running import Runner, StoreHandle, Stubs, create
 
 
@@ -22,19 +20,6 @@ async def test_a_value_that_postgresql_cannot_hold_is_a_callers_mistake(stubs: S
         await stubs.leases.AcquireLeases(
             lease_service_pb2.AcquireLeasesRequest(max_count=1, info=lease_pb2.RunnerInfo(host="nul \0"))
         )
-    (name,) = await create(stubs)
-    stream = stubs.spans.AppendSpans()
-    chunk = span_pb2.SpanChunk(
-        attempt=f"{name}/attempts/1",
-        chunk_id=str(uuid7()),
-        span_count=1,
-        codec=span_pb2.SPAN_CODEC_IDENTITY,
-        payload=b"x",
-        start_time={"seconds": 2**62},
-    )
-    await stream.write(span_pb.AppendSpansRequest(chunks=[chunk]))
-    with pytest.raises(ArgumentInvalid):
-        await stream.read()
 
 
 async def test_a_stream_that_does_not_begin_with_open_is_refused(stubs: Stubs) -> None:

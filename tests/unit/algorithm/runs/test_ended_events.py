@@ -107,7 +107,7 @@ async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start
     await carrying.carry()
 
     def started() -> tuple[MetricPublisher, CountedFiles]:
-        file = CountedFiles(tmp_path / "runs/small")
+        file = CountedFiles(tmp_path / "runs/default/small")
         run = file.load_run()
         assert run is not None
         runs = RunRegistry(RunStorage(tmp_path), clock=now)
@@ -117,7 +117,7 @@ async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start
     again, file = started()
     await again.carry()
     assert file.events_read == 0
-    position = tmp_path / "runs/small/journal-00000000/metrics.json"
+    position = tmp_path / "runs/default/small/journal-00000000/metrics.json"
     position.write_text(json.dumps({"sequence": 2}))
     again, file = started()
     await again.carry()
