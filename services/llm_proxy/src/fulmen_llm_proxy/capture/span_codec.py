@@ -230,7 +230,10 @@ def _answer_json(call: FinishedCall) -> bytes:
     collected = call.collected
     if collected is None or not collected.payloads:
         return b""
-    return call.api.assemble(collected.payloads) if collected.streamed else whole_of(collected.payloads[0])
+    if collected.streamed:
+        return call.api.assemble(collected.payloads)
+    # What is not malformed was decoded when it came.
+    return whole_of(collected.payloads[0]) if collected.malformed else collected.payloads[0]
 
 
 def _model_call(
