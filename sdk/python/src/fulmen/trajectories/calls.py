@@ -93,8 +93,10 @@ def _orphans(calls: Sequence[ModelCall], failed: Sequence[Span]) -> set[int]:
     sent: dict[tuple[str, bytes], list[_Sending]] = defaultdict(list)
     for request, sending in _sendings(calls):
         before = sent[request]
-        for count in range(sending.resend_count - 1, -1, -1):
-            replaced = _replaced(sending, count, [*before, *lost.get(request[0], ())])
+        others = [*before, *lost.get(request[0], ())]
+        # Counts that occur: the agent writes its own, which may be any.
+        for count in sorted({each.resend_count for each in others if each.resend_count < sending.resend_count})[::-1]:
+            replaced = _replaced(sending, count, others)
             if replaced is None:
                 continue
             replaced.replaced = True

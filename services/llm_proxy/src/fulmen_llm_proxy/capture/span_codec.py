@@ -232,8 +232,7 @@ def _answer_json(call: FinishedCall) -> bytes:
         return b""
     if collected.streamed:
         return call.api.assemble(collected.payloads)
-    # What is not malformed was decoded when it came.
-    return whole_of(collected.payloads[0]) if collected.malformed else collected.payloads[0]
+    return whole_of(collected.payloads[0], was_read=not collected.malformed)
 
 
 def _model_call(
