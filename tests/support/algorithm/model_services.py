@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
@@ -273,9 +273,9 @@ class ModelResources:
         if request_id not in world.requests:
             name = world.add_resource(resource, content)
             version = int(name.rpartition("/")[2])
-            world.requests[request_id] = Content(name=name, version=version, data=b"", kind=kind)
+            world.requests[request_id] = Content(name=name, version=version, data=content, kind=kind)
         await world.crashes.after()
-        return world.requests[request_id]
+        return replace(world.requests[request_id], data=b"")
 
     async def point(self, resource: str, alias: str, version: int) -> None:
         await self._world.crashes.before()
