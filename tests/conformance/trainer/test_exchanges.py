@@ -29,6 +29,7 @@ from fulmen_exchange.registry import ExchangeSettings
 from tests.support.algorithm.trainers import weights_of
 
 pytestmark = [
+    pytest.mark.long(short=True),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.xdist_group("trainers"),
     pytest.mark.timeout(300),  # the first one waits until a group of processes with torch has started

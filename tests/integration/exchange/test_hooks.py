@@ -13,7 +13,7 @@ from tests.support.exchange import hook_ranks
 from tests.support.exchange.dgc import bfloat16, published
 from tests.support.exchange.hook_ranks import RankPool, settings_of
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.long(short=True), pytest.mark.serial]
 STEPS = 12
 MODES: dict[str, dict[str, Any]] = {
     "as usual": {},
