@@ -109,7 +109,7 @@ class FairTurns:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no two projects have called within the last second: then nobody waits."""
+        """True if at most one project has called within the last second; no call waits then."""
         return len(self._recent) < 2
 
     async def wait(self, project: str) -> None:
@@ -179,7 +179,7 @@ class Timed(Generic[ItemT]):
     __slots__ = ("_inner", "_spend")
 
     def __init__(self, inner: Awaitable[ItemT], spend: Callable[[float], None]) -> None:
-        """Wraps an awaitable; `spend` is told the time of each step, in seconds."""
+        """Wraps an awaitable; `spend` is called with the time of each step, in seconds."""
         self._inner, self._spend = inner, spend
 
     def __await__(self) -> Generator[Any, Any, ItemT]:

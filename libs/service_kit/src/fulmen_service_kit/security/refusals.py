@@ -11,8 +11,9 @@ HOLD_S: Final = 0.1
 MAX_HOLD_S: Final = 5.0
 SPACING_S: Final = 0.01
 """Time by which each unit that is held back delays the next refusal of the same origin."""
-MAX_HELD: Final = 10_000
-"""Units that are held back at a time: one for a refusal, and one for each 64 KiB of its body, which stays in memory."""
+MAX_HELD: Final = 4_000
+"""Units that are held back at a time: one for a refusal, and one for each 64 KiB of its body. Bodies stay in memory: 250 MiB at
+most."""
 
 
 class Refusals:
@@ -33,7 +34,7 @@ class Refusals:
             origin: The project or address that is refused.
             units: What the refusal has cost; see `MAX_HELD`.
         """
-        if self._total >= MAX_HELD:
+        if self._total + units > MAX_HELD:
             return
         self._total += units
         self._held[origin] += units
