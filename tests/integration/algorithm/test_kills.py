@@ -11,8 +11,8 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
+from fulmen.rpc.services import Services, connect
 from fulmen_cli.local.stack import LocalStack
 from tests.support import soak
 from tests.support.algorithm.module_processes import ENGINE, processes_of
@@ -23,9 +23,8 @@ from tests.support.cli.commands import fulmen
 from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
-    pytest.mark.long(short=True),
+    pytest.mark.long,
     pytest.mark.serial,
-    pytest.mark.xdist_group("serial"),
     pytest.mark.timeout(900),
 ]
 
@@ -71,7 +70,7 @@ async def restart(stack: LocalStack) -> None:
     await stack.start_service("algorithm")
 
 
-async def check(folder: Path, client: Client, watcher: Watcher, run: pb.TrainingRun) -> None:
+async def check(folder: Path, client: Services, watcher: Watcher, run: pb.TrainingRun) -> None:
     """Checks that a run has ended well and used every group once."""
     assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
     lines = read_consumed(folder / f"algorithm/runs/default/{run.name.rpartition('/')[2]}")
@@ -117,7 +116,7 @@ async def _comes_back_without_a_run(stack: LocalStack, runs: list[pb.TrainingRun
     assert all(is_forked(engine.pid) for engine in engines().values())
 
 
-async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb.TrainingRun) -> None:
+async def _rolled_back(folder: Path, client: Services, watcher: Watcher, ended: pb.TrainingRun) -> None:
     """Puts a run back to step 2 from the command line, pauses it on the way, and lets it end."""
     listed = await client.training_runs.ListCheckpoints(service_pb.ListCheckpointsRequest(parent=ended.name))
     target = next(each for each in listed.checkpoints if each.step == 2)

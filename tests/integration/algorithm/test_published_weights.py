@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.client import connect
+from fulmen.rpc.services import connect
 from fulmen.store.v1 import resource_service_pb2
 from fulmen_algorithm.weights.delta import DELTA_FILE, read_header
 from tests.support.algorithm.small_training import SETTINGS, start_run
@@ -14,9 +14,8 @@ from tests.support.algorithm.training import POLICY
 from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
-    pytest.mark.long(short=True),
+    pytest.mark.long,
     pytest.mark.serial,
-    pytest.mark.xdist_group("serial"),
     pytest.mark.timeout(420),
 ]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.client import Client, connect
 from fulmen.llm_proxy.v1 import route_service_pb2
+from fulmen.rpc.services import Services, connect
 from fulmen.store.v1 import resource_service_pb2
 from fulmen.trajectories import Trajectory
 from fulmen.trajectories.stored import read_stored
@@ -28,9 +28,8 @@ from tests.support.algorithm.training import (
 from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
-    pytest.mark.long(short=True),
+    pytest.mark.long,
     pytest.mark.serial,
-    pytest.mark.xdist_group("serial"),
     pytest.mark.timeout(900),
 ]
 
@@ -73,7 +72,7 @@ SHORT = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     stack: LocalStack
-    client: Client
+    client: Services
     folder: Path
     root: Path
 

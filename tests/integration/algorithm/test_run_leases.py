@@ -25,7 +25,7 @@ from tests.support.algorithm.models import small_model
 from tests.support.algorithm.runs import FINAL_RUN_STATES, eventually
 from tests.support.store.running import StoreHandle, running_store
 
-pytestmark = [pytest.mark.long(short=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 START_LIMIT_S = 120.0
 TAKEOVER_LIMIT_S = 60.0

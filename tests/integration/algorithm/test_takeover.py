@@ -12,7 +12,7 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from fulmen.client import Client, connect
+from fulmen.rpc.services import Services, connect
 from fulmen.store.v1 import resource_service_pb2
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_cli.local.stack import LocalStack
@@ -29,15 +29,14 @@ from tests.support.algorithm.training import (
 from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
-    pytest.mark.long(short=True),
     pytest.mark.serial,
-    pytest.mark.xdist_group("serial"),
     pytest.mark.timeout(600),
 ]
 
 # Long enough that an owner on a busy machine keeps its lease; a run that loses it without a reason has one epoch too many.
 LEASE_S = 12.0
-LONG_STEPS = 30
+# A stack that does nothing else takes four a second, and the run must not end before it is disturbed.
+LONG_STEPS = 90
 LONG = {**SETTINGS, "steps": LONG_STEPS, "checkpoint_every": 2, "validate_every": 1000}
 TAKEOVER_LIMIT_S = 60.0
 PENDING, RUNNING = pb.TRAINING_RUN_STATE_PENDING, pb.TRAINING_RUN_STATE_RUNNING
@@ -49,8 +48,8 @@ class Pair:
 
     stack: LocalStack
     second: SecondService
-    first_client: Client
-    second_client: Client
+    first_client: Services
+    second_client: Services
     runs: Path
 
     @property
@@ -62,7 +61,7 @@ class Pair:
         answer = await self.second_client.training_runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name=run))
         return answer.training_run.owner_address
 
-    def other_than(self, address: str) -> tuple[str, Client]:
+    def other_than(self, address: str) -> tuple[str, Services]:
         """Returns the address of the other service, and its client."""
         if address == self.first_address:
             return self.second.address, self.second_client
@@ -98,6 +97,7 @@ async def pair(folder: Path, *, storage: str) -> AsyncIterator[Pair]:
         )
 
 
+@pytest.mark.long
 async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_group_once(
     short_tmp_path, repository_root
 ):
@@ -114,7 +114,9 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
         request = service_pb.GetTrainingRunRequest(name=name)
 
         async def taken() -> bool:
-            return (await client.training_runs.GetTrainingRun(request)).training_run.owner_address == survivor
+            run = (await client.training_runs.GetTrainingRun(request)).training_run
+            assert run.state in {PENDING, RUNNING}, "the run ended before it was disturbed"
+            return run.owner_address == survivor
 
         await eventually(taken, what="the survivor takes the run over", deadline_s=TAKEOVER_LIMIT_S)
         print(f"taken over after {time.monotonic() - started:.1f} s")
@@ -124,6 +126,7 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
         assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices()), watcher.story()
 
 
+@pytest.mark.long(short=True)
 async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repository_root):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)
@@ -161,6 +164,6 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
         assert (again.state, again.step) == (pb.TRAINING_RUN_STATE_SUCCEEDED, LONG_STEPS)
 
 
-async def newest_version(client: Client) -> str:
+async def newest_version(client: Services) -> str:
     request = resource_service_pb2.GetResourcesRequest(names=["resources/policy.tiny"])
     return (await client.resources.GetResources(request)).resources[0].name

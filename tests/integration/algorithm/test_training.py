@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.client import connect
+from fulmen.rpc.services import connect
 from tests.support.algorithm.module_processes import RANK, processes_of
 from tests.support.algorithm.small_training import SETTINGS, STEPS, WAIT_S, start_run
 from tests.support.algorithm.training import (
@@ -18,9 +18,8 @@ from tests.support.algorithm.training import (
 from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
-    pytest.mark.long(short=True),
+    pytest.mark.long,
     pytest.mark.serial,
-    pytest.mark.xdist_group("serial"),
     pytest.mark.timeout(420),
 ]
 

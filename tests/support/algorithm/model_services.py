@@ -79,6 +79,8 @@ class World:
     handed_over: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     answer_tokens: int = 2
+    turns: int = 1
+    """Model calls of a rollout, which are one sequence."""
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Policy and model that each role asks; empty for one agent without a name."""
     truncated: bool = False
@@ -196,12 +198,12 @@ class ModelQueue:
         count = self._world.answer_tokens
         prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
         answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
-        version = self._world.sampled_with[attempt]
+        version, turns = self._world.sampled_with[attempt], self._world.turns
         return TokenSequence(
-            token_ids=(*prompt, *answer),
-            loss_mask=(False,) * 4 + (True,) * count,
-            logprobs=(0.0,) * 4 + (-3.0,) * count,
-            policy_versions=(0,) * 4 + (version,) * count,
+            token_ids=(*prompt, *answer) * turns,
+            loss_mask=((False,) * 4 + (True,) * count) * turns,
+            logprobs=((0.0,) * 4 + (-3.0,) * count) * turns,
+            policy_versions=((0,) * 4 + (version,) * count) * turns,
             role=role,
             policy=policy,
             model=model,

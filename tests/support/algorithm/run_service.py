@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,10 +11,14 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fulmen_algorithm.algorithms.registry import load_registry
+from fulmen_algorithm.clients.hub import HubLimits, HubModels
+from fulmen_algorithm.models.bases import BaseModels
+from fulmen_algorithm.models.model_store import ModelStore
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
@@ -93,6 +97,7 @@ class Service:
         self.folder.__exit__(None, None, None)
 
 
+NO_HUB = HubModels("", HubLimits(max_bytes=1, deadline_s=1.0))
 OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]
 
 
@@ -122,7 +127,14 @@ class ModelConnections:
         raise AssertionError("no run of these tests builds a model")
 
 
-def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None, *, storage: str = "") -> Service:
+def service_at(
+    state: Path,
+    world: World,
+    open_trainer: OpenTrainer | None = None,
+    *,
+    storage: str = "",
+    hub: HubModels | None = None,
+) -> Service:
     """Starts the service's inside over a world."""
     folder = RunStorage(state, url=storage).__enter__()
     runs = RunRegistry(folder, clock=now, max_concurrent=2)
@@ -147,6 +159,7 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
         keep_models=2,
         machine={"device": "cpu"},
         check_owned=ownership.check,
+        models=BaseModels(ModelStore(folder.folder.with_name("models")), hub or NO_HUB),
     )
     worker = RunWorker(runs, executor, ownership)
     return Service(
@@ -226,7 +239,7 @@ def with_settings(draft: RunDraft, *, algorithm: str = "", validated: bool = Tru
     return replace(draft, algorithm=algorithm or draft.algorithm, settings_json=text, inputs=inputs)
 
 
-async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
+async def created(draft: RunDraft, world: World, **allowed: Any) -> TrainingRun:
     """Checks a draft against a world; `allowed` are the addresses that the operator names."""
     rules = CreationRules(registry=ALGORITHMS, **allowed)
     return await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
 from fulmen.errors import DeadlineExceeded, Unavailable
 from fulmen.ids import DEFAULT_PROJECT, training_run_name
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen.train_toml.train import AgentConfig, load_train_config
-from fulmen_cli.train.bundle import pack_bundle
-from fulmen_cli.train.plan import training_run
-from fulmen_cli.train.publish import publish
-from fulmen_cli.train.task_files import read_datasets
+from fulmen.training.bundle import pack_bundle
+from fulmen.training.plan import training_run
+from fulmen.training.publish import publish
+from fulmen.training.task_files import read_datasets
 
 __all__ = [
     "FINAL_ROLLOUT_STATES",
@@ -74,7 +74,7 @@ async def eventually(check: Callable[[], Awaitable[T | None]], *, what: str, dea
 
 
 async def start_run(
-    client: Client, folder: Path, name: str, *, stage: int = 0, settings: Mapping[str, object] | None = None
+    client: Services, folder: Path, name: str, *, stage: int = 0, settings: Mapping[str, object] | None = None
 ) -> str:
     """Publishes what the train.toml of a folder names and creates the run of one of its stages.
 
@@ -115,12 +115,12 @@ async def start_run(
     return str(created.training_run.name)
 
 
-async def read_run(client: Client, name: str) -> training_run_pb2.TrainingRun:
+async def read_run(client: Services, name: str) -> training_run_pb2.TrainingRun:
     answer = await client.training_runs.GetTrainingRun(training_run_service_pb2.GetTrainingRunRequest(name=name))
     return answer.training_run
 
 
-async def list_rollouts(client: Client, *, training_run: str = "") -> list[rollout_pb2.Rollout]:
+async def list_rollouts(client: Services, *, training_run: str = "") -> list[rollout_pb2.Rollout]:
     """Lists rollouts, newest first, without attempts; all of them or those of a run."""
     found: list[rollout_pb2.Rollout] = []
     request = rollout_service_pb2.ListRolloutsRequest(training_run=training_run, page_size=PAGE_SIZE)
@@ -132,13 +132,13 @@ async def list_rollouts(client: Client, *, training_run: str = "") -> list[rollo
         request.page_token = page.next_page_token
 
 
-async def publish_agent(client: Client, folder: Path, name: str, agent: AgentConfig) -> str:
+async def publish_agent(client: Services, folder: Path, name: str, agent: AgentConfig) -> str:
     """Publishes the agent whose files are in a folder; returns its version."""
     published = await publish(client, name=name, agent=agent, bundle=pack_bundle(folder), datasets={})
     return published.inputs["agent"]
 
 
-async def create_rollouts(client: Client, agent: str, inputs: list[bytes]) -> list[str]:
+async def create_rollouts(client: Services, agent: str, inputs: list[bytes]) -> list[str]:
     """Creates one rollout per input; returns their names."""
     rollouts = [rollout_pb2.Rollout(agent=agent, input=each) for each in inputs]
     answer = await client.rollouts.BatchCreateRollouts(
@@ -147,7 +147,7 @@ async def create_rollouts(client: Client, agent: str, inputs: list[bytes]) -> li
     return [rollout.name for rollout in answer.rollouts]
 
 
-async def ended_rollout(client: Client, name: str) -> rollout_pb2.Rollout:
+async def ended_rollout(client: Services, name: str) -> rollout_pb2.Rollout:
     """Waits until a rollout is final; returns it with its attempts."""
 
     async def final() -> rollout_pb2.Rollout | None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fulmen.client import Client, connect
+from fulmen.rpc.services import Services, connect
 from fulmen_cli.local.stack import LocalStack
 from tests.support.stack import stack_targets
 
@@ -60,7 +60,7 @@ async def second_service(stack: LocalStack, folder: Path, **settings: str) -> As
         await asyncio.to_thread(process.wait, START_LIMIT_S)
 
 
-def client_of(stack: LocalStack, service: SecondService) -> Client:
+def client_of(stack: LocalStack, service: SecondService) -> Services:
     """Returns a client whose calls about runs go to the second service."""
     targets = stack_targets(stack)
     return connect(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from fulmen.client import Client
 from fulmen.errors import Unavailable
+from fulmen.rpc.services import Services
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.runs import FINAL_RUN_STATES
 from tests.support.algorithm.training import POLICY, create_run, publish_training_inputs
@@ -30,7 +30,7 @@ WAIT_S = 240
 class Watcher:
     """Follows a run over restarts of its service."""
 
-    def __init__(self, stack: LocalStack, client: Client, name: str) -> None:
+    def __init__(self, stack: LocalStack, client: Services, name: str) -> None:
         self._stack = stack
         self._client = client
         self._name = name
@@ -100,7 +100,7 @@ class Watcher:
 
 async def start_run(
     stack: LocalStack,
-    client: Client,
+    client: Services,
     root: Path,
     name: str,
     *,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fulmen.algorithm.v1.training_run_pb2 import PolicySpec, TrainingRun
 from fulmen.algorithm.v1.training_run_service_pb2 import CreateTrainingRunRequest
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, Grader, PythonEntry
 from fulmen.store.v1 import resource_service_pb2, rollout_service_pb2
 from fulmen.store.v1.resource_pb2 import ResourceVersion
@@ -43,7 +43,7 @@ BUILD = "tiny_model.py:build"
 
 
 async def publish_training_inputs(
-    client: Client,
+    client: Services,
     repository_root: Path,
     *,
     tasks: int = 8,
@@ -78,7 +78,7 @@ async def publish_training_inputs(
 
 
 async def create_run(
-    client: Client, name: str, inputs: Mapping[str, str], settings: Mapping[str, object], *, policy: str = POLICY
+    client: Services, name: str, inputs: Mapping[str, str], settings: Mapping[str, object], *, policy: str = POLICY
 ) -> str:
     """Creates a GRPO run of the published inputs; returns `projects/{project}/trainingRuns/{name}`."""
     run = TrainingRun(
@@ -92,7 +92,7 @@ async def create_run(
     return run.name
 
 
-async def finished_groups(client: Client, training_run: str) -> list[str]:
+async def finished_groups(client: Services, training_run: str) -> list[str]:
     """Reads the ids of all finished groups of a run from the beginning of the feed, in its order."""
     stream = client.rollouts.WatchRollouts(rollout_service_pb2.WatchRolloutsRequest(training_run=training_run))
     found: list[str] = []
@@ -140,7 +140,7 @@ def check_books(lines: Sequence[Mapping], feed: Sequence[str], *, steps: int) ->
         assert bool(line["trained"]) == (line["outcome"] == "trained")
 
 
-async def _publish(client: Client, resource: str, kind: str, content: bytes) -> str:
+async def _publish(client: Services, resource: str, kind: str, content: bytes) -> str:
     version = ResourceVersion(name=f"resources/{resource}", kind=kind, content=content)
     answer = await client.resources.PublishResources(resource_service_pb2.PublishResourcesRequest(resources=[version]))
     return answer.resources[0].name

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.rollout_pb2 import Rollout
 from fulmen_cli.local.stack import LocalStack
@@ -66,7 +66,7 @@ class Trained:
 
     collector: Collector
     stack: LocalStack
-    client: Client
+    client: Services
     run: pb.TrainingRun
     events: list[pb.TrainingRunEvent]
     killed: list[int]
@@ -95,7 +95,7 @@ class Trained:
         return [(await self.client.rollouts.GetRollout(each)).rollout for each in whole]
 
 
-async def train(stack: LocalStack, client: Client, root: Path, collector: Collector) -> Trained:
+async def train(stack: LocalStack, client: Services, root: Path, collector: Collector) -> Trained:
     """Carries a run out; vLLM's own process is killed after its second step."""
     inputs = await publish_training_inputs(client, root, builder=BUILDER)
     name = await create_run(client, "on-vllm", inputs, SETTINGS)

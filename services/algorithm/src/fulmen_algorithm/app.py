@@ -11,15 +11,23 @@ from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
+from fulmen.algorithm.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
 from fulmen_algorithm.clients.forked_child import ModuleStarter
+from fulmen_algorithm.clients.hub import HubLimits, HubModels
 from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.clients.run_leases import StoreRunLeases
 from fulmen_algorithm.connections import ServiceConnections, by_address
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.pool import EnginePool
 from fulmen_algorithm.engines.starter import EngineStarter
+from fulmen_algorithm.models.bases import BaseModels, used_by
+from fulmen_algorithm.models.model_store import ModelStore
+from fulmen_algorithm.models.sweeper import ModelSweeper
+from fulmen_algorithm.models.transfers import Transfers
+from fulmen_algorithm.models.uploads import UploadLimits, Uploads
+from fulmen_algorithm.models.version_weights import VersionWeights
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.served import ServedPolicies
@@ -36,6 +44,7 @@ from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.run_access import CallerRuns
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
+from fulmen_algorithm.transport.weights import WeightServicer
 from fulmen_exchange.server.prometheus import ExchangeMetrics
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.errors import StartupError
@@ -43,13 +52,14 @@ from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.rpc.server import build_server
 from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
 from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
-from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
-from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_service_kit.security.project_limits import ProjectLimits
+from fulmen_service_kit.security.revocation import follow_store
 from fulmen_service_kit.settings import ServiceSettings
 
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 GRADIENT_EXCHANGE_SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
-SERVICE_NAMES = (TRAINING_RUN_SERVICE, GRADIENT_EXCHANGE_SERVICE)
+WEIGHT_SERVICE = "fulmen.algorithm.v1.WeightService"
+SERVICE_NAMES = (TRAINING_RUN_SERVICE, GRADIENT_EXCHANGE_SERVICE, WEIGHT_SERVICE)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -93,7 +103,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     stack.callback(connections.close)
     await connections.isolator.report()
-    roots = ModelRoots.of(settings.model_roots, runs=storage.folder)
+    models = ModelStore(storage.folder.with_name("models"))
+    uploads = Uploads(models, _upload_limits(settings))
+    roots = ModelRoots.of(settings.model_roots, runs=storage.folder, models=models.folder)
+    bases = BaseModels(models, _hub(settings))
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,
@@ -102,6 +115,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         machine={"device": settings.device, "torch_threads": str(settings.torch_threads)},
         check_owned=ownership.check,
         model_roots=roots,
+        models=bases,
     )
     worker = RunWorker(runs, executor, ownership)
     publisher = MetricPublisher(runs, _sinks(settings))
@@ -115,29 +129,45 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         worker=worker,
         connections=connections,
         clock=_now,
-        rules=_rules(settings, algorithms, roots),
+        rules=_rules(settings, algorithms, roots, bases),
         ownership=ownership,
         forwarding=Forwarding(settings.sibling_tls()),
         address=address,
     )
 
+    transfers = Transfers(ProjectLimits.configured(settings), max_open=settings.max_transfers)
+    stack.callback(transfers.close)
+    weights = WeightServicer(
+        models=models,
+        uploads=uploads,
+        versions=VersionWeights(
+            resources=lambda project: connections.resources(project, lambda severity, message: None),
+            storage=storage,
+            roots=roots,
+            rebuilt=settings.state_dir.absolute() / "rebuilt",
+        ),
+        transfers=transfers,
+        used_by=used_by(runs),
+    )
+
     def register(server: grpc.aio.Server) -> None:
+        add_WeightServiceServicer_to_server(weights, server)
         add_TrainingRunServiceServicer_to_server(servicer, server)
         add_exchange(exchange, server)
 
-    revoked, keys, clock = RevokedTokens(), PublishedKeys(file=settings.state_dir / PUBLIC_KEYS_FILE), StoreClock()
-    follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(store, keys=keys, clock=clock))
+    followed = follow_store(store, PublishedKeys(file=settings.state_dir / PUBLIC_KEYS_FILE))
     server = build_server(
         settings,
-        verifier=TokenVerifier(keys, revoked=revoked, clock=clock, look_up=follower.look_early),
+        verifier=followed.verifier,
         service_names=SERVICE_NAMES,
         register=register,
     )
     # Not needed to be ready: runs wait while the store is unavailable, and resume.
-    server.readiness.add("store", lambda: follower.problem, is_needed=False)
+    server.readiness.add("store", lambda: followed.follower.problem, is_needed=False)
 
     async def drain() -> None:
         servicer.drain()
+        weights.drain()
         exchange.drain()
         await worker.drain()
 
@@ -147,9 +177,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             "run_worker": worker,
             "run_leases": ownership,
             "engine_pool": engines,
+            "model_sweeper": ModelSweeper(uploads, used_by=used_by(runs)),
             "gradient_exchange": exchange,
             "metric_publisher": publisher,
-            "revocations": follower,
+            "revocations": followed.follower,
             "own_token": TokenRefresher(token, store),
             "rank_tokens": rank_tokens,
         },
@@ -211,7 +242,26 @@ def _engines(
     )
 
 
-def _rules(settings: AlgorithmServiceSettings, algorithms: Registry, roots: ModelRoots) -> CreationRules:
+def _hub(settings: AlgorithmServiceSettings) -> HubModels:
+    return HubModels(
+        settings.hub_models,
+        HubLimits(max_bytes=settings.hub_max_bytes, deadline_s=settings.hub_deadline_s),
+        variables={"HF_HOME": settings.hub_cache, "HF_TOKEN": settings.hub_token.get_secret_value()},
+    )
+
+
+def _upload_limits(settings: AlgorithmServiceSettings) -> UploadLimits:
+    return UploadLimits(
+        max_bytes=settings.upload_max_bytes,
+        quota_bytes=settings.upload_quota_bytes,
+        idle_s=settings.upload_idle_s,
+        keep_s=settings.upload_keep_s,
+    )
+
+
+def _rules(
+    settings: AlgorithmServiceSettings, algorithms: Registry, roots: ModelRoots, models: BaseModels
+) -> CreationRules:
     return CreationRules(
         registry=algorithms,
         vllm_command=settings.vllm_command,
@@ -219,6 +269,7 @@ def _rules(settings: AlgorithmServiceSettings, algorithms: Registry, roots: Mode
         endpoints=frozenset(by_address(settings.chat_endpoints)),
         exchange_targets=settings.known_exchange_targets,
         model_roots=roots,
+        models=models,
     )
 
 

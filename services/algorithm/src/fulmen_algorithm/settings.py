@@ -51,6 +51,48 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Folders below which `policy.path` of a run and the paths of policy versions may lie, separated by `:`;"
         " those of the runs are always included. `/` allows any folder.",
     )
+    hub_models: str = Field(
+        default="",
+        description="Models of the hub that runs may begin with, as patterns of `organisation/name`, separated by commas, such as"
+        " `Qwen/*`; `*` allows any, empty none. The hub is that of huggingface_hub: HF_ENDPOINT, HF_HUB_OFFLINE.",
+    )
+    hub_cache: str = Field(
+        default="", description="Folder for models of the hub; unset: that of huggingface_hub (HF_HOME)."
+    )
+    hub_token: SecretStr = Field(
+        default=SecretStr(""),
+        description="Token for private and gated models; unset: that of huggingface_hub (HF_TOKEN). Secret.",
+    )
+    hub_max_bytes: int = Field(
+        default=200 * 10**9, ge=1, description="Maximum size of a model that is downloaded, in bytes."
+    )
+    hub_deadline_s: float = Field(
+        default=6 * 3600.0, gt=0, description="Timeout of downloading a model, its retries included, in seconds."
+    )
+    upload_max_bytes: int = Field(default=128 * 2**30, ge=1, description="Maximum size of an uploaded model, in bytes.")
+    upload_quota_bytes: int = Field(
+        default=512 * 2**30,
+        ge=1,
+        description="Maximum size of all uploaded models of a project, those in mid-upload included, in bytes.",
+    )
+    upload_idle_s: float = Field(
+        default=3600.0,
+        ge=1,
+        description="Time after which an upload of which nothing arrives is removed, in seconds.",
+    )
+    upload_keep_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Time after its last use after which an uploaded model is deleted, in seconds, unless a run that has not ended"
+        " begins with it. 0: never.",
+    )
+    max_transfers: int = Field(
+        default=8,
+        ge=1,
+        le=1024,
+        description="Maximum number of streams of a project that upload or download weights at the same time. Together they are as"
+        " fast as `project_calls_per_s` says.",
+    )
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store.")
     llm_proxy_target: str = Field(default="127.0.0.1:7201", description="gRPC address of the LLM proxy.")
     token: SecretStr = Field(

@@ -6,13 +6,14 @@ An example supplies its tokens and how a text is split into them.
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.decoders import Decoder
 from tokenizers.pre_tokenizers import PreTokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 END = "<|end|>"
 PAD = "<|pad|>"
@@ -83,22 +84,39 @@ class ModelSize:
 DEFAULT_SIZE = ModelSize()
 
 
-def save_model(tokenizer: PreTrainedTokenizerFast, output_dir: str, seed: int, size: ModelSize = DEFAULT_SIZE) -> None:
-    """Writes a model directory: config and safetensors of an untrained Llama, and its tokenizer.
+class Architecture(StrEnum):
+    """Architecture of a model, as transformers names it."""
+
+    LLAMA = "llama"
+    QWEN3 = "qwen3"
+
+
+def save_model(
+    tokenizer: PreTrainedTokenizerFast,
+    output_dir: str,
+    seed: int,
+    size: ModelSize = DEFAULT_SIZE,
+    *,
+    architecture: Architecture = Architecture.LLAMA,
+) -> None:
+    """Writes a model directory: config and safetensors of an untrained model, and its tokenizer.
 
     Args:
         tokenizer: The tokenizer.
         output_dir: Directory to write; created if missing.
         seed: Seed of the initial weights.
         size: Size of the model.
+        architecture: Architecture of the model.
     """
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        architecture.value,
         vocab_size=len(tokenizer),
         hidden_size=size.hidden,
         intermediate_size=size.mlp,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.heads,
+        head_dim=size.hidden // size.heads,
         max_position_embeddings=size.positions,
         initializer_range=0.04,
         tie_word_embeddings=True,
@@ -107,7 +125,7 @@ def save_model(tokenizer: PreTrainedTokenizerFast, output_dir: str, seed: int, s
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)

@@ -134,7 +134,7 @@ async def test_a_run_that_could_not_train_is_not_created(content, inputs, proble
     count=st.integers(1, 7), size=st.integers(1, 9), steps=st.integers(1, 9), seed=st.integers(0, 99),
     killed_at=st.integers(0, 8),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 async def test_every_epoch_has_every_group_once_and_no_step_has_one_twice(count, size, steps, seed, killed_at):
     groups = [(FinishedRollout(name=str(n), attempt="", succeeded=True, reward=0.0),) for n in range(count)]
     taken: list[FinishedGroup] = []

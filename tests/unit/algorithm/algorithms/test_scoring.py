@@ -215,7 +215,6 @@ def test_rewards_for_which_an_estimator_is_not_defined_fail_the_run_in_words():
         scorer.has_signal(scored)
 
 
-@settings(max_examples=40)
 @given(attempts(), st.lists(st.tuples(st.integers(0, 3), st.floats(-2, 2)), max_size=4), st.floats(-2, 2))
 def test_units_earn_every_attached_reward_once(world, steps, final):
     calls, spans = world

@@ -32,6 +32,7 @@ def live_until(
 ) -> Callable[..., object]:
     """Returns what lets a machine own the run until it publishes its next version after so many."""
     publish, doomed = ModelResources.publish, LAST
+    world.reward_of = lambda name: float(name.endswith(".0"))
 
     async def dying(resources: ModelResources, **given: str) -> Content:
         if len(world.resources.get(POLICY, ())) == doomed:

@@ -25,6 +25,7 @@ async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
 
 
 async def test_without_a_crash_the_same_books_are_kept(world, grpo_draft, carry_out, tmp_path):
+    world.reward_of = lambda name: float(name.endswith(".0"))
     entry = await carry_out(grpo_draft)
     check(tmp_path, world)
     assert world.served_versions == [1, 2, 3, 4, 5]

@@ -85,7 +85,7 @@ async def test_defaults_are_filled_in(world, sft_draft):
     run = await created(replace(sft_draft, name="", settings_json=""), world)
     settings = json.loads(run.settings_json)
     assert settings["steps"] == run.step_count == 200
-    assert settings["learning_rate"] == 1e-3
+    assert settings["batch_size"] == 64
     assert run.name.startswith("projects/default/trainingRuns/")
 
 

@@ -125,7 +125,7 @@ async def test_sinks_that_have_all_metrics_of_ended_runs_read_nothing_at_a_start
     assert json.loads(position.read_text()) == {"sequence": 4}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     lines=st.lists(st.binary(min_size=1, max_size=20).map(lambda raw: raw.hex().encode()), max_size=6),
     torn=st.binary(max_size=20).map(lambda raw: raw.hex().encode()),

@@ -32,7 +32,8 @@ async def test_contents_weights_packages_and_machine_are_recorded_once(world, gr
     assert {"package.torch", "package.fulmen", "python", "policy.first_weights.sha256"} <= set(first)
 
 
-async def test_weights_of_any_size_are_digested_beside_the_event_loop(world, sft_draft, tmp_path):
+async def test_weights_of_any_size_are_digested_beside_the_event_loop(world, sft_draft, tmp_path, monkeypatch):
+    monkeypatch.setattr("fulmen_algorithm.runs.provenance.parameters_of", lambda folder: 7)
     run = await created(sft_draft, world)
     os.mkfifo(tmp_path / "model.safetensors")
     loop, goes_on = asyncio.get_running_loop(), threading.Event()
@@ -52,6 +53,7 @@ async def test_weights_of_any_size_are_digested_beside_the_event_loop(world, sft
         # Lets the thread go on if nobody has read: the event loop waits for it.
         os.close(os.open(tmp_path / "model.safetensors", os.O_RDWR | os.O_NONBLOCK))
     assert await fed
+    assert found["policy.parameters"] == "7"
     assert found["policy.first_weights.sha256"] == hashlib.sha256(hashlib.sha256(b"weights").digest()).hexdigest()
 
 

@@ -88,7 +88,10 @@ class Story:
         self.world.chance = random.Random(seed)
         self.staleness = dict(zip(NAMES, staleness, strict=True))
         for name in NAMES:
-            self.world.child(name).sampled_early = True
+            child = self.world.child(name)
+            child.sampled_early = True
+            # No version is better than the last, so that the last serves in the end.
+            child.reward_of = lambda rollout: 0.0 if "validation/" in rollout else float(self.world.chance.randrange(2))
 
     async def begin(self) -> None:
         write_book(self.folder / "first", [])

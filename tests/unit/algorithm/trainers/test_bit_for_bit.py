@@ -16,10 +16,14 @@ KILLED_AT = (3, 12, 9, 11, 7)
 
 
 def fixed_world() -> World:
-    """Makes a world that finishes groups in the order in which they were submitted, with rewards of their own."""
+    """Makes a world that finishes groups in the order in which they were submitted, with rewards of their own.
+
+    The first rollout of each group, the only one of a validation task, has always the same: the last version is the best
+    and is served at the end.
+    """
     world = made_world()
     world.in_order = True
-    world.reward_of = lambda name: sha256(name.encode()).digest()[0] / 255
+    world.reward_of = lambda name: 0.5 if name.endswith(".0") else sha256(name.encode()).digest()[0] / 255
     return world
 
 
@@ -33,6 +37,7 @@ def fixed_draft(draft: RunDraft) -> RunDraft:
 def digest(service: Service, draft: RunDraft) -> str:
     run = service.runs.entry(draft.name).run
     assert run.state is RunState.SUCCEEDED, run.failure_message
+    assert service.runs.entry(draft.name).files.notes()["best"]["step"] == run.step, "an older version is served"
     with (Path(run.model_path) / "model.safetensors").open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 

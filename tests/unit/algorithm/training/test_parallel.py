@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
@@ -34,7 +34,6 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
 @given(lengths, st.integers(60, 300), st.integers(1, 5), st.sampled_from(PackingMode))
-@settings(max_examples=60)
 def test_ranks_share_all_rows_within_the_budget(lengths, budget, world, mode):
     rows = [row_of(length) for length in lengths]
     shares = layouts_of(rows, Ranks(world_size=world), token_budget=budget, mode=mode)
@@ -46,7 +45,6 @@ def test_ranks_share_all_rows_within_the_budget(lengths, budget, world, mode):
 
 
 @given(lengths, st.integers(60, 300), st.integers(2, 4))
-@settings(max_examples=60)
 def test_no_rank_has_more_than_a_micro_batch_more_than_another(lengths, budget, world):
     shares = layouts_of(
         [row_of(length) for length in lengths],

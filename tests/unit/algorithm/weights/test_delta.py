@@ -62,7 +62,7 @@ def changed_weights(draw: st.DrawFn) -> tuple[Weights, Weights]:
     return Weights(tensors=before), Weights(tensors=after)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pair=changed_weights())
 def test_any_weights_come_back_word_by_word(pair, tmp_path):
     base, new = pair
@@ -73,7 +73,7 @@ def test_any_weights_come_back_word_by_word(pair, tmp_path):
     assert size.changed == sum(int((base.tensors[n].words != t.words).sum()) for n, t in new.tensors.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(numbers=arrays.arrays(np.uint64, st.integers(0, 200)))
 def test_varints_come_back(numbers):
     assert np.array_equal(unpack_varints(pack_varints(numbers), numbers.size), numbers)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import pstdev
 from typing import Protocol
 
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
@@ -18,6 +19,7 @@ from fulmen_algorithm.losses.advantage_settings import ScoringSettings
 from fulmen_algorithm.rollouts.admission import groups_settled
 from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.collapse import GROUPS, REWARD, SPREAD
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome
@@ -311,7 +313,9 @@ class BatchBuilder:
     def _metrics(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:
         outcomes = [c.outcome for c in self._consumed]
         return {
-            "reward_mean": sum(tally.rewards) / len(tally.rewards) if tally.rewards else 0.0,
+            REWARD: sum(tally.rewards) / len(tally.rewards) if tally.rewards else 0.0,
+            SPREAD: pstdev(tally.rewards) if tally.rewards else 0.0,
+            GROUPS: float(self.seen),
             "rollouts": float(tally.rollouts),
             "rollouts_masked": float(tally.masked),
             "rows": float(len(rows)),

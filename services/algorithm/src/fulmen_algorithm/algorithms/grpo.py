@@ -119,7 +119,7 @@ class Grpo:
         step = ctx.progress.step
         return await ctx.policy.train(
             batch.rows,
-            settings=self._settings.step_settings,
+            settings=self._settings.fitted(ctx, batch.rows).step_settings,
             batch=replace(self._settings.batch_settings, measure_mismatch=True),
             seed=self._settings.shuffling_seed(step),
             current_version=step,

@@ -31,6 +31,7 @@ from fulmen_algorithm.losses.objectives import (
     Loss,
     NoKl,
     Objective,
+    PerRolloutMean,
     Proximal,
     RewardKl,
     SequenceMeanTokenSumNorm,
@@ -40,15 +41,19 @@ from fulmen_algorithm.losses.objectives import (
 )
 from fulmen_algorithm.runs.algorithm import short_warm_up
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.training.rows import Row, calls_per_rollout
 from fulmen_algorithm.training.settings import (
     BatchSettings,
     StepResult,
     StepSettings,
 )
-from fulmen_algorithm.training.strict import NONE_BY_NAME
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME
 
 EXCHANGE_COSTS = ("_bytes", "_seconds", "_rounds", "_missed_sums")
 """Suffixes of the names of exchange costs."""
+MULTI_TURN = "multi_turn"
+SEVERAL_CALLS = 1.1
+"""Model calls per rollout from which an agent counts as one of several turns."""
 
 
 class PolicyGradientSettings(SamplingSettings):
@@ -61,8 +66,10 @@ class PolicyGradientSettings(SamplingSettings):
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
-        aggregation: Weights of tokens: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones,
-            `sequence_mean_token_mean`, `sequence_mean_token_sum_norm` or `prompt_mean`.
+        aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
+            `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
+            if they make several model calls, so that long failures do not count more than short successes, else
+            `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
         advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
@@ -75,14 +82,13 @@ class PolicyGradientSettings(SamplingSettings):
         mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
     """
 
-    learning_rate: float = Field(default=5e-4, gt=0, le=1)
     warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
     epochs: int = Field(default=1, ge=1, le=100)
     minibatches: int = Field(default=4, ge=1, le=1000)
     loss: Loss = ClipLoss()
     correction: Correction = TokenCorrection()
     kl: Kl = NoKl()
-    aggregation: Aggregation = TokenMean()
+    aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = None
     proximal: Proximal = Proximal.RECOMPUTED
     advantage: AdvantageSettings = GroupAdvantage()
     critic: CriticSettings = CriticSettings()
@@ -125,7 +131,7 @@ class PolicyGradientSettings(SamplingSettings):
     @property
     def objective(self) -> Objective:
         """Objective of an optimiser step."""
-        aggregation = self.aggregation
+        aggregation = self.aggregation or TokenMean()
         if isinstance(aggregation, SequenceMeanTokenSumNorm) and aggregation.length is None:
             aggregation = SequenceMeanTokenSumNorm(length=self.max_tokens)
         return Objective(
@@ -168,6 +174,19 @@ class PolicyGradientSettings(SamplingSettings):
         if not isinstance(self.kl, RewardKl):
             return None
         return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
+
+    def fitted(self, ctx: RunContext, rows: Sequence[Row]) -> Self:
+        """Returns the settings that fit the agent, of which the first rows tell; the run keeps to what was chosen."""
+        if self.aggregation is not None or not rows:
+            return self
+        multi_turn = ctx.progress.memory.get(MULTI_TURN)
+        if multi_turn is None:
+            calls = calls_per_rollout(rows)
+            multi_turn = calls >= SEVERAL_CALLS
+            ctx.recorder.remember(**{MULTI_TURN: multi_turn})
+            chosen = "per_rollout_mean" if multi_turn else "token_mean"
+            ctx.notify("info", f"aggregation is {chosen}: a rollout makes {calls:.1f} model calls on average.")
+        return self.model_copy(update={"aggregation": PerRolloutMean() if multi_turn else TokenMean()})
 
     def shuffling_seed(self, step: int) -> int:
         """Returns the seed of a step's minibatches."""

@@ -9,7 +9,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from statistics import pstdev
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,9 +20,11 @@ from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, short_warm_up
+from fulmen_algorithm.runs.collapse import GROUPS, REWARD, SPREAD
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome
+from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict
@@ -73,7 +76,7 @@ class RejectionSettings(SamplingSettings):
         mask_truncated: Leaves out rollouts whose answer reached the token limit.
     """
 
-    learning_rate: float = Field(default=5e-4, gt=0, le=1)
+    default_rate: ClassVar[RateBySize] = SUPERVISED
     warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
     group_size: int = Field(default=8, ge=1, le=1000)
     keep: Annotated[KeepBest | KeepThreshold, Field(discriminator="kind")] = KeepBest()
@@ -191,7 +194,9 @@ def _metrics(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, Se
     rewards = {r.name: r.reward for r in rollouts if r.scored and r.reward is not None}
     imitated = {name: rows for members in kept.values() for name, rows in members.items()}
     return {
-        "reward_mean": sum(rewards.values()) / max(len(rewards), 1),
+        REWARD: sum(rewards.values()) / max(len(rewards), 1),
+        SPREAD: pstdev(rewards.values()) if rewards else 0.0,
+        GROUPS: float(len(groups)),
         "reward_mean_kept": sum(rewards[name] for name in imitated) / max(len(imitated), 1),
         "rollouts": float(len(rollouts)),
         "rollouts_masked": float(len(rollouts) - len(rewards)),

@@ -16,6 +16,7 @@ from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, train_group_id
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, permutation
+from fulmen_algorithm.runs.collapse import CollapseSettings, NoCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.settings import StepResult
@@ -54,7 +55,13 @@ class StoredGroups:
 
 
 class ReplaySettings(PolicyGradientSettings):
-    """Settings of `replay`: the common ones; `temperature` is that of the stored rollouts."""
+    """Settings of `replay`: the common ones; `temperature` is that of the stored rollouts.
+
+    Attributes:
+        collapse: None, because the rewards are those of stored rollouts, whatever the policy has become.
+    """
+
+    collapse: CollapseSettings = NoCollapse()
 
 
 class Replay:
@@ -120,7 +127,7 @@ class Replay:
         step = ctx.progress.step
         return await ctx.policy.train(
             batch.rows,
-            settings=self._settings.step_settings,
+            settings=self._settings.fitted(ctx, batch.rows).step_settings,
             batch=self._settings.batch_settings,
             seed=self._settings.shuffling_seed(step),
             current_version=step,

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, p
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
 
@@ -39,7 +40,7 @@ class SftSettings(AlgorithmSettings):
 
     steps: int = Field(default=200, ge=0, le=1_000_000)
     epochs: float | None = Field(default=None, gt=0, le=10_000)
-    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    default_rate: ClassVar[RateBySize] = SUPERVISED
     schedule: str = Field(default="cosine", pattern="^(constant|linear|cosine)$")
     warmup_steps: int = Field(default_factory=short_warm_up(10), ge=0)
     checkpoint_every: int = Field(default=100, ge=1)

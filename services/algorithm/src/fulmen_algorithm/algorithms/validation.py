@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
 
 SAMPLE = 0
 """Which validation task is shown in the report, before and after."""
@@ -55,8 +56,10 @@ class Validator:
             await self._keep_sample("after", groups)
         if accuracy >= ctx.progress.results.get("validation_accuracy_best", -math.inf):
             ctx.recorder.result(validation_accuracy_best=accuracy)
-            await ctx.policy.mark_best()
+            await ctx.policy.mark_best(accuracy)
         ctx.recorder.result(validation_accuracy=accuracy)
+        if last:
+            await self._conclude(accuracy)
         ctx.recorder.validated()
         if failed:
             kinds = Counter(
@@ -77,6 +80,30 @@ class Validator:
             for name in sorted({name for part in parts for name in part})
         }
         return {"validation_accuracy": accuracy, "validation_failed": float(failed), **means}
+
+    async def _conclude(self, accuracy: float) -> None:
+        """Serves the best version, and says if it is not the last or no better than the first."""
+        ctx = self._ctx
+        try:
+            best = await ctx.policy.serve_best()
+        except RunFailed as error:
+            # What was trained is not lost with an older version.
+            ctx.notify("warning", f"The best validated version cannot be served; the last one is. {error.message}")
+            best = None
+        if best is not None:
+            ctx.notify(
+                "warning",
+                f"The validation reward of the last version is {accuracy:.4g}, that of step {best.step} was"
+                f" {best.validation:.4g}. The version of step {best.step} serves from now on.",
+            )
+        before = ctx.progress.results.get("validation_accuracy_before")
+        if before is not None and ctx.progress.step and ctx.progress.results["validation_accuracy_best"] <= before:
+            ctx.notify(
+                "warning",
+                f"The validation reward did not improve: {before:.4g} at the start, {accuracy:.4g} after"
+                f" {ctx.progress.step} steps. See docs/learning.md: is the base too good or too bad, do rewards within a"
+                " group differ, are answers cut off?",
+            )
 
     def _total(self, rollout: FinishedRollout) -> float | None:
         """Returns the reward of a rollout; None if it says nothing about the policy."""

@@ -25,16 +25,17 @@ from fulmen_algorithm.losses.objectives import (
     ReinforceLoss,
     SequenceMeanTokenMean,
     SequenceMeanTokenSumNorm,
+    TokenMean,
 )
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
-from fulmen_algorithm.training.strict import NONE_BY_NAME
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME
 
 
 class DrGrpoSettings(GrpoSettings):
     """Settings of `dr_grpo` (arXiv:2503.20783): no division by the standard deviation or the length."""
 
     loss: Loss = ClipLoss(high=0.2)
-    aggregation: Aggregation = SequenceMeanTokenSumNorm()
+    aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = SequenceMeanTokenSumNorm()
 
 
 class DapoSettings(GrpoSettings):
@@ -48,6 +49,7 @@ class DapoSettings(GrpoSettings):
     """
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
+    aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = TokenMean()
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = Overlong()
     mask_truncated: bool = False
 
@@ -60,7 +62,7 @@ class GspoSettings(GrpoSettings):
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
     loss: Loss = GspoLoss()
-    aggregation: Aggregation = SequenceMeanTokenMean()
+    aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = SequenceMeanTokenMean()
 
 
 class CispoSettings(GrpoSettings):
@@ -68,6 +70,7 @@ class CispoSettings(GrpoSettings):
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
     loss: Loss = CispoLoss()
+    aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = TokenMean()
 
 
 class RlooSettings(GrpoSettings):

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fulmen.model_files import DATA_SUFFIXES, MAX_FILES
 from fulmen_algorithm.runs.failure import RunFailed
 
-MAX_FILES: Final = 10_000
 MAX_DEPTH: Final = 32
 MAX_NAME_BYTES: Final = 1024
-DATA_SUFFIXES: Final = frozenset({".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".md"})
-"""Files whose readers run no code in them. Pickles (`.bin`, `.pt`) and Python are none."""
 
 _SHOWN_CHARS: Final = 100
 _BLOCK_BYTES: Final = 512

@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
@@ -80,20 +80,32 @@ class Child:
 
     async def last_output(self, shown_bytes: int, *, allowed_bytes: int) -> bytes | None:
         """Reads its output to the end and returns the last part; None, and kills it, if it is more than allowed."""
-        assert self._process.stdout is not None
-        reader = asyncio.StreamReader()
-        pipe = FileIO(os.dup(self._process.stdout.fileno()), "rb")
-        transport = await read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         tail, total = b"", 0
-        try:
+        async with self._reading() as reader:
             while part := await reader.read(_READ_BYTES):
                 tail, total = (tail + part)[-shown_bytes:], total + len(part)
                 if total > allowed_bytes:
                     self._signal(signal.SIGTERM)
                     return None
+        return tail
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yields the lines of its output to the end."""
+        async with self._reading() as reader:
+            while line := await reader.readline():
+                yield line
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[asyncio.StreamReader]:
+        """Reads its output through the event loop."""
+        assert self._process.stdout is not None
+        reader = asyncio.StreamReader()
+        pipe = FileIO(os.dup(self._process.stdout.fileno()), "rb")
+        transport = await read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            yield reader
         finally:
             transport.close()
-        return tail
 
     async def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""

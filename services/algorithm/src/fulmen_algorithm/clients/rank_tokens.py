@@ -15,6 +15,7 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen_algorithm.clients.patience import Patience
+from fulmen_service_kit.security.held_token import half_life_s
 
 LIMIT_S = 5.0
 INTERVAL_S = 5.0
@@ -36,7 +37,7 @@ class RankTokens:
         self._projects = project_service_pb2_grpc.ProjectServiceStub(channel)
         self._folder = folder
         self._patience = Patience(service="store", notify=_logged, limit_s=outage_limit_s)
-        # Project of each file, and the Unix time at which its token is to be refreshed.
+        # Project of each file, and the monotonic time at which its token is to be refreshed.
         self._due_s: dict[str, float] = {}
 
     async def file_of(self, project: str) -> Path:
@@ -54,7 +55,7 @@ class RankTokens:
         """Refreshes the tokens until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            for project in [project for project, due_s in self._due_s.items() if due_s <= time.time()]:
+            for project in [project for project, due_s in self._due_s.items() if due_s <= time.monotonic()]:
                 try:
                     await self._refresh(project)
                 except (FulmenError, OSError) as error:
@@ -63,8 +64,7 @@ class RankTokens:
     async def _refresh(self, project: str) -> None:
         answer = await self._projects.RefreshToken(pb.RefreshTokenRequest(project=project), timeout=LIMIT_S)
         self._write(self._path(project), answer.token)
-        now_s = time.time()
-        self._due_s[project] = now_s + max(0.0, answer.expire_time.seconds - now_s) / 2
+        self._due_s[project] = time.monotonic() + half_life_s(answer.token)
 
     def _path(self, project: str) -> Path:
         return self._folder / f"{project.rpartition('/')[2]}.token"

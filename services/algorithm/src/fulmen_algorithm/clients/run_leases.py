@@ -97,6 +97,10 @@ class StoreRunLeases:
             if self._listed_until is not None:
                 request.update_after_time.CopyFrom(self._listed_until)
             page = await self._stub.ListRunLeases(request, timeout=CALL_DEADLINE_S)
+            if self._listed_until is not None and page.store_time.ToDatetime() < self._listed_until.ToDatetime():
+                # The clock was set back: what has changed since bears an earlier time.
+                self._listed_until, token, listed_at, found = None, "", None, []
+                continue
             listed_at = listed_at or page.store_time
             found += [_lease(each, page.store_time) for each in page.leases]
             token = page.next_page_token

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 
 OVERLONG = "overlong"
 """Dimension of the penalty for length; no reward may have this name."""
@@ -225,13 +225,13 @@ class CriticSettings(Strict):
     """The critic of PPO: a copy of the policy's trunk with a value head, trained together with it.
 
     Attributes:
-        learning_rate: Constant learning rate of the critic's AdamW.
+        learning_rate: Constant learning rate of the critic's AdamW; `"auto"` chooses it by the size of the model.
         clip: Distance of a value from that at the start of the batch beyond which its loss is clipped (PPO2); `"none"`
             for no clipping.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
     """
 
-    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    learning_rate: Annotated[float | None, AUTO_BY_NAME] = Field(default=None, gt=0, le=1)
     clip: Annotated[float | None, NONE_BY_NAME] = Field(default=0.2, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 

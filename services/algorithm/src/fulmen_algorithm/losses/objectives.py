@@ -137,6 +137,9 @@ class TokenCorrection(Strict):
     """Truncated importance sampling per token: min(w_t, cap), w = proximal / mu.
 
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025).
+
+    Attributes:
+        cap: Upper bound of a weight.
     """
 
     kind: Literal["token"] = "token"
@@ -147,6 +150,9 @@ class SequenceCorrection(Strict):
     """Truncated importance sampling per sequence: min(prod_t w_t, cap) for every token of a row.
 
     Source: Liu et al., "When speed kills stability" (2025), sequence-level truncated importance sampling.
+
+    Attributes:
+        cap: Upper bound of a weight.
     """
 
     kind: Literal["sequence"] = "sequence"
@@ -157,6 +163,9 @@ class SequenceMaskCorrection(Strict):
     """Masked importance sampling: prod_t w_t if at most `cap`; other rows are left out.
 
     Source: Liu et al., "When speed kills stability" (2025), sequence-level masked importance sampling.
+
+    Attributes:
+        cap: Product of weights above which a row is left out.
     """
 
     kind: Literal["sequence_mask"] = "sequence_mask"

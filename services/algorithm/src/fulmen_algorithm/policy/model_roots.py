@@ -1,7 +1,7 @@
 """The folders from which weights may be loaded.
 
 A run and a policy version name folders of this machine; only those that the operator names and those of the project's own
-runs are opened, whatever links lead elsewhere.
+runs and models are opened, whatever links lead elsewhere.
 """
 
 import os
@@ -21,26 +21,30 @@ class ModelRoots:
     Attributes:
         roots: Folders for every project.
         runs: Folder of the runs, in which each project has its own; None if there is none.
+        models: Folder of the uploaded models, likewise.
     """
 
     roots: tuple[Path, ...] = (Path("/"),)
     runs: Path | None = None
+    models: Path | None = None
 
     @classmethod
-    def of(cls, setting: str, *, runs: Path | None = None) -> Self:
+    def of(cls, setting: str, *, runs: Path | None = None, models: Path | None = None) -> Self:
         """Reads the setting, folders separated by `:`."""
         named = [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
-        return cls(roots=tuple(path.resolve() for path in named), runs=runs and runs.resolve())
+        roots = tuple(path.resolve() for path in named)
+        return cls(roots=roots, runs=runs and runs.resolve(), models=models and models.resolve())
 
     def problem(self, path: Path | str, *, project: str) -> str:
         """Returns why a project may not open a folder; empty if it may. Links are followed first."""
         resolved = Path(path).expanduser().resolve()
         allowed = self.roots
-        if self.runs is not None and resolved.is_relative_to(self.runs):
-            allowed = (self.runs / project.rpartition("/")[2],)
+        for folder in (self.runs, self.models):
+            if folder is not None and resolved.is_relative_to(folder):
+                allowed = (folder / project.rpartition("/")[2],)
         if any(resolved.is_relative_to(root) for root in allowed):
             return ""
-        return f"{path} is not below a folder of {SETTING}"
+        return f"{path} is not below a folder of {SETTING}; `fulmen model upload` brings one of your own"
 
     def checked(self, path: Path | str, *, project: str) -> Path:
         """Returns a folder that a project may open.

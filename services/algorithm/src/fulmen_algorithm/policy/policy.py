@@ -10,7 +10,7 @@ the engine itself reports which version sampled each token.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,33 @@ class PublishSettings:
     optimizer_steps_per_step: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestVersion:
+    """The version with the best validation result so far.
+
+    Attributes:
+        version: Its number.
+        step: Training step of its weights.
+        path: Folder of its weights.
+        validation: Its validation result.
+    """
+
+    version: int
+    step: int
+    path: str
+    validation: float
+
+    @classmethod
+    def read(cls, note: Mapping[str, object]) -> "BestVersion":
+        """Reads the note of a run."""
+        return cls(
+            version=int(str(note["version"])),
+            step=int(str(note["step"])),
+            path=str(note["path"]),
+            validation=float(str(note["validation"])),
+        )
+
+
 class Policy:
     """The interface of the policy for algorithms.
 
@@ -89,8 +116,8 @@ class Policy:
             base_model=settings.base_model,
         )
         self._roles = frozenset(settings.lora.roles if settings.lora is not None else ())
-        best = services.entry.files.notes().get("best", {})
-        self._best, self._best_path = int(str(best.get("version", 0))), str(best.get("path", ""))
+        noted = services.entry.files.notes().get(BEST)
+        self._best = BestVersion.read(noted) if noted else None
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -220,35 +247,47 @@ class Policy:
             RunFailed: if the weights of the version are missing.
             Interrupted: if the run was asked to stop.
         """
-        record = self._versions.records.get(version)
-        if record is not None and record.kind is not WeightsKind.DELTA and record.path.exists():
-            saved = SavedModel(
-                path=record.path, sha256=record.sha256, size_bytes=0, kind=record.kind, adapters=record.adapters
-            )
-        else:
-            folder = await self._versions.materialise(version)
-            saved = SavedModel(path=folder, sha256=self._versions.records[version].sha256, size_bytes=0)
-        saved = replace(saved, size_bytes=sum(file.stat().st_size for file in saved.path.rglob("*.safetensors")))
-        published, _ = await self._control.unless_stopped(
+        saved = await self._versions.again(version)
+        published, saved = await self._control.unless_stopped(
             self._announce(saved, self._versions.records[version].step, equals=version)
         )
         if self._served:
             await self._swap(published)
         self._versions.served(published.version)
+        self._entry.update(policy_version=published.name, model_path=str(saved.merged or saved.path))
         self._notify("info", f"Version {published.version} has the weights of version {version}.")
         return published
+
+    async def serve_best(self) -> "BestVersion | None":
+        """Serves the version that `mark_best` marked, and returns it; None if it is the present one.
+
+        Raises:
+            RunFailed: if its weights are missing.
+            Interrupted: if the run was asked to stop.
+        """
+        if self._best is None or self._best.version == self.version:
+            return None
+        await self.rollback(self._best.version)
+        return self._best
 
     async def sampled_tokens(self) -> int:
         """Returns the number of tokens sampled from the served policy."""
         return await self._serving.sampled_tokens()
 
-    async def mark_best(self) -> None:
-        """Protects the present version from pruning and moves the alias `best` to it."""
-        self._best = self.version
-        self._best_path = str(self._versions.records[self.version].path)
-        note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
-        self._entry.files.save_note("best", note)
-        await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best))
+    async def mark_best(self, validation: float) -> None:
+        """Protects the present version from pruning and moves the alias `best` to it.
+
+        Args:
+            validation: Its validation result.
+        """
+        self._best = BestVersion(
+            version=self.version,
+            step=self._recorder.progress.step,
+            path=str(self._versions.records[self.version].path),
+            validation=validation,
+        )
+        self._entry.files.save_note(BEST, asdict(self._best))
+        await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best.version))
 
     def check_model(self, role: str, model: str) -> None:
         """Checks that a role called the model that its rows train.
@@ -322,5 +361,7 @@ class Policy:
 
     async def _prune(self, model: Path) -> None:
         newest = sorted(self._versions.records)[-self._keep_models :]
-        best = [Path(self._best_path)] if self._best_path else []
-        await self._versions.prune((*newest, self.version, self._best), also=(model, *best))
+        best = () if self._best is None else (self._best,)
+        await self._versions.prune(
+            (*newest, self.version, *(each.version for each in best)), also=(model, *(Path(each.path) for each in best))
+        )

@@ -5,12 +5,11 @@ the operator's roots are opened.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore
@@ -21,8 +20,25 @@ LONGEST_CHAIN = 1001
 POLICY_KIND = "policy"
 
 
+class WeightFolders(Protocol):
+    """Folders of weights on this machine, of one project; see `RunFiles`."""
+
+    @property
+    def project(self) -> str:
+        """`projects/{project}`."""
+
+    def path_of(self, place: str) -> Path:
+        """Returns the folder of a place that a version names."""
+
+    async def fetched(self, path: Path) -> Path:
+        """Returns a folder, downloaded if only object storage has it."""
+
+    async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
+        """Rebuilds a complete folder."""
+
+
 async def stored_policy(
-    content: Content, *, resources: ResourceStore, files: RunFiles, roots: ModelRoots
+    content: Content, *, resources: ResourceStore, files: WeightFolders, roots: ModelRoots
 ) -> PublishedPolicy:
     """Returns a version to serve or to start from; a delta is rebuilt into a folder of `files` when needed.
 
@@ -40,7 +56,7 @@ async def stored_policy(
 
 
 async def _described(
-    content: Content, *, resources: ResourceStore, files: RunFiles, roots: ModelRoots
+    content: Content, *, resources: ResourceStore, files: WeightFolders, roots: ModelRoots
 ) -> PublishedPolicy:
     description = _read(content)
     path, kind = await _folder(description, files, roots), WeightsKind(description.get("kind", "full"))
@@ -65,7 +81,9 @@ async def _described(
             return plain(path=path, kind=kind, rebuild=partial(files.rebuild_model, chain, int(description["step"])))
 
 
-async def _chain(content: Content, resources: ResourceStore, files: RunFiles, roots: ModelRoots) -> list[ChainLink]:
+async def _chain(
+    content: Content, resources: ResourceStore, files: WeightFolders, roots: ModelRoots
+) -> list[ChainLink]:
     """Follows the bases of a delta back to a complete folder."""
     links: list[ChainLink] = []
     for _ in range(LONGEST_CHAIN):
@@ -77,11 +95,11 @@ async def _chain(content: Content, resources: ResourceStore, files: RunFiles, ro
     raise RunFailed(f"{content.name} has too long a chain of deltas.")
 
 
-async def _folder(description: Mapping[str, Any], files: RunFiles, roots: ModelRoots) -> Path:
+async def _folder(description: Mapping[str, Any], files: WeightFolders, roots: ModelRoots) -> Path:
     return await _located(str(description["path"]), files, roots)
 
 
-async def _located(place: str, files: RunFiles, roots: ModelRoots) -> Path:
+async def _located(place: str, files: WeightFolders, roots: ModelRoots) -> Path:
     """Returns the folder of a place that a version names: a path, or `runs:/<project>/<run>/<path>` in their storage."""
     return await files.fetched(roots.checked(files.path_of(place), project=files.project))
 

@@ -113,10 +113,37 @@ class Versions:
         )
         saved = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
         if self._lora is not None and whole and not self._lora.roles:
-            order = WeightsOrder(dtype=self._weights.dtype, merged=True)
-            merged = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
-            return replace(saved, merged=merged.path)
+            return replace(saved, merged=await self._merged(step))
         return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
+
+    async def again(self, version: int) -> SavedModel:
+        """Returns the complete weights of an older version; adapters also merged.
+
+        Raises:
+            RunFailed: if they are missing.
+        """
+        record = self.records.get(version)
+        if record is None or record.kind is WeightsKind.DELTA or not record.path.exists():
+            folder = await self.materialise(version)
+            saved = SavedModel(path=folder, sha256=self.records[version].sha256, size_bytes=0)
+        else:
+            merged = None
+            if record.kind is WeightsKind.LORA and self._lora is not None and not self._lora.roles:
+                merged = await self._merged(record.step, adapters=record.path)
+            saved = SavedModel(
+                path=record.path,
+                sha256=record.sha256,
+                size_bytes=0,
+                kind=record.kind,
+                adapters=record.adapters,
+                merged=merged,
+            )
+        return replace(saved, size_bytes=sum(file.stat().st_size for file in saved.path.rglob("*.safetensors")))
+
+    async def _merged(self, step: int, *, adapters: Path | None = None) -> Path:
+        """Writes a complete folder with the adapter of a folder merged; of the present one if None."""
+        order = WeightsOrder(dtype=self._weights.dtype, merged=True, adapters=str(adapters or ""))
+        return (await self._files.save_model(partial(self._trainer.write_weights, order=order), step)).path
 
     def describe(self, saved: SavedModel) -> dict[str, object]:
         """Returns the description of a version's weights for its resource."""

@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettings
-from fulmen_algorithm.runs.collapse import CollapseSettings, NoCollapse
+from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
+from fulmen_algorithm.training.default_rates import REINFORCEMENT, RateBySize
 from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
-from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
 
 
@@ -77,7 +78,7 @@ class AlgorithmSettings(RunSettings):
     """Settings of an algorithm that trains weights.
 
     Attributes:
-        learning_rate: Peak learning rate.
+        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
         optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
         weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
@@ -85,8 +86,8 @@ class AlgorithmSettings(RunSettings):
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
         explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
             is skipped and counted; `"none"` for no limit.
-        collapse: Reaction to a collapsing reward: `{kind = "none"}`, or
-            `{kind = "rollback", window = 20, drop = 0.3, max_rollbacks = 2}` to resume from the best checkpoint.
+        collapse: Reaction to a collapsing reward: `{kind = "notice"}` to say so, `{kind = "rollback", max_rollbacks = 2}`
+            to resume from the best checkpoint, or `{kind = "none"}`.
         token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
         parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
             with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a shard of them.
@@ -98,14 +99,15 @@ class AlgorithmSettings(RunSettings):
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
 
-    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    default_rate: ClassVar[RateBySize] = REINFORCEMENT
+    learning_rate: Annotated[float | None, AUTO_BY_NAME] = Field(default=None, gt=0, le=1)
     optimizer: UpdateRule = AdamW()
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     schedule: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
     warmup_steps: int = Field(default=0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     explosion_factor: Annotated[float | None, NONE_BY_NAME] = Field(default=50.0, gt=1)
-    collapse: CollapseSettings = NoCollapse()
+    collapse: CollapseSettings = NoticeCollapse()
     token_budget: int = Field(default=8192, ge=16, le=1_048_576)
     parallel: ParallelSettings = OneProcess()
     exchange: ExchangeSettings | None = None
@@ -143,6 +145,12 @@ class AlgorithmSettings(RunSettings):
         if self.exchange is not None and (problems := exchange_problems(self)):
             raise ValueError("; ".join(problems))
         return self
+
+    def rate_for(self, parameters: int) -> float:
+        """Returns the peak learning rate for a model of so many parameters; 0 if unknown."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return self.default_rate.of(parameters, adapters=self.lora is not None)
 
     @property
     def compute(self) -> ComputeSettings:
@@ -306,7 +314,7 @@ def setting_texts(entry: AlgorithmEntry[Any]) -> Sequence[SettingText]:
     """Lists the settings, the algorithm's own first; each is described in the class that defines it."""
     texts: dict[str, str] = {}
     for base in reversed(entry.settings.__mro__):
-        texts |= _attributes(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+        texts |= attributes(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
     fields = entry.settings.model_fields
     depth = {name: i for i, base in enumerate(entry.settings.__mro__) for name in inspect.get_annotations(base)}
     return [
@@ -321,7 +329,7 @@ def _default(field: Any) -> str:
     return _ANYTHING.dump_json(field.get_default(call_default_factory=True, validated_data={})).decode()
 
 
-def _attributes(text: str) -> dict[str, str]:
+def attributes(text: str) -> dict[str, str]:
     """Reads the section `Attributes:` of a docstring, in Google's style."""
     _, _, section = text.partition(_ATTRIBUTES)
     found: dict[str, str] = {}

@@ -1,10 +1,12 @@
-"""Monitors a run's rewards and rolls it back to its best checkpoint if they fall far below their best.
+"""Notices that a run's rewards have collapsed, and says so or rolls the run back to its best checkpoint.
 
-Averages over `window` steps are compared, so that one bad step has no effect. The threshold is in units of the reward,
-which only the grader's author knows; so monitoring is off by default.
+Averages over `window` steps are compared, so that one bad step has no effect. What counts as a collapse follows from the
+run's own rewards unless `drop` is given: a fall by half of their spread (the largest standard deviation among the
+rollouts of a step so far), and by more than chance explains.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Annotated, Literal
@@ -13,10 +15,15 @@ from pydantic import Field
 
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.training.checkpoints import Checkpoint
-from fulmen_algorithm.training.strict import Strict
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, Strict
 
-REWARD = "reward_mean"
-"""The monitored metric."""
+REWARD, SPREAD, GROUPS = "reward_mean", "reward_std", "groups"
+"""The monitored metric, the standard deviation of the rewards of a step, and the number of groups they are of."""
+SHARE_OF_SPREAD = 0.5
+STANDARD_ERRORS = 3.0
+"""A fall by chance, in standard errors of the difference between two averages, that is not taken for a collapse."""
+
+Drop = Annotated[float | None, AUTO_BY_NAME]
 
 
 class NoCollapse(Strict):
@@ -28,7 +35,22 @@ class NoCollapse(Strict):
     """
 
     kind: Literal["none"] = "none"
-    window: int = Field(default=20, ge=1, le=10_000)
+    window: int = Field(default=5, ge=1, le=10_000)
+
+
+class NoticeCollapse(Strict):
+    """Says that the reward has collapsed, and trains on.
+
+    Attributes:
+        kind: `notice`.
+        window: Steps over which rewards are averaged; monitoring begins after this many.
+        drop: Maximum difference between the best average so far and the present one, in units of the reward; `"auto"`
+            for one that follows from the run's rewards.
+    """
+
+    kind: Literal["notice"] = "notice"
+    window: int = Field(default=5, ge=1, le=10_000)
+    drop: Drop = Field(default=None, gt=0)
 
 
 class RollbackOnCollapse(Strict):
@@ -37,17 +59,17 @@ class RollbackOnCollapse(Strict):
     Attributes:
         kind: `rollback`.
         window: Steps over which rewards are averaged; monitoring begins after this many.
-        drop: Maximum difference between the best average so far and the present one, in units of the reward.
+        drop: See `NoticeCollapse`.
         max_rollbacks: Maximum number of rollbacks; the run fails at the next collapse.
     """
 
     kind: Literal["rollback"]
-    window: int = Field(default=20, ge=1, le=10_000)
-    drop: float = Field(gt=0)
+    window: int = Field(default=5, ge=1, le=10_000)
+    drop: Drop = Field(default=None, gt=0)
     max_rollbacks: int = Field(default=2, ge=1, le=100)
 
 
-CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminator="kind")]
+CollapseSettings = Annotated[NoCollapse | NoticeCollapse | RollbackOnCollapse, Field(discriminator="kind")]
 
 
 class RewardCollapsed(Exception):
@@ -60,19 +82,37 @@ class RewardCollapsed(Exception):
         self.step = step
 
 
-def rewarded(progress: Progress, reward: float, *, window: int) -> Progress:
+def rewarded(progress: Progress, metrics: Mapping[str, float], *, window: int) -> Progress:
     """Returns the progress after a step with a reward."""
-    rewards = (*progress.rewards, reward)[-window:]
+    rewards = (*progress.rewards, metrics[REWARD])[-window:]
     best = progress.best_reward
     if len(rewards) == window:
         best = fmean(rewards) if best is None else max(best, fmean(rewards))
-    return replace(progress, rewards=rewards, best_reward=best)
+    spread = max(progress.reward_spread, metrics.get(SPREAD, 0.0))
+    return replace(progress, rewards=rewards, best_reward=best, reward_spread=spread)
 
 
-def collapsed(progress: Progress, settings: RollbackOnCollapse) -> bool:
-    """Returns whether the average reward of the last steps is too far below the best one."""
-    full = len(progress.rewards) == settings.window and progress.best_reward is not None
-    return full and fmean(progress.rewards) < (progress.best_reward or 0.0) - settings.drop
+def fall(progress: Progress, *, window: int) -> float:
+    """Returns by how much the average reward of the last steps is below the best one; 0 before there are enough."""
+    if len(progress.rewards) < window or progress.best_reward is None:
+        return 0.0
+    return progress.best_reward - fmean(progress.rewards)
+
+
+def allowed_fall(progress: Progress, settings: NoticeCollapse | RollbackOnCollapse, *, groups: float) -> float:
+    """Returns the largest fall that is not a collapse.
+
+    Args:
+        progress: The progress of the run.
+        settings: How the run is monitored.
+        groups: Groups per step; rewards within a group count as one, because they depend on the same task.
+    """
+    if settings.drop is not None:
+        return settings.drop
+    if not progress.reward_spread:
+        return math.inf
+    error = math.sqrt(2.0 / (settings.window * max(groups, 1.0)))
+    return progress.reward_spread * max(SHARE_OF_SPREAD, STANDARD_ERRORS * error)
 
 
 def best_of(checkpoints: Sequence[Checkpoint], *, window: int) -> Checkpoint | None:

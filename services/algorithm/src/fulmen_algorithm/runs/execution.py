@@ -24,8 +24,8 @@ from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
-from fulmen_algorithm.runs.provenance import provenance
+from fulmen_algorithm.runs.ports import BaseModels, ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
+from fulmen_algorithm.runs.provenance import BASE, PARAMETERS, provenance
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.runs.services import RunServices
@@ -97,6 +97,8 @@ class RunExecutor:
     check_owned: Callable[[Entry], Awaitable[None]]
     """Raises RunLeaseLost if another service has taken a run over."""
     model_roots: ModelRoots = ANY_FOLDER
+    models: BaseModels | None = None
+    """Models that runs may begin with."""
 
     async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
@@ -247,8 +249,12 @@ class RunExecutor:
     async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:
         entry, settings = execution.entry, execution.settings
         reference = await self._kept_reference(entry, model) if settings.uses_reference else None
+        parameters = int(entry.run.provenance.get(PARAMETERS, "0"))
+        rate = settings.rate_for(parameters)
+        if settings.learning_rate is None and not entry.run.step:
+            entry.events.notify("info", f"learning_rate is {rate:g}: the default for {_size(parameters)}.")
         optimizer = OptimizerSettings(
-            learning_rate=settings.learning_rate,
+            learning_rate=rate,
             weight_decay=settings.weight_decay,
             rule=settings.optimizer,
             schedule=Schedule(settings.schedule),
@@ -315,6 +321,12 @@ class RunExecutor:
         match run.policy.origin:
             case PolicyOrigin.PATH:
                 return self.model_roots.checked(run.policy.source, project=run.project)
+            case PolicyOrigin.BASE:
+                if self.models is None:
+                    raise RunFailed(f"This service has no models such as {run.policy.source}.")
+                # What "main" or an alias meant when the run first started.
+                source = run.provenance.get(BASE) or run.policy.source
+                return await self.models.folder(source, project=run.project, notify=execution.entry.events.notify)
             case PolicyOrigin.BUILD:
                 bundle = await resources.get(run.inputs["bundle"])
                 seed = execution.settings.seed
@@ -328,3 +340,8 @@ class RunExecutor:
                     raise RunFailed(f"{name} does not exist.") from error
                 stored = await stored_policy(content, resources=resources, files=files, roots=self.model_roots)
                 return await stored.model_folder()
+
+
+def _size(parameters: int) -> str:
+    """Describes the size of a model in a message."""
+    return f"{parameters / 1e6:.3g} M parameters" if parameters else "a model of unknown size"

@@ -197,6 +197,20 @@ class RunLeases(Protocol):
         """Lists the runs whose lease or record has changed since the last call."""
 
 
+class BaseModels(Protocol):
+    """Models that runs may begin with, by their `policy.base`."""
+
+    async def problem(self, source: str, *, project: str) -> str:
+        """Returns why no run of a project can begin with a base; empty if one may."""
+
+    async def folder(self, source: str, *, project: str, notify: Notify) -> Path:
+        """Returns the folder of a base, downloaded if need be.
+
+        Raises:
+            RunFailed: if there is none.
+        """
+
+
 class ResourceStore(Protocol):
     """The resources of one project at the store."""
 

@@ -92,6 +92,8 @@ class Progress:
         validated_step: Last validated step; -1 before the first validation.
         rewards: Mean rewards of the last steps, as many as are averaged.
         best_reward: Best of these averages so far; None before the first.
+        reward_spread: Largest standard deviation among the rewards of one step so far.
+        collapsed: Whether the reward has collapsed, and has not recovered.
         results: Metrics of the run.
         spent_s: Wall time by activity, in seconds.
         memory: State of the algorithm itself, as JSON.
@@ -108,6 +110,8 @@ class Progress:
     validated_step: int = -1
     rewards: tuple[float, ...] = ()
     best_reward: float | None = None
+    reward_spread: float = 0.0
+    collapsed: bool = False
     results: Mapping[str, float] = field(default_factory=dict)
     spent_s: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)

@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+import math
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fulmen.base_names import pinned
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.runs.ports import ResourceStore
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
@@ -25,6 +27,10 @@ PACKAGES = (
     "vllm",
 )
 """Packages whose versions affect the metrics of a run."""
+BASE = "policy.base"
+"""Name of the model, by its commit on the hub or the digest of an upload, that a run begins with."""
+PARAMETERS = "policy.parameters"
+"""Name of the number of parameters of a run's first weights."""
 
 
 async def provenance(
@@ -50,12 +56,16 @@ async def provenance(
     if first_weights is None:
         return found
     found["policy.first_weights.sha256"] = await asyncio.to_thread(_files_digest, first_weights)
+    found[PARAMETERS] = str(await asyncio.to_thread(parameters_of, first_weights))
     match run.policy.origin:
         case PolicyOrigin.VERSION:
             found["policy.first_version"] = run.policy.source
         case PolicyOrigin.NEWEST:
             with suppress(ResourceNotFound):  # removed since; the weights' digest remains
                 found["policy.first_version"] = (await resources.get(f"resources/policy.{run.policy.name}")).name
+        case PolicyOrigin.BASE:
+            # The folder is named after the commit, or after the digest of an upload.
+            found[BASE] = pinned(run.policy.source, first_weights.name)
         case PolicyOrigin.PATH | PolicyOrigin.BUILD:
             pass
     return found
@@ -74,6 +84,25 @@ def _files_digest(model_dir: Path) -> str:
     for file in files:
         digest.update(bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
+
+
+def parameters_of(model_dir: Path) -> int:
+    """Counts the parameters in the safetensors files of a model folder; reads their headers only.
+
+    Returns:
+        0 if a file cannot be read; the trainer says why when it loads the model.
+    """
+    # Imported late: the service itself reads no tensors.
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    try:
+        for file in model_dir.glob("*.safetensors"):
+            with safe_open(file, framework="numpy") as weights:
+                total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    except SafetensorError:
+        return 0
+    return total
 
 
 def _version(package: str) -> str:

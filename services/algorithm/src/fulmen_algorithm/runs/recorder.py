@@ -17,12 +17,16 @@ from pydantic import TypeAdapter
 
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.runs.collapse import (
+    GROUPS,
     REWARD,
     CollapseSettings,
+    NoCollapse,
+    NoticeCollapse,
     RewardCollapsed,
     RollbackOnCollapse,
+    allowed_fall,
     best_of,
-    collapsed,
+    fall,
     rewarded,
 )
 from fulmen_algorithm.runs.control import RunControl
@@ -39,6 +43,10 @@ SECTION_PREFIX = "section_"
 Discard = Callable[[], Awaitable[None]]
 CheckOwned = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
+REMEDY = (
+    "Put the run back with `fulmen run rollback`, or start again with a lower learning_rate or with"
+    ' collapse = { kind = "rollback" }.'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,22 +231,32 @@ class Recorder:
         """
         step = self.progress.step
         if REWARD in values:
-            self.progress = rewarded(self.progress, values[REWARD], window=self._collapse.window)
+            self.progress = rewarded(self.progress, values, window=self._collapse.window)
         if self.progress.branch:
             values = {**values, "rollbacks": float(self.progress.branch)}
         spent = {f"spent_{kind}_seconds": seconds for kind, seconds in self.progress.spent_s.items()}
         self._events.step_done(StepMetrics(step=step, values={**values, **spent, **self._eta()}))
-        if isinstance(self._collapse, RollbackOnCollapse) and REWARD in values:
-            await self._watch_rewards(self._collapse)
+        if not isinstance(self._collapse, NoCollapse) and REWARD in values:
+            await self._watch_rewards(self._collapse, groups=values.get(GROUPS, 1.0))
         await self.end_quiet_step()
 
-    async def _watch_rewards(self, settings: RollbackOnCollapse) -> None:
-        if not collapsed(self.progress, settings):
+    async def _watch_rewards(self, settings: NoticeCollapse | RollbackOnCollapse, *, groups: float) -> None:
+        fallen = fall(self.progress, window=settings.window)
+        allowed = allowed_fall(self.progress, settings, groups=groups)
+        if fallen <= allowed:
+            # Again only after it has recovered: an average may go up and down around the limit.
+            recovered = fallen <= allowed / 2
+            self.progress = replace(self.progress, collapsed=self.progress.collapsed and not recovered)
             return
         text = (
             f"The reward collapsed: {fmean(self.progress.rewards):.4g} on average over {settings.window} steps, "
             f"after {self.progress.best_reward:.4g} at best."
         )
+        if isinstance(settings, NoticeCollapse):
+            if not self.progress.collapsed:
+                self._events.notify("warning", f"{text} {REMEDY}")
+            self.progress = replace(self.progress, collapsed=True)
+            return
         if self._collapses >= settings.max_rollbacks:
             raise RunFailed(f"{text} The run was rolled back {self._collapses} times already (collapse.max_rollbacks).")
         best = await asyncio.to_thread(self._best_whole)

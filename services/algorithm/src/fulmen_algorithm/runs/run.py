@@ -45,6 +45,7 @@ class PolicyOrigin(StrEnum):
     NEWEST = "newest"
     VERSION = "version"
     PATH = "path"
+    BASE = "base"
     BUILD = "build"
 
 
@@ -55,7 +56,7 @@ class PolicySpec:
     Attributes:
         name: Name of the policy and of its public model; empty for a run without a policy.
         origin: Where the first weights come from.
-        source: Version name, folder or `file.py:function`; empty for the newest version.
+        source: Version name, folder, `hf:` or `model:` name or `file.py:function`; empty for the newest version.
     """
 
     name: str

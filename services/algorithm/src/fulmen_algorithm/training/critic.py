@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
+from fulmen_algorithm.training.default_rates import CRITIC_RATE
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.packing import MicroBatch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of
@@ -78,7 +79,8 @@ class Critic:
     ) -> None:
         """Wraps a model with one output for each token."""
         self.model = model.eval()
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=plan.critic.learning_rate, weight_decay=0.0)
+        rate = plan.critic.learning_rate or CRITIC_RATE.of(sum(each.numel() for each in model.parameters()))
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
         self._plan = plan
         self._ranks = ranks
         self._pad_token_id = pad_token_id

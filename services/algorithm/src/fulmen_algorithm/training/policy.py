@@ -106,7 +106,8 @@ class PolicyModel:
         if self.adapters is not None and not order.merged:
             return self.adapters.write(folder, weights)
         if self.adapters is not None:
-            tensors = self.adapters.merged(self.adapters.names[0], weights)
+            earlier = self.adapters.read(Path(order.adapters)) if order.adapters else {}
+            tensors = self.adapters.merged(self.adapters.names[0], weights, earlier)
         else:
             tensors = published_tensors(self.model)
             if weights is not None:

@@ -81,6 +81,16 @@ class Row:
         return sum(self.loss_mask)
 
 
+def calls_per_rollout(rows: Sequence[Row]) -> float:
+    """Returns the mean number of model calls of the rollouts of some rows: of their stretches of trained tokens."""
+    stretches = sum(
+        trains and not before
+        for row in rows
+        for before, trains in zip((False, *row.loss_mask), row.loss_mask, strict=False)
+    )
+    return stretches / max(len({row.rollout_id for row in rows}), 1)
+
+
 def spread_advantage(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
     """Assigns the same advantage to every trained token."""
     return tuple(advantage if trains else 0.0 for trains in loss_mask)

@@ -16,5 +16,11 @@ def _named_none(value: object) -> object:
     return None if value == "none" else value
 
 
+def _named_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
 NONE_BY_NAME = BeforeValidator(_named_none)
 """Accepts the text `none` for null, which TOML lacks, in settings whose default is not null."""
+AUTO_BY_NAME = BeforeValidator(_named_auto)
+"""Accepts the text `auto` for null, in settings that are chosen by the run itself unless they are given."""

@@ -1,9 +1,9 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar, cast
+from typing import cast
 
 import grpc.aio
 
@@ -11,17 +11,14 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.training_run_pb2 import TrainingRun as TrainingRunMessage
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
 from fulmen.errors import (
-    ArgumentInvalid,
     CheckpointNotFound,
     DeadlineExceeded,
     Draining,
     FulmenError,
-    PageTokenInvalid,
     RunLeaseHeld,
     RunStorageUnavailable,
     TrainingRunExists,
     Unavailable,
-    Violation,
 )
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.runs.algorithm import Registry
@@ -38,13 +35,11 @@ from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.transport import encode
 from fulmen_algorithm.transport.forwarding import Forwarding
+from fulmen_algorithm.transport.pages import page
 from fulmen_algorithm.transport.run_access import project_in, require_run_access
 from fulmen_service_kit.security.auth import require_project
 
-DEFAULT_PAGE = 50
-MAX_PAGE = 1000
 READ_LIMIT_S = 3.0
-Item = TypeVar("Item")
 
 
 class TrainingRunServicer(TrainingRunServiceServicer):
@@ -134,9 +129,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     ) -> pb.ListTrainingRunsResponse:
         """Lists runs, newest first."""
         project = require_project(request.project)
-        page, token = _page(self._runs.newest_first(project), request.page_size, request.page_token)
+        listed, token = page(self._runs.newest_first(project), request.page_size, request.page_token)
         return pb.ListTrainingRunsResponse(
-            training_runs=[self._message(self._runs.entry(run.name)) for run in page], next_page_token=token
+            training_runs=[self._message(self._runs.entry(run.name)) for run in listed], next_page_token=token
         )
 
     async def WatchTrainingRun(
@@ -218,9 +213,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
             return cast(pb.ListCheckpointsResponse, forwarded)
         run, store = entry.run, entry.files.checkpoint_store()
         found = [value for value in await asyncio.to_thread(store.listed) if own_past(run, value)]
-        page, token = _page(found[::-1], request.page_size, request.page_token)
+        listed, token = page(found[::-1], request.page_size, request.page_token)
         return pb.ListCheckpointsResponse(
-            checkpoints=[encode.checkpoint(run, value) for value in page], next_page_token=token
+            checkpoints=[encode.checkpoint(run, value) for value in listed], next_page_token=token
         )
 
     async def RollbackTrainingRun(
@@ -352,15 +347,3 @@ def own_past(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     """Returns whether a run may be rolled back to a checkpoint, which an earlier rollback may have abandoned."""
     branch = int(checkpoint.progress.get("branch", 0))
     return run.descends_from(branch=branch, sequence=checkpoint.sequence)
-
-
-def _page(items: Sequence[Item], page_size: int, page_token: str) -> tuple[Sequence[Item], str]:
-    """Cuts a page out of a list; the token is the number of items before it."""
-    if page_size < 0:
-        violation = Violation(field="page_size", description="must not be negative")
-        raise ArgumentInvalid("The request is malformed.", violations=[violation])
-    if page_token and not page_token.isdecimal():
-        raise PageTokenInvalid("The page token is not one of this list.")
-    start = int(page_token or 0)
-    end = start + min(page_size or DEFAULT_PAGE, MAX_PAGE)
-    return items[start:end], str(end) if end < len(items) else ""

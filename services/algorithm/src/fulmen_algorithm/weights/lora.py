@@ -137,14 +137,17 @@ class Adapters:
                 found[name] = tensor_of(weights.tensors[file], torch.float32)
         return found
 
-    def merged(self, adapter: str, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def merged(
+        self, adapter: str, tensors: Mapping[str, Tensor] | None, earlier: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Returns the model's weights with an adapter merged, by their names without adapters.
 
         Args:
             adapter: Its name.
-            tensors: Weights by their names in the model, if the model is sharded.
+            tensors: Weights by their names in the model; None unless the model is sharded.
+            earlier: Weights of adapters in the place of the present ones, as of `read`; empty for the present ones.
         """
-        whole = published_tensors(self._model) if tensors is None else tensors
+        whole = {**(published_tensors(self._model) if tensors is None else tensors), **earlier}
         scales = {name: p.scaling[adapter] for name, p in self._model.named_modules() if isinstance(p, LoraLayer)}
         found: dict[str, Tensor] = {}
         for name, tensor in whole.items():

@@ -15,6 +15,7 @@ class WeightsOrder:
         dense_above: Share of the complete weights' bytes above which complete weights are written instead of a delta.
         keep: Whether the weights are kept in memory as the base of a later delta.
         merged: Whether to merge the adapters and write a complete model folder.
+        adapters: Folder of earlier adapters to merge; empty for the present ones.
     """
 
     dtype: str = "float32"
@@ -22,6 +23,7 @@ class WeightsOrder:
     dense_above: float = 0.5
     keep: bool = False
     merged: bool = False
+    adapters: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_gr
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
-from fulmen_algorithm.runs.ports import Content, ResourceStore
+from fulmen_algorithm.runs.ports import BaseModels, Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
@@ -29,6 +29,8 @@ RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], i
 _POLICY_NAME = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
 _PINNED = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
+_FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
+"""Origins of which there is no version yet."""
 MAX_DISPLAY_NAME = 128
 ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
@@ -88,6 +90,7 @@ class CreationRules:
         endpoints: Addresses that a run may call.
         exchange_targets: Addresses of services through which ranks may exchange gradients.
         model_roots: Folders below which `policy.path` may lie.
+        models: Models that `policy.base` may name.
     """
 
     registry: Registry
@@ -96,6 +99,26 @@ class CreationRules:
     endpoints: Collection[str] = ()
     exchange_targets: Collection[str] = ()
     model_roots: ModelRoots = ANY_FOLDER
+    models: BaseModels | None = None
+
+
+def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:
+    """Checks what is the same in every deployment: the algorithm, its settings, and which inputs it needs.
+
+    Returns:
+        The settings, None if they cannot be read, and every problem.
+    """
+    violations, settings = _problems(draft), None
+    entry = registry.get(draft.algorithm)
+    if entry is None:
+        known = sorted(registry)
+        text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
+        return None, [*violations, Violation(field="algorithm", description=text)]
+    try:
+        settings = parse_settings(entry, draft.settings_json)
+    except SettingsInvalid as error:
+        violations += error.violations
+    return settings, [*violations, *_policy_problems(draft, entry), *_input_problems(draft, entry)]
 
 
 async def checked_run(
@@ -119,24 +142,14 @@ async def checked_run(
         SettingsInvalid: with every problem, bad lines of data sets included.
         ResourceNotFound: if an input is unknown.
     """
-    violations = [*_problems(draft)]
-    entry = rules.registry.get(draft.algorithm)
-    settings: RunSettings | None = None
-    if entry is None:
-        known = sorted(rules.registry)
-        text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
-        violations.append(Violation(field="algorithm", description=text))
-    else:
-        try:
-            settings = parse_settings(entry, draft.settings_json)
-            violations += _engine_problems(settings.engine, rules)
-            violations += _endpoint_problems(settings, rules.endpoints)
-            violations += _target_problems(settings, rules.exchange_targets)
-        except SettingsInvalid as error:
-            violations += error.violations
-        violations += _policy_problems(draft, entry)
+    settings, violations = checked_draft(draft, rules.registry)
+    if settings is not None:
+        violations += _engine_problems(settings.engine, rules)
+        violations += _endpoint_problems(settings, rules.endpoints)
+        violations += _target_problems(settings, rules.exchange_targets)
+    if draft.algorithm in rules.registry:
         violations += _path_problems(draft, rules.model_roots)
-        violations += _input_problems(draft, entry)
+        violations += await _base_problems(draft, rules.models)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
     if violations or settings is None:
@@ -253,7 +266,7 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
     found = []
     if not _POLICY_NAME.fullmatch(draft.policy.name):
         found.append(Violation(field="policy.name", description="must be 1 to 63 of [a-z0-9._-]"))
-    if not entry.trains and draft.policy.origin in (PolicyOrigin.PATH, PolicyOrigin.BUILD):
+    if not entry.trains and draft.policy.origin in _FIRST_WEIGHTS:
         text = f"{draft.algorithm} trains no weights: it serves a published version, or names no policy"
         found.append(Violation(field=f"policy.{draft.policy.origin.value}", description=text))
         return found
@@ -270,7 +283,7 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
         case PolicyOrigin.PATH:
             if not draft.policy.source:
                 found.append(Violation(field="policy.path", description="must be a folder"))
-        case PolicyOrigin.NEWEST:
+        case PolicyOrigin.NEWEST | PolicyOrigin.BASE:
             pass
     return found
 
@@ -280,6 +293,13 @@ def _path_problems(draft: RunDraft, roots: ModelRoots) -> list[Violation]:
         return []
     problem = roots.problem(draft.policy.source, project=draft.project)
     return [Violation(field="policy.path", description=problem)] if problem else []
+
+
+async def _base_problems(draft: RunDraft, models: BaseModels | None) -> list[Violation]:
+    if draft.policy.origin is not PolicyOrigin.BASE or models is None:
+        return []
+    problem = await models.problem(draft.policy.source, project=draft.project)
+    return [Violation(field="policy.base", description=problem)] if problem else []
 
 
 def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:

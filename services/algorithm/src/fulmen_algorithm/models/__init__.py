@@ -1,0 +1,1 @@
+"""Models that clients upload, and the weights that they download."""

@@ -1,0 +1,9 @@
+"""A tiny model, and runs over a model of the other services."""
+
+from tests.support.algorithm.run_service import (  # noqa: F401  (fixtures)
+    grpo_draft,
+    open_service,
+    sft_draft,
+    tiny_model,
+    world,
+)
