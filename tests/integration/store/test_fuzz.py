@@ -137,7 +137,7 @@ other_headers = st.lists(
 
 
 @seed(SEED)
-@settings(bounded, max_examples=150 * soak.SOAK)
+@settings(bounded, max_examples=40 * soak.SOAK)
 @given(data=st.data(), authorization=st.none() | authorizations, others=other_headers)
 def test_no_metadata_breaks_an_rpc(
     target: Fuzzed, data: st.DataObject, authorization: str | None, others: list[tuple[str, Any]]

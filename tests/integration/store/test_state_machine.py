@@ -362,7 +362,7 @@ class Queue(QueueClients):
 
 
 @pytest.mark.timeout(600 + 60 * SOAK)
-@pytest.mark.parametrize("examples", long_after(1, [FEW_EXAMPLES, EXAMPLES * SOAK], short=True))
+@pytest.mark.parametrize("examples", long_after(1, [FEW_EXAMPLES, EXAMPLES * SOAK]))
 def test_the_store_does_what_the_model_says(store: Store, examples: int) -> None:
     print(f"{SEED_VARIABLE}={SEED}")
     limits = settings(

@@ -20,9 +20,13 @@ from fulmen_store.rollouts.filter import (
     Value,
     operators_of,
 )
+from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
-__all__ = ["COMPARE", "GROUPS", "MOMENTS", "TASK_TYPES", "expressions", "means", "written"]
+__all__ = [
+    "AGENTS", "COMPARE", "COUNTS", "DURATIONS_S", "GROUPS", "MOMENTS", "REWARDS", "TASK_TYPES", "expressions", "means",
+    "orders", "written",
+]  # fmt: skip
 
 COMPARE: Mapping[Operator, Callable[[Any, Any], bool]] = {
     Operator.EQUAL: operator.eq,
@@ -37,9 +41,15 @@ MOMENTS = [START + datetime.timedelta(minutes=minute) for minute in range(6)]
 GROUPS = ["", "a", "A", 'q"\\uote', "AND", "größe"]
 TASK_TYPES = ["", "short", "long"]
 AGENTS = ["", "resources/agent.x/versions/1", "resources/agent.x/versions/2"]
+REWARDS = [-1.0, 0.0, 0.1, 0.30000000000000004, 1.0, 1e-300]
+DURATIONS_S = [0.0, 0.125, 1.5, 90.0]
+COUNTS = [0, 7, 512, 2**40]
+# Ids of the first moments begin alike.
+NAMES = ["", "0", "019b", "019b7", "019b76da-a", "019b76da-a800", "ffffffff-ffff-ffff-ffff-ffffffffffff"]
 MODES = {1: "TRAIN", 2: "VALIDATION", 3: "TEST"}
 
 VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
+    Field.NAME: st.sampled_from(NAMES),
     Field.STATE: st.sampled_from([state.value for state in RolloutState]),
     Field.FAILURE_KIND: st.sampled_from([kind.value for kind in FailureKind]),
     Field.MODE: st.sampled_from(list(MODES)),
@@ -50,6 +60,11 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
     Field.CREATE_TIME: st.sampled_from(MOMENTS),
     Field.END_TIME: st.sampled_from(MOMENTS),
     Field.ENDED_ATTEMPT_COUNT: st.integers(0, 3),
+    Field.REWARD: st.sampled_from(REWARDS),
+    Field.DURATION: st.sampled_from(DURATIONS_S),
+    Field.PROMPT_TOKEN_COUNT: st.sampled_from(COUNTS),
+    Field.COMPLETION_TOKEN_COUNT: st.sampled_from(COUNTS),
+    Field.COST_MICROS: st.sampled_from(COUNTS),
 }
 
 
@@ -71,6 +86,12 @@ def expressions() -> st.SearchStrategy[Expression]:
     return st.recursive(comparisons(), extend, max_leaves=6)
 
 
+def orders() -> st.SearchStrategy[tuple[SortKey, ...]]:
+    """Draws orders of one to four fields."""
+    keys = st.builds(SortKey, field=st.sampled_from(SORTED_FIELDS), descending=st.booleans())
+    return st.lists(keys, min_size=1, max_size=4, unique_by=lambda key: key.field).map(tuple)
+
+
 def written(expression: Expression) -> str:
     """Writes a tree with every parenthesis."""
     match expression:
@@ -87,6 +108,8 @@ def written(expression: Expression) -> str:
 def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
     """Tells whether a rollout with these facts is selected; a comparison with an unset fact is false."""
     match expression:
+        case Comparison(field=Field.NAME, operator=sign, value=value):
+            return str(facts[Field.NAME]).startswith(str(value)) is (sign is Operator.EQUAL)
         case Comparison(field=field, operator=Operator.NOT_EQUAL, value=value):
             return bool(facts[field] != value)
         case Comparison(field=field, operator=sign, value=value):
@@ -101,6 +124,8 @@ def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
 
 def _value(field: Field, value: Value) -> str:
     match field:
+        case Field.NAME:
+            return f'"projects/default/rollouts/{value}{"" if len(str(value)) == 36 else "*"}"'
         case Field.STATE:
             return RolloutState(value).name  # type: ignore[arg-type]  # the value of an enum is its number
         case Field.FAILURE_KIND:
@@ -109,6 +134,6 @@ def _value(field: Field, value: Value) -> str:
             return MODES[value]  # type: ignore[index]  # likewise
     if isinstance(value, datetime.datetime):
         return f'"{value.isoformat()}"'
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, int | float):
+        return f"{value}s" if field is Field.DURATION else str(value)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -248,6 +248,8 @@ class World:
             b"",
             self.project_id,
             0,
+            None,
+            None,
         )
         ended = await connection.fetch(SQL["end_attempts"], *([value] for value in row), 3)
         assert len(ended) == 1

@@ -197,6 +197,10 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [span_service_pb2.StreamSpansRequest(training_run=t.run, project=t.project)],
         lambda t: [span_service_pb2.StreamSpansRequest(training_run=t.run)],
     ],
+    SPANS + "WatchSpans": [
+        lambda t: [span_service_pb2.WatchSpansRequest(parent=t.running)],
+        lambda t: [span_service_pb2.WatchSpansRequest(parent=t.attempt)],
+    ],
     RESOURCES + "PublishResources": [
         lambda t: [res.PublishResourcesRequest(resources=[new_version(t, project=t.project)])],
     ],
@@ -332,6 +336,7 @@ MAY_CALL: dict[str, set[Role]] = {
     SPANS + "AppendSpans": {A, S, R, C, K},
     SPANS + "ListSpans": {A, S, R, C, V, K},
     SPANS + "StreamSpans": {A, S, R, C, V, K},
+    SPANS + "WatchSpans": {A, S, R, C, V, K},
     RESOURCES + "PublishResources": {A, S, C},
     RESOURCES + "GetResources": {A, S, R, C, V},
     RESOURCES + "ListResourceVersions": {A, S, R, C, V},

@@ -41,6 +41,7 @@ from fulmen_store.database.migrations import migrate
 from fulmen_store.database.watch import DatabaseWatch
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds, LeaseReturner
+from fulmen_store.leases.clock_mender import ClockMender
 from fulmen_store.leases.overdue import OverdueReaper
 from fulmen_store.leases.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.leases.table import AttemptCheckTable, OverdueTable, PgLeaseTable, SessionTable
@@ -84,6 +85,7 @@ from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
+from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.traces import RolloutTraces
@@ -138,7 +140,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     keys = StoreKeys(settings.signing_keys())
     queue = _Queue(database, settings, keys, stack)
     await queue.maintenance.run_once()
-    verifier = TokenVerifier(keys, revoked=queue.revoked)
+    verifier = TokenVerifier(keys, revoked=queue.revoked, clock=database.clock, runs=AttemptCheckTable(database).runs)
     services = _Services(queue, database, settings, keys=keys, verifier=verifier)
     server = build_server(settings, verifier=verifier, service_names=SERVICE_NAMES, register=services.register)
     services.server = server
@@ -192,7 +194,7 @@ class _Queue:
         self.streams = streams = RunnerStreams()
         self.replicas = replicas = LiveReplicas(uuid7())
         self.wakeups = wakeups = Wakeups()
-        self.revoked = RevokedTokens()
+        self.revoked, self.signer = RevokedTokens(), TokenSigner(keys, clock=database.clock)
         self.leases = leases = PgLeaseTable(database, project_names, lost_to_pause=settings.lost_to_pause)
         self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
@@ -238,7 +240,7 @@ class _Queue:
         self.runners = RunnerTable(database, project_names)
         self.fleet = FleetWatcher(table=self.runners)
         self.demand = FleetDemand(table=DemandTable(database), durations=durations)
-        own_token = OwnToken(keys, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
+        own_token = OwnToken(self.signer, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
         peers = PeerClient(own_token, tls=settings.sibling_tls())
         stack.push_async_callback(peers.close)
         self.sender = NotificationSender(
@@ -263,6 +265,7 @@ class _Queue:
             "lease-sweeper": LeaseSweeper(
                 sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
             ),
+            "clock-mender": ClockMender(database, self.dispatcher, lease_ttl_s, settings.cancel_grace_s),
             "overdue": OverdueReaper(
                 table=OverdueTable(database, project_names),
                 ends=self.ends,
@@ -337,7 +340,7 @@ class _Services:
             ends=queue.ends,
             projects=queue.project_names,
             checks=AttemptCheckTable(database),
-            signer=TokenSigner(keys),
+            signer=queue.signer,
             drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
         )
@@ -351,7 +354,7 @@ class _Services:
         )
         self.projects = ProjectService(
             projects=Projects(table=projects, wakeups=wakeups),
-            tokens=Tokens(table=tokens, signer=TokenSigner(keys), revoked=queue.revoked),
+            tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
             table=projects,
             token_table=tokens,
             verifier=verifier,
@@ -370,13 +373,13 @@ class _Services:
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
-            table=chunks,
-            blobs=blobs,
-            blob_min_bytes=settings.blob_min_bytes,
-            metrics=queue.metrics,
-            traces=queue.traces,
+            table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
+            traces=queue.traces, wakeups=wakeups,
+        )  # fmt: skip
+        follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
+        self.spans = SpanService(
+            spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
         )
-        self.spans = SpanService(spans=spans, table=chunks, rollouts=rollouts, metrics=queue.metrics)
         self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
         self.roles: dict[str, Role] = {
             "span-committer": spans.committer,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fulmen.errors import ArgumentInvalid, Violation
 
-__all__ = ["malformed", "malformed_request"]
+__all__ = ["malformed", "malformed_request", "noted"]
 
 
 def malformed(field: str, description: str) -> ArgumentInvalid:
@@ -17,3 +18,12 @@ def malformed(field: str, description: str) -> ArgumentInvalid:
 def malformed_request(problems: Sequence[Violation]) -> ArgumentInvalid:
     """Returns the error of a request with some problems."""
     return ArgumentInvalid("The request is malformed.", violations=problems)
+
+
+@contextmanager
+def noted(problems: list[Violation]) -> Iterator[None]:
+    """Adds the problems of one part of a request to those of the others, so that one error lists them all."""
+    try:
+        yield
+    except ArgumentInvalid as error:
+        problems.extend(error.violations)

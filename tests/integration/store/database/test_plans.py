@@ -7,11 +7,14 @@ what it does not want costs as much as everything that waits.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+
+import pytest
 
 from fulmen.ids import uuid7
 from fulmen_store.database.queries import SQL
@@ -103,17 +106,31 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
         "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
         "end_attempts": Hot(
-            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count, [1] * count, [0] * count, 3),
+            arguments=(
+                leased,
+                others,
+                *ends,
+                [0.0] * count,
+                [1] * count,
+                [b""] * count,
+                [1] * count,
+                [0] * count,
+                [0.5] * count,
+                [None] * count,
+                3,
+            ),
             items=4 * ASKED,
             index="item_pkey",
         ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
-            arguments=(hedged, others, *ends, [b""] * count, [1] * count), items=4 * ASKED, index="item_pkey"
+            arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, [None] * count),
+            items=4 * ASKED,
+            index="item_pkey",
         ),
         "session_leases": Hot(arguments=(own,), items=LEASED, index="item_leased"),
         "orphaned_leases": Hot(arguments=(1000,), items=LEASED, index="item_leased"),
-        "overdue_attempts": Hot(arguments=(30.0, 1000), items=LEASED, index="item_leased"),
+        "overdue_attempts": Hot(arguments=(30.0, 1000, 0.0, 0.0, time.time(), 30.0), items=LEASED, index="item_leased"),
         "fail_overdue_rollouts": Hot(arguments=(1000,), index="item_by_deadline"),
         "hedgeable_attempts": Hot(arguments=([1], 50), items=LEASED, index="item_hedgeable"),
         "refill_queue": Hot(arguments=(1, -200, LOWEST, 2000), items=2000 + LEASED, index="item_in_order"),
@@ -125,7 +142,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "scan_run_feed": Hot(arguments=(1, 0, LOWEST, ASKED, 1), ends=20 * ASKED),
         "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
-        "get_rollouts": Hot(arguments=(leased,), items=ASKED),
+        "get_rollouts": Hot(arguments=(leased, True), items=ASKED),
         "get_attempts": Hot(arguments=(leased,)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
@@ -152,17 +169,23 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         ),
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
-        "end_expired_sessions": Hot(arguments=()),
+        "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
     }
 
 
-async def test_hot_statements_prepared_on_empty_tables_stay_probes_when_these_have_grown(connection: Any) -> None:
+@pytest.mark.parametrize("all_leased", [False, True], ids=["on empty tables", "when all was leased"])
+async def test_hot_statements_stay_probes_whenever_their_plans_were_made(connection: Any, all_leased: bool) -> None:
     some = [uuid7() for _ in range(ASKED)]
+    await _start(connection)
+    if all_leased:
+        # The statistics then say that no rollout ever waits.
+        await connection.execute(GROW[1], LEASED, SESSIONS)
+        await connection.execute("analyze")
     for name, hot in hot_statements(some, some, some).items():
         if " " not in name:
             await connection.execute(f"prepare {name} as {SQL[name]}")
         await _explain(connection, name, hot.arguments)
-    await _grow(connection)
+    await _grow(connection, leased=not all_leased)
     statements = hot_statements(
         await _ids(connection, "session is null"), await _ids(connection, "session is not null and not hedged"),
         await _ids(connection, "hedged"),
@@ -175,6 +198,7 @@ async def test_hot_statements_prepared_on_empty_tables_stay_probes_when_these_ha
 
 
 async def test_a_plan_that_looks_through_the_backlog_is_noticed(connection: Any) -> None:
+    await _start(connection)
     await _grow(connection)
     await connection.execute(
         "prepare through as select i.id from item i where i.run_id = $1 and i.session is null limit $2"
@@ -182,6 +206,19 @@ async def test_a_plan_that_looks_through_the_backlog_is_noticed(connection: Any)
     hot = Hot(arguments=(7, ASKED), items=ASKED)
     plan = await _explain(connection, "through", hot.arguments)
     assert list(_broken(plan, hot))
+
+
+async def test_old_groups_are_found_by_block_ranges(connection: Any) -> None:
+    await connection.execute(
+        "insert into rollout_group (project_id, group_key, size, created, touched_at)"
+        " select 1, gen_random_uuid(), 2, 1, now() - interval '1 minute' * (30000 - n) from generate_series(1, 30000) n"
+    )
+    await connection.execute("vacuum analyze rollout_group")
+    await connection.execute(f"prepare remove_groups as {SQL['remove_groups']}")
+    async with connection.transaction():
+        await connection.execute(SQL["allow_bitmaps"])
+        plan = await _explain(connection, "remove_groups", (1, ASKED))
+    assert "rollout_group_by_age" in {node.get("Index Name") for node in _nodes(plan)}
 
 
 async def _problems(connection: Any, statements: dict[str, Hot]) -> list[str]:
@@ -218,15 +255,19 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(part)
 
 
-async def _grow(connection: Any) -> None:
+async def _start(connection: Any) -> None:
     await connection.execute("update project set max_running = 1000, max_queued = $1 where id = 1", ASKED)
     await connection.executemany(
         "insert into runner_session (id, subject, project, host, info, lease_until)"
         " values ($1, 'tests', 'projects/*', 'host', '', now() + interval '1 hour')",
         [(one,) for one in SESSION_IDS],
     )
+
+
+async def _grow(connection: Any, *, leased: bool = True) -> None:
     await connection.execute(GROW[0], WAITING)
-    await connection.execute(GROW[1], LEASED, SESSIONS)
+    if leased:
+        await connection.execute(GROW[1], LEASED, SESSIONS)
     await connection.execute(GROW[2], ENDED, GROUPS)
     for statement in GROW[3:7]:
         await connection.execute(statement)

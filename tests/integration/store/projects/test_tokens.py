@@ -23,7 +23,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2, span_service_pb2
 from fulmen_service_kit.security.keys import PublishedKeys
-from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
+from fulmen_service_kit.security.revocation import FollowedClock, RevocationFollower, RevokedTokens, followed_at_store
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
 from tests.support.store.running import (
     LIMIT_S,
@@ -115,7 +115,7 @@ async def test_a_revoked_token_is_refused_at_once_here_and_soon_by_every_replica
 
 async def test_a_service_that_checks_tokens_by_itself_hears_of_a_revocation(store: StoreHandle, stubs: Stubs) -> None:
     issued = await issue(stubs)
-    revoked, keys, clock = RevokedTokens(), PublishedKeys(), StoreClock()
+    revoked, keys, clock = RevokedTokens(), PublishedKeys(), FollowedClock()
     verifier = TokenVerifier(keys, revoked=revoked, clock=clock)
     with pytest.raises(Unavailable):
         verifier.verify(issued.token)

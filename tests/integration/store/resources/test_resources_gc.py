@@ -211,7 +211,7 @@ class World:
 counter = itertools.count()
 
 
-@pytest.mark.parametrize("examples", long_after(1, [6, 25], short=True))
+@pytest.mark.parametrize("examples", long_after(1, [6, 25]))
 def test_whatever_happens_used_versions_stay_and_unused_ones_go(
     fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], database_url: str, examples: int
 ) -> None:

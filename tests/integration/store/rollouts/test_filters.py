@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,19 +29,35 @@ from fulmen_store.rollouts.filter import (
     operators_of,
 )
 from fulmen_store.rollouts.filter_parser import parse_filter
-from fulmen_store.rollouts.lists import RolloutLists, compiled
+from fulmen_store.rollouts.lists import RolloutLists, compiled, order_sql
+from fulmen_store.rollouts.ordering import SORTED_FIELDS, Place, SortKey
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.postgres import shared_server
-from tests.support.store.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
+from tests.support.store.filters import (
+    AGENTS,
+    COUNTS,
+    DURATIONS_S,
+    GROUPS,
+    MOMENTS,
+    REWARDS,
+    TASK_TYPES,
+    expressions,
+    means,
+    orders,
+    written,
+)
 from tests.support.store.running import LIMIT_S, Runner, Stubs, cancel, create, get
 
 LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement)
 SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {
+    Field.NAME: "0192",
     Field.GROUP_ID: "x",
     Field.TASK_TYPE: "x",
     Field.AGENT: "x",
     Field.CREATE_TIME: MOMENTS[0],
     Field.END_TIME: MOMENTS[0],
+    Field.REWARD: 0.5,
+    Field.DURATION: 0.5,
 }
 Facts = dict[Field, Any]
 
@@ -52,6 +68,7 @@ class FilteredRollouts:
     def __init__(self, runner: asyncio.Runner, database: Database, facts: dict[UUID, Facts]) -> None:
         self.runner = runner
         self.facts = facts
+        self.database = database
         self.lists = RolloutLists(database, window_rows=7)
 
     def all_pages(self, where: Expression | None, *, limit: int = 5, limit_s: float = 60.0) -> list[list[UUID]]:
@@ -67,6 +84,31 @@ class FilteredRollouts:
                     return pages
 
         return self.runner.run(read())
+
+    def sorted_pages(self, where: Expression | None, order: Sequence[SortKey], *, limit: int) -> list[list[UUID]]:
+        """Reads every page in an order, each place as a page token holds it."""
+
+        async def read() -> list[list[UUID]]:
+            pages: list[list[UUID]] = []
+            after = None
+            while True:
+                page = await self.lists.sorted_page(1, None, where=where, order=order, after=after, limit=limit)
+                pages.append([view.rollout_id for view in page.views])
+                if page.next_after is None:
+                    return pages
+                after = Place.decode(page.next_after.encode(), order)
+
+        return self.runner.run(read())
+
+    def in_order(self, where: Expression | None, order: Sequence[SortKey]) -> list[UUID]:
+        """Returns what the filter means, in the order: unset fields last, equal rollouts newest first."""
+        found = sorted(self.facts if where is None else self.selected(where), reverse=True)
+        for key in reversed(order):
+            unset = [one for one in found if self.facts[one][key.field] is None]
+            rest = [one for one in found if self.facts[one][key.field] is not None]
+            found = sorted(rest, key=lambda one: self.facts[one][key.field], reverse=key.descending)
+            found += unset
+        return found
 
     def selected(self, where: Expression) -> list[UUID]:
         """Returns what the filter means, newest first."""
@@ -86,14 +128,14 @@ def filtered_rollouts() -> Iterator[FilteredRollouts]:
     server.drop(dsn)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=expressions())
 def test_sql_selects_exactly_what_the_filter_means(filtered_rollouts: FilteredRollouts, where: Expression) -> None:
     pages = filtered_rollouts.all_pages(where)
     assert [one for page in pages for one in page] == filtered_rollouts.selected(where)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=expressions(), limit=st.integers(1, 20))
 def test_dead_rollouts_are_listed_through_their_own_index_with_the_same_result(
     filtered_rollouts: FilteredRollouts, where: Expression, limit: int
@@ -102,6 +144,26 @@ def test_dead_rollouts_are_listed_through_their_own_index_with_the_same_result(
     assert dead is not None
     pages = filtered_rollouts.all_pages(dead, limit=limit)
     assert [one for page in pages for one in page] == filtered_rollouts.selected(dead)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.none() | expressions(), order=orders(), limit=st.integers(1, 30))
+def test_pages_in_an_order_hold_every_selected_rollout_once_and_in_its_place(
+    filtered_rollouts: FilteredRollouts, where: Expression | None, order: tuple[SortKey, ...], limit: int
+) -> None:
+    pages = filtered_rollouts.sorted_pages(where, order, limit=limit)
+    assert [one for page in pages for one in page] == filtered_rollouts.in_order(where, order)
+    assert all(len(page) == limit for page in pages[:-1])
+
+
+def test_a_list_that_is_too_long_to_be_sorted_is_refused(filtered_rollouts: FilteredRollouts) -> None:
+    lists = RolloutLists(filtered_rollouts.database, max_sorted=len(filtered_rollouts.facts) - 1)
+    order = [SortKey(field=Field.REWARD)]
+    with pytest.raises(ArgumentInvalid, match="too long"):
+        filtered_rollouts.runner.run(lists.sorted_page(1, None, where=None, order=order, after=None, limit=5))
+    failed = parse_filter("state = FAILED")
+    page = filtered_rollouts.runner.run(lists.sorted_page(1, None, where=failed, order=order, after=None, limit=5))
+    assert [view.rollout_id for view in page.views] == filtered_rollouts.in_order(failed, order)[:5]
 
 
 def test_a_page_whose_time_is_up_is_short_and_the_next_goes_on(filtered_rollouts: FilteredRollouts) -> None:
@@ -122,6 +184,13 @@ async def test_every_field_and_operator_can_be_prepared(connection: Any) -> None
                 condition, values = compiled(where, first=first)
                 statement = await connection.prepare(filtered(name, condition))
                 assert len(statement.get_parameters()) == first - 1 + len(values)
+
+
+async def test_every_list_can_be_prepared_in_every_order(connection: Any) -> None:
+    for name in (name for name in LISTS if "/* order */" in SQL[name]):
+        for field in SORTED_FIELDS:
+            order = order_sql([SortKey(field=field, descending=True)])
+            await connection.prepare(filtered(name, "true", order))
 
 
 async def test_lists_walk_an_index_and_look_at_one_window(connection: Any) -> None:
@@ -207,7 +276,7 @@ async def test_a_filter_is_data_and_never_sql(stubs: Stubs) -> None:
     assert [rollout.name for rollout in page.rollouts] == [name]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | expressions().map(written))
 def test_no_filter_breaks_the_store(fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], text: str) -> None:
     loop, stubs = fuzzed
@@ -239,6 +308,7 @@ async def _insert_rollouts(dsn: str, chance: random.Random, count: int) -> dict[
     known: dict[UUID, Facts] = {}
     for _ in range(count):
         rollout_id, facts = _random_rollout(chance)
+        facts[Field.NAME] = str(rollout_id)
         known[rollout_id] = facts
         await _insert(connection, rollout_id, facts, names)
     await connection.close()
@@ -264,7 +334,12 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
         Field.CREATE_TIME: created,
         Field.END_TIME: chance.choice(MOMENTS) if state in FINAL_STATES else None,
         Field.ENDED_ATTEMPT_COUNT: chance.randint(0, 3),
+        Field.REWARD: chance.choice([None, *REWARDS]) if state in FINAL_STATES else None,
+        Field.DURATION: chance.choice([None, *DURATIONS_S]) if state in FINAL_STATES else None,
     }
+    for field in (Field.PROMPT_TOKEN_COUNT, Field.COMPLETION_TOKEN_COUNT, Field.COST_MICROS):
+        # Reported together or not at all.
+        facts[field] = None if facts[Field.MODE] == 1 else chance.choice(COUNTS)
     # A supplied id may hold a time up to an hour before the creation, or five minutes after it.
     at = created + datetime.timedelta(minutes=chance.uniform(-60, 5))
     return UUID(int=round(at.timestamp() * 1000) << 80 | chance.getrandbits(70)), facts
@@ -280,9 +355,10 @@ async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[s
     state = RolloutState(facts[Field.STATE])
     if state in FINAL_STATES:
         await connection.execute(
-            "insert into rollout_end (rollout_id, project_id, group_size, state, failure_kind, ended_at)"
-            " values ($1, 1, 1, $2, $3, $4)",
-            rollout_id, state, facts[Field.FAILURE_KIND], facts[Field.END_TIME],
+            "insert into rollout_end (rollout_id, project_id, group_size, state, failure_kind, ended_at, reward, duration_s)"
+            " values ($1, 1, 1, $2, $3, $4, $5, $6)",
+            rollout_id, state, facts[Field.FAILURE_KIND], facts[Field.END_TIME], facts[Field.REWARD],
+            facts[Field.DURATION],
         )  # fmt: skip
     else:
         session = uuid7() if state is RolloutState.RUNNING else None
@@ -292,6 +368,15 @@ async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[s
             " now() end, now() + $4 * interval '1 hour')",
             rollout_id, 0 if state is RolloutState.QUEUED else 1, session, int(state is RolloutState.RETRY_WAIT),
         )  # fmt: skip
+    if facts[Field.COST_MICROS] is not None:
+        # The usage of two attempts is summed up.
+        await connection.executemany(
+            "insert into usage_attempt values ($1, $2, 'm', 'b', 1, null, 1, 0, $3, 0, $4, $5)",
+            [
+                (rollout_id, 1, facts[Field.PROMPT_TOKEN_COUNT], 0, facts[Field.COST_MICROS]),
+                (rollout_id, 2, 0, facts[Field.COMPLETION_TOKEN_COUNT], 0),
+            ],
+        )
     for number in range(1, facts[Field.ENDED_ATTEMPT_COUNT] + 1):
         await connection.execute(
             "insert into attempt (rollout_id, number, state, failure_kind, rollout_state, session, started_at, report)"

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fulmen.errors import QuotaExceeded
-from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.main import app
 from tests.support.store.rollouts import renewing
@@ -74,7 +74,10 @@ async def created_in_the_end(stubs: Stubs, count: int, *, request_id: str) -> li
 
 async def test_a_project_never_runs_more_than_its_quota_whatever_the_replica(database_url: str) -> None:
     """Two replicas, each with credit for all: every rollout runs, never more than three at once."""
-    async with store_with(database_url, max_running=3) as one, running_store(database_url) as two:
+    async with (
+        store_with(database_url, 60.0, max_running=3) as one,
+        running_store(database_url, lease_ttl_s=60.0) as two,
+    ):
         stubs = [await one.stubs(), await two.stubs()]
         count, running, most = 30, 0, 0
         runners = [await Runner(each).open() for each in (*stubs, *stubs)]
@@ -195,7 +198,7 @@ async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_u
         ]
         listed = await it.stubs.runners.ListRunners(runner_registry_service_pb2.ListRunnersRequest())
         assert [each.running_count for each in listed.runners] == [1, 1]
-        assert await it.quick.complete([it.second], output=b"42") == [APPLIED]
+        assert await it.quick.complete([it.second], output=b"42", rewards=[reward_pb2.Reward(value=0.75)]) == [APPLIED]
         assert list((await it.late.expect("lease_lost")).attempts) == [it.first.attempt]
         assert await it.late.complete([it.first]) == [lease_pb2.COMPLETION_STATUS_LEASE_LOST]
         rollout = await get(it.stubs, it.name)
@@ -205,6 +208,9 @@ async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_u
         (failure_pb2.FAILURE_KIND_UNSPECIFIED, True),
     ]
     assert rollout.attempts[1].output == b"42"
+    assert rollout.reward == 0.75
+    taken = rollout.attempts[1].end_time.ToNanoseconds() - rollout.attempts[1].start_time.ToNanoseconds()
+    assert rollout.duration.ToNanoseconds() == pytest.approx(taken, abs=1000)
 
 
 async def test_a_hedge_whose_runner_dies_leaves_the_rollout_running(database_url: str) -> None:

@@ -70,6 +70,22 @@ def test_values_may_be_quoted_and_escaped() -> None:
         assert parse_filter(text) == Comparison(field=Field.GROUP_ID, operator=Operator.EQUAL, value=value), text
 
 
+def test_numbers_durations_and_beginnings_of_names_are_read() -> None:
+    for text, value in (("-1", -1.0), ("+.5", 0.5), ("1.", 1.0), ("2e-3", 0.002), ('"0.25"', 0.25)):
+        assert parse_filter(f"reward >= {text}") == Comparison(
+            field=Field.REWARD, operator=Operator.GREATER_OR_EQUAL, value=value
+        )
+    assert parse_filter("duration < 1.5s") == Comparison(field=Field.DURATION, operator=Operator.LESS, value=1.5)
+    assert parse_filter("cost_micros = 9223372036854775807") == Comparison(
+        field=Field.COST_MICROS, operator=Operator.EQUAL, value=2**63 - 1
+    )
+    uuid = "0192f0c1-7a6e-7c53-9f3e-0123456789ab"
+    for text, value in (("*", ""), ("0192f0c1-7*", "0192f0c1-7"), (uuid, uuid), (f"{uuid}*", uuid)):
+        assert parse_filter(f'name = "projects/a/rollouts/{text}"') == Comparison(
+            field=Field.NAME, operator=Operator.EQUAL, value=value
+        )
+
+
 def test_times_are_read_with_their_offset() -> None:
     moment = datetime.datetime(2026, 3, 14, 8, 15, 0, 250000, tzinfo=datetime.UTC)
     for text in ("2026-03-14T08:15:00.25Z", "2026-03-14T10:15:00.250+02:00", "2026-03-14t08:15:00.250000000z"):
@@ -102,6 +118,13 @@ def test_times_are_read_with_their_offset() -> None:
         ("state = FAILED ! mode = TEST", [16]),
         ("mode = TEST) AND colour = 1", [12, 18]),
         ("((" * 40, [33]),
+        ("name = 0192", [8]),
+        ("name = projects/a/rollouts/0192", [8]),
+        ("name = projects/a/rollouts/0192f0c17*", [8]),
+        ("name = projects/a/rollouts/0192F*", [8]),
+        ("name < projects/a/rollouts/0192*", [6]),
+        ("reward > high AND reward < 1e999 AND duration > 3 AND duration < s", [10, 28, 49, 66]),
+        ("cost_micros > 1.5 AND prompt_token_count > 9223372036854775808", [15, 44]),
     ],
 )
 def test_every_problem_is_told_with_its_place(text: str, positions: list[int]) -> None:

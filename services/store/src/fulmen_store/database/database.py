@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
@@ -19,6 +19,7 @@ from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
 from fulmen_service_kit.security.auth import current_tenant
 from fulmen_service_kit.security.fair_turns import FairSlots
 from fulmen_store.database.queries import SQL, filtered
+from fulmen_store.database.server_clock import ServerClock
 from fulmen_store.resources.versions import version_was_removed
 
 __all__ = ["Database", "connect", "open_pool"]
@@ -39,6 +40,8 @@ _log = structlog.get_logger()
 HOT_SETTINGS: Final = {
     "application_name": "fulmen-store",
     "enable_seqscan": "off",
+    # A bitmap has no order: a statement with a limit would read everything that waits.
+    "enable_bitmapscan": "off",
     "enable_incremental_sort": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -88,6 +91,7 @@ class Database:
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
         self.answered_at = time.monotonic()
+        self.clock = ServerClock()
         self._full_until = 0.0
 
     @property
@@ -114,6 +118,28 @@ class Database:
         """Sets a new pool once PostgreSQL is available again."""
         self._pool = pool
 
+    async def look(self, connection: Any = None) -> None:
+        """Looks whether the server is writable, and what time it is there; over a connection of the pool if none is given.
+
+        Raises:
+            DatabaseUnavailable: If it is read-only or does not answer.
+        """
+        began = time.monotonic()
+        name = "state_of_server"
+        row = await (self.fetch_row(name) if connection is None else connection.fetchrow(SQL[name]))
+        if row is None or row["is_read_only"]:
+            raise DatabaseUnavailable("The store's database is read-only.")
+        self.clock.observe(row["now_s"], took_s=time.monotonic() - began)
+
+    async def clock_has_run_for(self, seconds: float) -> bool:
+        """Looks at the server's clock; returns whether it was not set for so long, as far as this process has seen.
+
+        Raises:
+            DatabaseUnavailable: If it does not answer.
+        """
+        await self.look()
+        return self.clock.has_run_for(seconds)
+
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """Runs a named statement and returns its rows.
 
@@ -123,14 +149,16 @@ class Database:
         async with self._connection() as connection:
             return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
 
-    async def fetch_filtered(self, name: str, condition: str, *arguments: object) -> list[asyncpg.Record]:
-        """Runs a named statement with a condition of `rollout_filters` in place of its `/* filter */`.
+    async def fetch_filtered(
+        self, name: str, condition: str, *arguments: object, order: str = ""
+    ) -> list[asyncpg.Record]:
+        """Runs a named statement with a condition, and an order if one is given, in the places that it marks for them.
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown.
         """
         async with self._connection() as connection:
-            return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
+            return await connection.fetch(filtered(name, condition, order), *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""
@@ -236,11 +264,15 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
     deadline = time.monotonic() + start_limit_s
     while True:
         try:
-            return Database(await open_pool(dsn, connections=connections))
+            database = Database(await open_pool(dsn, connections=connections))
         except DatabaseUnavailable:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_PAUSE_S)
+        else:
+            with suppress(DatabaseUnavailable):  # for the time; the watch says whether it is up
+                await database.look()
+            return database
 
 
 async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMIT_S) -> asyncpg.Pool:

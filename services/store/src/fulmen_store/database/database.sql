@@ -1,3 +1,3 @@
--- name: is_read_only
--- A standby, or a read-only server, cannot do the store's work.
-select current_setting('transaction_read_only') = 'on';
+-- name: state_of_server
+-- A standby, or a read-only server, cannot do the store's work. Its time is that of all tokens.
+select current_setting('transaction_read_only') = 'on' as is_read_only, extract(epoch from clock_timestamp())::float8 as now_s;

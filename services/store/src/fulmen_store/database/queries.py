@@ -20,6 +20,7 @@ __all__ = ["FRAGMENTS", "SQL", "arguments", "filtered"]
 
 _MARK: Final = "-- name: "
 _FILTER_MARK: Final = "true /* filter */"
+_ORDER: Final = re.compile(r"order by [^\n]* /\* order \*/")
 _COLUMNS: Final = re.compile(r"^-- columns: (\w+)\n((?:--   .*\n)+)", re.M)
 _REFERENCE: Final = re.compile(r"\{(?:(\w+)\.)?([a-z_]+(?:\+[a-z_]+)*)(?:\[(\d+)\])?\}")
 
@@ -103,9 +104,16 @@ SQL: Final = _Sql(
 FRAGMENTS: Final = _Sql("rollouts/fragments")
 
 
-def filtered(name: str, condition: str) -> str:
-    """Returns a named statement with a condition, made of fragments only, in place of its `/* filter */`."""
+def filtered(name: str, condition: str, order: str = "") -> str:
+    """Returns a named statement with a condition, made of fragments only, in place of its `/* filter */`.
+
+    An order, made likewise, takes the place of the one before its `/* order */`.
+    """
     before, mark, after = SQL[name].partition(_FILTER_MARK)
     if not mark:
         raise KeyError(f"statement {name} accepts no filter")
+    if order:
+        after, count = _ORDER.subn(lambda _: f"order by {order}", after)
+        if count != 1:
+            raise KeyError(f"statement {name} accepts no order")
     return f"{before}{condition}{after}"

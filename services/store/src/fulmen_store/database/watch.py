@@ -17,7 +17,6 @@ import structlog
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.database.database import HOT_SETTINGS, Database, mapped_errors, open_pool
-from fulmen_store.database.queries import SQL
 
 __all__ = ["DatabaseWatch"]
 
@@ -124,7 +123,7 @@ class DatabaseWatch:
                 raise
             with mapped_errors():
                 async with asyncio.timeout(PROBE_LIMIT_S):
-                    _refuse_if(await self._database.fetch_row("is_read_only"))
+                    await self._database.look()
 
     async def _ask(self) -> None:
         try:
@@ -134,7 +133,7 @@ class DatabaseWatch:
                         self._own = await asyncpg.connect(
                             self._dsn, timeout=PROBE_LIMIT_S, server_settings=HOT_SETTINGS
                         )
-                    _refuse_if(await self._own.fetchrow(SQL["is_read_only"]))
+                    await self._database.look(self._own)
         except DatabaseUnavailable:
             self._drop()
             raise
@@ -143,11 +142,6 @@ class DatabaseWatch:
         own, self._own = self._own, None
         if own is not None:
             own.terminate()
-
-
-def _refuse_if(read_only: asyncpg.Record | None) -> None:
-    if read_only is None or read_only[0]:
-        raise DatabaseUnavailable("The store's database is read-only.")
 
 
 def _reason(error: DatabaseUnavailable) -> str:

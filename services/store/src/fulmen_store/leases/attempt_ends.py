@@ -202,7 +202,7 @@ class AttemptEnds:
             was_alone=died and lease.lost_beside == 1,
         )
         if decision.kind is not None:
-            report = replace(report, kind=decision.kind, report=explained(RUNNER_DIED))
+            report = replace(report, kind=decision.kind, report=explained(RUNNER_DIED), failure=RUNNER_DIED)
         return AttemptEnd(
             report=report,
             cancel_requested=lease.cancel_requested,

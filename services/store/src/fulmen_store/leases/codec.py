@@ -17,6 +17,7 @@ from fulmen_store.rollouts.transitions import FailureKind
 
 __all__ = [
     "explained",
+    "failure_line",
     "report_of",
 ]
 
@@ -24,6 +25,11 @@ MAX_REWARDS: Final = 256
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 MAX_MESSAGE_CHARS: Final = 4096
 SPAN_ID_BYTES: Final = 8
+FINAL_DIMENSION: Final = "reward"
+MAX_LINE_CHARS: Final = 200
+TRACEBACK: Final = "Traceback (most recent call last):"
+# The line of a failure in the output of a program: `ValueError: ...`, `java.lang.IllegalStateException`.
+_ERROR: Final = re.compile(r"(?:Uncaught |Exception in thread \S+ )?[\w.$]*(?:Error|Exception)\b")
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _REFUSED: Final = frozenset(
     {FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED, FailureKind.RUNNER_LOST}
@@ -49,11 +55,32 @@ def explained(text: str) -> bytes:
     return attempt_pb2.Attempt(failure_message=text).SerializeToString(deterministic=True)
 
 
+def failure_line(text: str) -> str | None:
+    """Returns what failed, in one line of at most 200 characters; None for an empty message.
+
+    That is the exception of the last traceback in a message, or its first line; of a program that ended with an error
+    also the line of its output that names the error.
+    """
+    head, *parts = text.split(TRACEBACK)
+    lines = [line for line in head.splitlines() if line.strip()]
+    # A message that was truncated at the front may begin inside a traceback.
+    first = next((line for line in lines if not line[0].isspace()), lines[0] if lines else "")
+    if parts:
+        after = [line for line in parts[-1].splitlines() if line.strip()]
+        found = next((line for line in after if not line[0].isspace()), after[-1] if after else "")
+    else:
+        found = next((line for line in lines[1:] if _ERROR.match(line)), "") if "exited with" in first else ""
+    words = [word.strip(" |+-") for word in (first, found) if word]
+    line = " ".join(words) if first.rstrip().endswith(":") else ": ".join(words)
+    shown = "".join(sign if sign.isprintable() else " " for sign in line).strip()
+    return (shown if len(shown) <= MAX_LINE_CHARS else shown[: MAX_LINE_CHARS - 1] + "…") or None
+
+
 def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_id: int) -> AttemptReport | str:
     """Decodes a runner's report of an attempt; returns a description of the problem if it is malformed."""
     rewards = [
         _Reward(
-            dimension=reward.dimension or "reward",
+            dimension=reward.dimension or FINAL_DIMENSION,
             value=reward.value,
             step=reward.step if reward.HasField("step") else None,
             span_id=reward.span_id,
@@ -76,7 +103,7 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
     )
     for reward in report.rewards:
         if not reward.dimension:
-            reward.dimension = "reward"
+            reward.dimension = FINAL_DIMENSION
     return AttemptReport(
         project_id=project_id,
         rollout_id=attempt.rollout_id,
@@ -84,7 +111,17 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         epoch=attempt.number,
         kind=_KINDS[result.failure_kind],
         report=report.SerializeToString(deterministic=True),
+        reward=_final(rewards),
+        failure=failure_line(report.failure_message) if result.failure_kind else None,
     )
+
+
+def _final(rewards: Sequence[_Reward]) -> float | None:
+    """Returns the final reward of the attempt; None without one."""
+    for reward in rewards:
+        if reward.step is None and not reward.span_id and reward.dimension == FINAL_DIMENSION:
+            return reward.value
+    return None
 
 
 def _problem(*, kind: int, rewards: Sequence[_Reward], output_size: int) -> str:

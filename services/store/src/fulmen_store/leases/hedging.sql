@@ -37,12 +37,14 @@ cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r
 -- name: end_hedged_attempts
 with k as (
     select
-        x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, i.c, i.leased_at,
+        x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, x.reward, x.failure, i.c, i.leased_at,
         i.rival_session, i.rival_epoch, i.rival_leased_at
     from unnest(
         $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[],
-        $9::int[]
-    ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id)
+        $9::int[], $10::float8[], $11::text[]
+    ) as x (
+        id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id, reward, failure
+    )
     cross join lateral (
         select
             q.ctid as c,
@@ -63,7 +65,7 @@ with k as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 6)
     returning
         i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report,
+        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure,
         k.rival_session, k.rival_epoch, k.rival_leased_at
 ), u as (
     update item i set
@@ -83,10 +85,13 @@ with k as (
     union all
     select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report from u
 ), e as (
-    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
+    insert into rollout_end (
+        rollout_id, project_id, run_id, group_key, group_size, state, failure_kind, reward, duration_s, failure_message
+    )
     select
         d.id, d.project_id, d.run_id, d.group_key, d.group_size, d.rollout_state,
-        case d.rollout_state when 4 then 0 else 6 end
+        case d.rollout_state when 4 then 0 else 6 end, d.reward, extract(epoch from now() - d.leased_at)::float8,
+        d.failure
     from d
 )
 select

@@ -129,6 +129,8 @@ class AttemptReport:
     Attributes:
         kind: Failure kind; NONE if it succeeded.
         report: Rewards, output and message, opaque here.
+        reward: The final reward in it; None without one.
+        failure: The failure in its message, in one line; None without a message.
     """
 
     project_id: int
@@ -137,6 +139,8 @@ class AttemptReport:
     epoch: int
     kind: FailureKind
     report: bytes = b""
+    reward: float | None = None
+    failure: str | None = None
 
 
 # Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.

@@ -85,12 +85,14 @@ limit $1
 -- name: end_attempts
 with k as (
     select
-        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, i.c, i.session, i.leased_at
+        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, x.reward, x.failure,
+        i.c, i.session, i.leased_at
     from unnest(
         $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
-        $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[]
+        $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[], $13::float8[], $14::text[]
     ) as x (
-        id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id, runner_loss
+        id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id, runner_loss,
+        reward, failure
     )
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
@@ -104,7 +106,7 @@ with k as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 5, 6)
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure
 ), u as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
@@ -122,15 +124,18 @@ with k as (
     union all
     select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report from u
 ), e as (
-    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
+    insert into rollout_end (
+        rollout_id, project_id, run_id, group_key, group_size, state, failure_kind, reward, duration_s, failure_message
+    )
     select
         d.id, d.project_id, d.run_id, d.group_key, d.group_size, d.rollout_state,
-        case d.rollout_state when 4 then 0 when 6 then 6 else d.kind end
+        case d.rollout_state when 4 then 0 when 6 then 6 else d.kind end, d.reward,
+        extract(epoch from now() - d.leased_at)::float8, d.failure
     from d
 ), l as (
-    -- A version is paused by $13 rollouts that lost their runners, each within a day of the one before.
+    -- A version is paused by $15 rollouts that lost their runners, each within a day of the one before.
     insert into lost_runner as old (agent, project_id, rollouts, paused_at)
-    select d.agent, d.project_id, array_agg(d.id), case when count(*) >= $13::int then now() end
+    select d.agent, d.project_id, array_agg(d.id), case when count(*) >= $15::int then now() end
     from d where d.kind = 9 and d.rollout_state = 5 and d.agent is not null
     group by d.agent, d.project_id order by d.agent
     on conflict (agent) do update set
@@ -142,7 +147,7 @@ with k as (
         paused_at = case
             when old.paused_at is not null then old.paused_at
             when old.lost_at >= now() - interval '1 day'
-                and cardinality(excluded.rollouts) + cardinality(old.rollouts) >= $13::int then now()
+                and cardinality(excluded.rollouts) + cardinality(old.rollouts) >= $15::int then now()
             else excluded.paused_at
         end
 )
@@ -233,9 +238,10 @@ where s.id = any ($1::uuid[]) and s.ended_at is null
 returning s.id;
 
 -- name: end_expired_sessions
+-- Ends none if the clock does not show what is expected, $1 within $2: it was set, and the caller has not seen it yet.
 update runner_session s set
     ended_at = now(),
     lost_leases = (select count(*) from item i where i.session = s.id)
         + (select count(*) from item i where i.hedge_session = s.id)
-where s.ended_at is null and s.lease_until < now()
+where s.ended_at is null and s.lease_until < now() and abs(extract(epoch from now())::float8 - $1::float8) <= $2::float8
 returning s.id, s.lost_leases;

@@ -81,6 +81,8 @@ class OverdueReaper:
         while True:
             await asyncio.sleep(min(POLL_INTERVAL_S, self._lease_ttl_s / POLLS_PER_TTL))
             try:
+                if not await self._table.clock_has_run_for(self._lease_ttl_s):
+                    continue
                 await self.fail_waiting()
                 if loop.time() >= attempts_from:
                     await self.end_attempts()

@@ -2,15 +2,18 @@
 -- `item_by_deadline`: the cost depends on running and overdue rows, never on waiting ones.
 
 -- name: overdue_attempts
+-- What was leased before $3, Unix seconds, is $4 seconds younger than it seems: the clock was set ahead then. None is overdue if
+-- the clock does not show what is expected, $5 within $6: it was set, and the caller has not seen it yet.
 select
     i.id, i.project_id, i.session, i.epoch,
     case when i.cancel_by <= now() then 1 when i.deadline <= now() then 2 else 3 end as reason
 from item i
-where i.session is not null
+where i.session is not null and abs(extract(epoch from now())::float8 - $5::float8) <= $6::float8
     and (
         i.cancel_by <= now()
         or i.deadline <= now()
-        or i.leased_at + i.timeout_ms * interval '1 millisecond' + $1::float8 * interval '1 second' <= now()
+        or i.leased_at + i.timeout_ms * interval '1 millisecond' + $1::float8 * interval '1 second'
+            + case when i.leased_at < to_timestamp($3::float8) then $4::float8 else 0 end * interval '1 second' <= now()
     )
 limit $2;
 

@@ -293,6 +293,9 @@ class LeaseSweeper:
         while True:
             await asyncio.sleep(self._lease_ttl_s if grace else interval_s)
             try:
+                # A clock that was set ahead ends all leases; runners get one TTL to renew them.
+                if not await self._sessions.clock_has_run_for(self._lease_ttl_s):
+                    continue
                 await self.sweep_once(look_for_orphans=grace or count % sweeps_per_net == 0)
                 grace = False
             except DatabaseUnavailable:

@@ -10,7 +10,9 @@ from uuid import UUID
 
 import asyncpg
 
+from fulmen_service_kit.security.tokens import Caller
 from fulmen_store.database.database import Database, columns
+from fulmen_store.database.server_clock import LATE_S
 from fulmen_store.leases.attempt_checks import Leases, RolloutLeases
 from fulmen_store.leases.leases import (
     AttemptEnd,
@@ -98,10 +100,11 @@ class PgLeaseTable:
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
                 end.rollout_state, end.delay_s, end.charge, end.report.report, end.report.project_id, end.lost_runners,
+                end.report.reward, end.report.failure,
             )
             for end in ends
         ]  # fmt: skip
-        written = await self._database.fetch("end_attempts", *columns(rows, 12), self._lost_to_pause)
+        written = await self._database.fetch("end_attempts", *columns(rows, 14), self._lost_to_pause)
         await self._projects.load(row["project_id"] for row in written)
         return [ended_of(row) for row in written]
 
@@ -111,11 +114,11 @@ class PgLeaseTable:
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
-                end.rollout_state, end.report.report, end.report.project_id,
+                end.rollout_state, end.report.report, end.report.project_id, end.report.reward, end.report.failure,
             )
             for end in ends
         ]  # fmt: skip
-        written = await self._database.fetch("end_hedged_attempts", *columns(rows, 9))
+        written = await self._database.fetch("end_hedged_attempts", *columns(rows, 11))
         await self._projects.load(row["project_id"] for row in written)
         return [
             replace(
@@ -202,9 +205,13 @@ class SessionTable:
         """Ends sessions; returns those that were live."""
         return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
 
+    async def clock_has_run_for(self, seconds: float) -> bool:
+        """Returns whether the database's clock was not set for so long; see `Database.clock_has_run_for`."""
+        return await self._database.clock_has_run_for(seconds)
+
     async def end_expired(self) -> list[UUID]:
         """Ends expired sessions; returns them."""
-        rows = await self._database.fetch("end_expired_sessions")
+        rows = await self._database.fetch("end_expired_sessions", self._database.clock(), LATE_S)
         if self._metrics is not None:
             self._metrics.runners_lost(sum(row["lost_leases"] > 0 for row in rows))
         return [row["id"] for row in rows]
@@ -279,6 +286,12 @@ class AttemptCheckTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def runs(self, key: Caller) -> bool:
+        """Returns whether the attempt of a key has not ended."""
+        assert key.attempt is not None
+        (found,) = await self.read([(key.attempt.rollout_id, key.attempt.number)])
+        return found is not None and found.project == key.project and key.attempt.number in found.leases.epochs
+
     async def read(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
         """Returns the state of each attempt (rollout, number), in order; None for an unknown rollout."""
         found: list[RolloutLeases | None] = [None] * len(attempts)
@@ -302,7 +315,10 @@ class OverdueTable:
 
     async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:
         """Returns leases whose attempt is past its timeout plus grace, its cancel grace or its deadline."""
-        rows = await self._database.fetch("overdue_attempts", attempt_grace_s, limit)
+        clock = self._database.clock
+        rows = await self._database.fetch(
+            "overdue_attempts", attempt_grace_s, limit, clock.ahead_from_s, clock.ahead_by_s, clock(), LATE_S
+        )
         await self._projects.load(row["project_id"] for row in rows)
         return [
             OverdueAttempt(
@@ -312,6 +328,10 @@ class OverdueTable:
             )
             for row in rows
         ]
+
+    async def clock_has_run_for(self, seconds: float) -> bool:
+        """Returns whether the database's clock was not set for so long; see `Database.clock_has_run_for`."""
+        return await self._database.clock_has_run_for(seconds)
 
     async def fail_waiting(self, limit: int) -> list[int]:
         """Ends waiting rollouts whose deadline has passed, in one commit; returns the project of each."""

@@ -55,6 +55,10 @@ class Tokens:
         self._signer = signer
         self._revoked = revoked
 
+    def now_s(self) -> float:
+        """Returns the time by which tokens are judged, Unix seconds."""
+        return self._signer.clock()
+
     def check(self, draft: TokenDraft) -> None:
         """Validates a request for a token.
 
@@ -105,7 +109,7 @@ class Tokens:
         token = self._signer.issue(
             caller.role, subject=caller.subject, ttl_s=ttl_s, project=project, token_id=caller.token_id
         )
-        return token, datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ttl_s)
+        return token, datetime.datetime.fromtimestamp(self.now_s() + ttl_s, datetime.UTC)
 
     async def revoke(self, token_id: str, *, project: str | None) -> None:
         """Revokes a token permanently.

@@ -48,6 +48,10 @@ delete from rollout_end e where e.rollout_id = any ($1::uuid[]);
 -- name: remove_rollouts
 delete from rollout r where r.id = any ($1::uuid[]);
 
+-- name: allow_bitmaps
+-- For the rest of the transaction: block ranges (BRIN) are read by bitmaps alone.
+select set_config('enable_bitmapscan', 'on', true);
+
 -- name: remove_groups
 -- Of a project: those that got their last member a day before its oldest rollout.
 with o as (

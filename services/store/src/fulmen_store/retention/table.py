@@ -58,6 +58,7 @@ class RetentionTable:
             lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
             if lock is None or not lock["is_mine"]:
                 return 0
+            await transaction.fetch_row("allow_bitmaps")
             return len(await transaction.fetch("remove_groups", project_id, limit))
 
     async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:

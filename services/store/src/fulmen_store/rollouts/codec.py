@@ -21,7 +21,10 @@ __all__ = [
 
 
 DEFAULTS = NewRollout(request=b"")
-OUTPUT_ONLY = ("name", "state", "failure_kind", "create_time", "end_time", "attempts", "ended_attempt_count")
+OUTPUT_ONLY = (
+    "name", "state", "failure_kind", "failure_message", "create_time", "end_time", "attempts", "ended_attempt_count",
+    "reward", "duration", "prompt_token_count", "completion_token_count", "cost_micros",
+)  # fmt: skip
 
 
 def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:

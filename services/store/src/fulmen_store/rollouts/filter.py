@@ -14,6 +14,7 @@ from typing import Final
 from fulmen_store.rollouts.transitions import RolloutState
 
 __all__ = [
+    "ORDERED_FIELDS",
     "Comparison",
     "Conjunction",
     "Disjunction",
@@ -25,6 +26,7 @@ __all__ = [
     "both",
     "creation_bounds",
     "operators_of",
+    "required_name",
     "requires_state",
     "states_filter",
 ]
@@ -33,6 +35,7 @@ __all__ = [
 class Field(StrEnum):
     """A field of a rollout that can be compared."""
 
+    NAME = "name"
     STATE = "state"
     FAILURE_KIND = "failure_kind"
     MODE = "mode"
@@ -43,6 +46,11 @@ class Field(StrEnum):
     CREATE_TIME = "create_time"
     END_TIME = "end_time"
     ENDED_ATTEMPT_COUNT = "ended_attempt_count"
+    REWARD = "reward"
+    DURATION = "duration"
+    PROMPT_TOKEN_COUNT = "prompt_token_count"  # noqa: S105  # A field's name.
+    COMPLETION_TOKEN_COUNT = "completion_token_count"  # noqa: S105  # Likewise.
+    COST_MICROS = "cost_micros"
 
 
 class Operator(StrEnum):
@@ -56,12 +64,12 @@ class Operator(StrEnum):
     GREATER_OR_EQUAL = ">="
 
 
-Value = int | str | datetime.datetime
+Value = int | float | str | datetime.datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of a field with a value; enum values are numbers."""
+    """A comparison of a field with a value; enum values are numbers, durations seconds, names UUIDs or their beginning."""
 
     field: Field
     operator: Operator
@@ -92,12 +100,22 @@ class Disjunction:
 Expression = Comparison | Negation | Conjunction | Disjunction
 
 _UNORDERED: Final = frozenset({Operator.EQUAL, Operator.NOT_EQUAL})
-_ORDERED_FIELDS: Final = frozenset({Field.PRIORITY, Field.CREATE_TIME, Field.END_TIME, Field.ENDED_ATTEMPT_COUNT})
+ORDERED_FIELDS: Final = (
+    Field.PRIORITY,
+    Field.CREATE_TIME,
+    Field.END_TIME,
+    Field.ENDED_ATTEMPT_COUNT,
+    Field.REWARD,
+    Field.DURATION,
+    Field.PROMPT_TOKEN_COUNT,
+    Field.COMPLETION_TOKEN_COUNT,
+    Field.COST_MICROS,
+)
 
 
 def operators_of(field: Field) -> frozenset[Operator]:
     """Returns the operators that a field can be compared with."""
-    return frozenset(Operator) if field in _ORDERED_FIELDS else _UNORDERED
+    return frozenset(Operator) if field in ORDERED_FIELDS else _UNORDERED
 
 
 def states_filter(states: frozenset[int]) -> Expression | None:
@@ -122,6 +140,16 @@ def requires_state(expression: Expression | None, state: RolloutState) -> bool:
     return any(
         one == wanted or (isinstance(one, Disjunction) and one.operands == (wanted,)) for one in _required(expression)
     )
+
+
+def required_name(expression: Expression | None) -> str:
+    """Returns the longest beginning of a UUID that the top-level conjunction requires; empty if it requires none."""
+    names = [
+        str(one.value)
+        for one in _required(expression)
+        if isinstance(one, Comparison) and one.field is Field.NAME and one.operator is Operator.EQUAL
+    ]
+    return max(names, key=len, default="")
 
 
 def creation_bounds(expression: Expression | None) -> tuple[datetime.datetime | None, datetime.datetime | None]:

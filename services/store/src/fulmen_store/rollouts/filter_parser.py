@@ -11,6 +11,7 @@ Source: AIP-160, https://google.aip.dev/160.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,11 +37,19 @@ __all__ = ["MAX_FILTER_CHARS", "parse_filter"]
 
 MAX_FILTER_CHARS: Final = 2048
 MAX_DEPTH: Final = 32
-MAX_INTEGER: Final = 2**31 - 1
 MAX_SHOWN: Final = 40
 
 _TIMES: Final = frozenset({Field.CREATE_TIME, Field.END_TIME})
-_INTEGERS: Final = frozenset({Field.PRIORITY, Field.ENDED_ATTEMPT_COUNT})
+# How many bits the integers of a field have.
+_INTEGERS: Final[Mapping[Field, int]] = MappingProxyType(
+    {
+        Field.PRIORITY: 32,
+        Field.ENDED_ATTEMPT_COUNT: 32,
+        Field.PROMPT_TOKEN_COUNT: 64,
+        Field.COMPLETION_TOKEN_COUNT: 64,
+        Field.COST_MICROS: 64,
+    }
+)
 _ENUMS: Final[Mapping[Field, Mapping[str, int]]] = MappingProxyType(
     {
         Field.STATE: {state.name: state.value for state in RolloutState},
@@ -107,7 +116,11 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
+_NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}/rollouts/([0-9a-f-]{0,36})(\*?)")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ZEROS: Final = "00000000-0000-0000-0000-000000000000"
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _TIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 
 
@@ -258,16 +271,40 @@ class _Parser:
                 self._note(token, f"{token.shown} is not one of {', '.join(_ENUMS[field])}")
             return number
         if field in _INTEGERS:
-            if _INTEGER.fullmatch(text) and abs(int(text)) <= MAX_INTEGER:
+            bits = _INTEGERS[field]
+            if _INTEGER.fullmatch(text) and abs(int(text)) < 1 << bits - 1:
                 return int(text)
-            self._note(token, f"{token.shown} is not an integer of 32 bits")
+            self._note(token, f"{token.shown} is not an integer of {bits} bits")
             return None
+        if field is Field.REWARD or field is Field.DURATION:
+            return self._number(token, text, field)
         if field in _TIMES:
             return self._time(token, text)
+        if field is Field.NAME:
+            return self._name(token, text)
         if "\0" in text:
             self._note(token, "holds a NUL character")
             return None
         return text
+
+    def _number(self, token: _Token, text: str, field: Field) -> float | None:
+        unit = "s" if field is Field.DURATION else ""
+        digits = text.removesuffix("s") if unit else text
+        if text.endswith(unit) and _NUMBER.fullmatch(digits) and math.isfinite(float(digits)):
+            return float(digits)
+        wanted = "a number of seconds with an s behind it, such as 1.5s" if unit else "a finite number"
+        self._note(token, f"{token.shown} is not {wanted}")
+        return None
+
+    def _name(self, token: _Token, text: str) -> str | None:
+        """Reads the name of a rollout, or its beginning; the project is that of the list."""
+        match = _NAME.fullmatch(text)
+        given = match[1] if match is not None else ""
+        whole = given + _ZEROS[len(given) :]
+        if match is not None and _UUID.fullmatch(whole) and (match[2] or len(given) == len(_ZEROS)):
+            return given
+        self._note(token, f"{token.shown} is not projects/PROJECT/rollouts/UUID, or its beginning with * behind it")
+        return None
 
     def _time(self, token: _Token, text: str) -> datetime.datetime | None:
         if token.kind is _Kind.QUOTED and _TIME.fullmatch(text):

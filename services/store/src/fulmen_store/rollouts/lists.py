@@ -1,19 +1,21 @@
 """Lists of rollouts in PostgreSQL, in bounded time even if a filter selects few of them.
 
 A list scans an index by id in windows of rows until the page is full, the rows end or its time limit has passed. A page
-may therefore be short, or even empty, although more follow (AIP-158).
+may therefore be short, or even empty, although more follow (AIP-158). A list in another order sorts all of its rows for
+each page, since an index per field would cost every completion; it has a limit of rows instead.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 from uuid import UUID
 
 import asyncpg
 
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
 from fulmen_store.database.queries import FRAGMENTS
@@ -27,12 +29,11 @@ from fulmen_store.rollouts.filter import (
     Operator,
     Value,
     creation_bounds,
+    required_name,
     requires_state,
 )
-from fulmen_store.rollouts.records import (
-    DeadRollout,
-    RolloutView,
-)
+from fulmen_store.rollouts.ordering import Place, SortKey
+from fulmen_store.rollouts.records import DeadRollout, RolloutView
 from fulmen_store.rollouts.table import view_of
 from fulmen_store.rollouts.transitions import RolloutState
 
@@ -40,17 +41,21 @@ __all__ = [
     "DeadLetterTable",
     "ListedPage",
     "RolloutLists",
+    "SortedPage",
     "compiled",
+    "order_sql",
 ]
 
 WINDOW_ROWS: Final = 5000
 PAGE_LIMIT_S: Final = 2.0
+MAX_SORTED: Final = 100_000
 LOWEST_ID: Final = UUID(int=0)
 HIGHEST_ID: Final = UUID(int=2**128 - 1)
 # A supplied id may hold a time up to an hour before its creation and five minutes after it; clocks differ a little more.
 ID_BEFORE_CREATION: Final = datetime.timedelta(hours=1, minutes=10)
 ID_AFTER_CREATION: Final = datetime.timedelta(minutes=15)
 _RANDOM_BITS: Final = 80
+_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +66,43 @@ class ListedPage:
     next_before: UUID | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedPage:
+    """One page of a list in an order, and the place after which the next one begins; None at the end."""
+
+    views: list[RolloutView]
+    next_after: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selected:
+    """The rollouts of a list: of a project, or of one of its training runs, that `where` selects."""
+
+    project_id: int
+    run_id: int | None
+    where: Expression | None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all of them have failed."""
+        return self.where is not None and requires_state(self.where, RolloutState.FAILED)
+
+
 class RolloutLists:
     """Reads lists of rollouts."""
 
-    def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Clock | None = None) -> None:
-        """Creates the reader; a statement reads at most `window_rows` rows."""
+    def __init__(
+        self,
+        database: Database,
+        *,
+        window_rows: int = WINDOW_ROWS,
+        max_sorted: int = MAX_SORTED,
+        clock: Clock | None = None,
+    ) -> None:
+        """Creates the reader; a statement reads at most `window_rows` rows, or sorts at most `max_sorted`."""
         self._database = database
         self._window_rows = window_rows
+        self._max_sorted = max_sorted
         self._clock = (clock or Clock()).monotonic_s
 
     async def page(
@@ -81,14 +116,17 @@ class RolloutLists:
         limit_s: float = PAGE_LIMIT_S,
     ) -> ListedPage:
         """Returns rollouts that `where` selects, newest first, with ids below `before`."""
+        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
         lowest, highest = _id_bounds(where)
         upper = highest if before is None else min(before, highest)
         until = self._clock() + limit_s
         found: list[RolloutView] = []
         while True:
-            lower = await self._window_end(project_id, run_id, where, upper, lowest)
+            lower = None
+            if where is not None:
+                lower = await self._window_end(selected, upper, lowest, rows=self._window_rows)
             wanted = limit + 1 - len(found)
-            found += await self._window(project_id, run_id, where, upper, lower or lowest, wanted)
+            found += await self._window(selected, upper, lower or lowest, wanted)
             if len(found) > limit:
                 return ListedPage(views=found[:limit], next_before=found[limit - 1].rollout_id)
             if lower is None:
@@ -97,33 +135,67 @@ class RolloutLists:
             if self._clock() >= until:
                 return ListedPage(views=found, next_before=upper)
 
-    async def _window_end(
-        self, project_id: int, run_id: int | None, where: Expression | None, upper: UUID, lowest: UUID
-    ) -> UUID | None:
-        """Returns the id of the last row of the window; None if it reaches the end of the list."""
-        if where is None:
-            return None
-        arguments: list[object] = [project_id, upper, lowest, self._window_rows - 1]
-        if requires_state(where, RolloutState.FAILED):
+    async def sorted_page(
+        self,
+        project_id: int,
+        run_id: int | None,
+        *,
+        where: Expression | None,
+        order: Sequence[SortKey],
+        after: Place | None,
+        limit: int,
+    ) -> SortedPage:
+        """Returns rollouts that `where` selects, in an order, after a place in it.
+
+        Raises:
+            ArgumentInvalid: If there are more rollouts than may be sorted.
+        """
+        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
+        lowest, highest = _id_bounds(where)
+        if await self._window_end(selected, highest, lowest, rows=self._max_sorted + 1):
+            text = (
+                f"would sort more than {self._max_sorted} rollouts: restrict the list by a training run, by bounds of "
+                "create_time or to FAILED rollouts"
+            )
+            raise ArgumentInvalid("The list is too long.", violations=[Violation(field="order_by", description=text)])
+        views = await self._window(selected, highest, lowest, limit + 1, order=order, after=after)
+        more = len(views) > limit
+        return SortedPage(views=views[:limit], next_after=Place.of(views[limit - 1], order) if more else None)
+
+    async def _window_end(self, selected: _Selected, upper: UUID, lowest: UUID, *, rows: int) -> UUID | None:
+        """Returns the id of the last of so many rows below `upper`; None if there are fewer."""
+        arguments: list[object] = [selected.project_id, upper, lowest, rows - 1]
+        if selected.is_dead:
             row = await self._database.fetch_row("dead_window", *arguments)
-        elif run_id is None:
+        elif selected.run_id is None:
             row = await self._database.fetch_row("project_window", *arguments)
         else:
-            row = await self._database.fetch_row("run_window", *arguments, run_id)
+            row = await self._database.fetch_row("run_window", *arguments, selected.run_id)
         return None if row is None else row["id"]
 
     async def _window(
-        self, project_id: int, run_id: int | None, where: Expression | None, upper: UUID, lower: UUID, limit: int
+        self,
+        selected: _Selected,
+        upper: UUID,
+        lower: UUID,
+        limit: int,
+        *,
+        order: Sequence[SortKey] = (),
+        after: Place | None = None,
     ) -> list[RolloutView]:
-        arguments: list[object] = [project_id, upper, lower, limit]
-        if where is not None and requires_state(where, RolloutState.FAILED):
-            name, arguments = "list_dead_rollouts", [*arguments, run_id]
-        elif run_id is None:
+        arguments: list[object] = [selected.project_id, upper, lower, limit]
+        if selected.is_dead:
+            name, arguments = "list_dead_rollouts", [*arguments, selected.run_id]
+        elif selected.run_id is None:
             name = "list_project_rollouts"
         else:
-            name, arguments = "list_run_rollouts", [*arguments, run_id]
-        condition, values = compiled(where, first=len(arguments) + 1)
-        rows: list[asyncpg.Record] = await self._database.fetch_filtered(name, condition, *arguments, *values)
+            name, arguments = "list_run_rollouts", [*arguments, selected.run_id]
+        condition, values = compiled(selected.where, first=len(arguments) + 1)
+        if after is not None:
+            condition += f" and {_is_after(after, order, len(arguments) + 1, values)}"
+        rows: list[asyncpg.Record] = await self._database.fetch_filtered(
+            name, condition, *arguments, *values, order=order_sql(order)
+        )
         return [view_of(row) for row in rows]
 
 
@@ -132,6 +204,10 @@ def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
     earliest, latest = creation_bounds(where)
     low = LOWEST_ID if earliest is None else _id_at(earliest, -ID_BEFORE_CREATION)
     high = HIGHEST_ID if latest is None else _id_at(latest, ID_AFTER_CREATION)
+    if name := required_name(where).replace("-", ""):
+        low = max(low, UUID(name.ljust(_DIGITS, "0")))
+        # The upper bound is exclusive.
+        high = min(high, UUID(int=min(int(name.ljust(_DIGITS, "f"), 16) + 1, HIGHEST_ID.int)))
     return low, high
 
 
@@ -144,6 +220,7 @@ EVERYTHING: Final = "true"
 
 
 _TYPES: Final[Mapping[Field, str]] = {
+    Field.NAME: "text",
     Field.STATE: "int",
     Field.FAILURE_KIND: "int",
     Field.MODE: "int",
@@ -154,6 +231,11 @@ _TYPES: Final[Mapping[Field, str]] = {
     Field.CREATE_TIME: "timestamptz",
     Field.END_TIME: "timestamptz",
     Field.ENDED_ATTEMPT_COUNT: "int",
+    Field.REWARD: "float8",
+    Field.DURATION: "float8",
+    Field.PROMPT_TOKEN_COUNT: "bigint",
+    Field.COMPLETION_TOKEN_COUNT: "bigint",
+    Field.COST_MICROS: "bigint",
 }
 
 
@@ -166,15 +248,40 @@ _OPERATORS: Final[Mapping[Operator, str]] = {
 }
 
 
-def compiled(expression: Expression | None, *, first: int) -> tuple[str, list[Value]]:
+def compiled(expression: Expression | None, *, first: int) -> tuple[str, list[Value | UUID]]:
     """Returns the condition and the values of its parameters, numbered from `first`."""
     if expression is None:
         return EVERYTHING, []
-    values: list[Value] = []
+    values: list[Value | UUID] = []
     return _condition(expression, first, values), values
 
 
-def _condition(expression: Expression, first: int, values: list[Value]) -> str:
+def order_sql(order: Sequence[SortKey]) -> str:
+    """Returns the order in SQL; empty for the order of the statement."""
+    keys = [f"({FRAGMENTS[key.field]}) {'desc' if key.descending else 'asc'} nulls last" for key in order]
+    return ", ".join([*keys, "r.id desc"]) if keys else ""
+
+
+def _is_after(place: Place, order: Sequence[SortKey], first: int, values: list[Value | UUID]) -> str:
+    """Returns the condition that a rollout comes after a place; appends the values of its parameters."""
+
+    def parameter(value: Value | UUID, kind: str) -> str:
+        values.append(value)
+        return f"${first + len(values) - 1}::{kind}"
+
+    condition = f"r.id < {parameter(place.rollout_id, 'uuid')}"
+    for key, value in reversed(list(zip(order, place.values, strict=True))):
+        column = f"({FRAGMENTS[key.field]})"
+        if value is None:
+            condition = f"({column} is null and {condition})"
+        else:
+            own = parameter(value, _TYPES[key.field])
+            sign = "<" if key.descending else ">"
+            condition = f"({column} {sign} {own} or {column} is null or ({column} = {own} and {condition}))"
+    return condition
+
+
+def _condition(expression: Expression, first: int, values: list[Value | UUID]) -> str:
     match expression:
         case Comparison(operator=Operator.NOT_EQUAL):
             equal = Comparison(field=expression.field, operator=Operator.EQUAL, value=expression.value)
@@ -182,6 +289,8 @@ def _condition(expression: Expression, first: int, values: list[Value]) -> str:
         case Comparison():
             values.append(expression.value)
             parameter = f"${first + len(values) - 1}::{_TYPES[expression.field]}"
+            if expression.field is Field.NAME:
+                return f"starts_with({FRAGMENTS[expression.field]}, {parameter})"
             # An unset field makes the comparison null, which is false here: a negation of it is then true.
             return f"coalesce(({FRAGMENTS[expression.field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
         case Negation():

@@ -61,6 +61,13 @@ class RolloutView:
     Attributes:
         running: Running attempts by number: one, two if the rollout is hedged, or none.
         ended_attempts: Number of ended attempts; set in lists only.
+        priority: Priority.
+        reward: Final reward of the attempt that decided the state; None without one.
+        duration_s: Duration of that attempt, seconds; None without one.
+        failure_message: What failed in that attempt, in one line; empty if nothing did.
+        prompt_token_count: Prompt tokens of the calls of all attempts; None if not asked for or none is reported.
+        completion_token_count: Tokens sampled for all attempts; None likewise.
+        cost_micros: Cost of the calls of all attempts, millionths of a US dollar; None likewise.
     """
 
     rollout_id: UUID
@@ -72,6 +79,13 @@ class RolloutView:
     ended_at: datetime.datetime | None
     running: Sequence[RunningAttempt]
     ended_attempts: int = 0
+    priority: int = 0
+    reward: float | None = None
+    duration_s: float | None = None
+    failure_message: str = ""
+    prompt_token_count: int | None = None
+    completion_token_count: int | None = None
+    cost_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

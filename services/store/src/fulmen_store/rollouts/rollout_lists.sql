@@ -1,7 +1,7 @@
 -- Lists of rollouts. Each walks one index by id and looks at no more than one window of rows: the rows between two ids,
--- the lower of which the statement `..._window` found. `true /* filter */` is where a caller's filter goes
--- (fulmen_store.rollouts.filter_sql). Rows are compared and ordered by all columns of the index to walk: no
--- other can do that, whatever the statistics say.
+-- the lower of which the statement `..._window` found. `true /* filter */` is where a caller's filter goes, `/* order */`
+-- stands behind the order that a caller's replaces (fulmen_store.rollouts.lists). Rows are compared and ordered by all
+-- columns of the index to walk: no other can do that, whatever the statistics say.
 
 -- name: project_window
 select r.id from rollout r
@@ -21,40 +21,57 @@ order by q.rollout_id desc offset $4 limit 1;
 -- name: list_project_rollouts
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
-    e.state as end_state, e.failure_kind, e.ended_at,
+    r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
+    u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout r
 left join lateral (
     select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
 ) i on true
 left join lateral (
-    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
+    select q.state, q.failure_kind, q.ended_at, q.reward, q.duration_s, q.failure_message
+    from rollout_end q where q.rollout_id = r.id limit 1
 ) e on true
+left join lateral (
+    select
+        sum(q.prompt_token_count)::bigint as prompt_token_count,
+        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
+    from usage_attempt q where q.rollout_id = r.id
+) u on true
 where (r.project_id, r.id) < ($1, $2) and (r.project_id, r.id) >= ($1, $3) and true /* filter */
-order by r.project_id desc, r.id desc
+order by r.project_id desc, r.id desc /* order */
 limit $4;
 
 -- name: list_run_rollouts
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
-    e.state as end_state, e.failure_kind, e.ended_at,
+    r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
+    u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout r
 left join lateral (
     select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
 ) i on true
 left join lateral (
-    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
+    select q.state, q.failure_kind, q.ended_at, q.reward, q.duration_s, q.failure_message
+    from rollout_end q where q.rollout_id = r.id limit 1
 ) e on true
+left join lateral (
+    select
+        sum(q.prompt_token_count)::bigint as prompt_token_count,
+        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
+    from usage_attempt q where q.rollout_id = r.id
+) u on true
 where (r.project_id, r.run_id, r.id) < ($1, $5, $2) and (r.project_id, r.run_id, r.id) >= ($1, $5, $3)
     and true /* filter */
-order by r.project_id desc, r.run_id desc, r.id desc
+order by r.project_id desc, r.run_id desc, r.id desc /* order */
 limit $4;
 
 -- name: list_dead_rollouts
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
-    e.state as end_state, e.failure_kind, e.ended_at,
+    r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
+    u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout_end e
 cross join lateral (
@@ -64,7 +81,13 @@ cross join lateral (
 cross join lateral (
     select null::int as epoch, null::uuid as session, null::timestamptz as leased_at, false as delayed
 ) i
+left join lateral (
+    select
+        sum(q.prompt_token_count)::bigint as prompt_token_count,
+        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
+    from usage_attempt q where q.rollout_id = r.id
+) u on true
 where e.project_id = $1 and e.state = 5 and e.rollout_id < $2 and e.rollout_id >= $3
     and ($5::int is null or e.run_id = $5) and true /* filter */
-order by e.rollout_id desc
+order by e.rollout_id desc /* order */
 limit $4;

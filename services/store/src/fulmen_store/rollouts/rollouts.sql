@@ -63,11 +63,12 @@ cross join lateral (select q.id, q.project_id, q.request from rollout q where q.
 -- name: get_rollouts
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed,
-    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host,
-    e.state as end_state, e.failure_kind, e.ended_at
+    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, r.sort_priority,
+    e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
+    u.prompt_token_count, u.completion_token_count, u.cost_micros
 from unnest($1::uuid[]) with ordinality as x (id, n)
 cross join lateral (
-    select q.id, q.project_id, q.request, q.created_at from rollout q where q.id = x.id limit 1
+    select q.id, q.project_id, q.request, q.created_at, q.sort_priority from rollout q where q.id = x.id limit 1
 ) r
 left join lateral (
     select
@@ -78,8 +79,15 @@ left join lateral (
     from item q where q.id = x.id limit 1
 ) i on true
 left join lateral (
-    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = x.id limit 1
+    select q.state, q.failure_kind, q.ended_at, q.reward, q.duration_s, q.failure_message
+    from rollout_end q where q.rollout_id = x.id limit 1
 ) e on true
+left join lateral (
+    select
+        sum(q.prompt_token_count)::bigint as prompt_token_count,
+        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
+    from usage_attempt q where $2::boolean and q.rollout_id = x.id
+) u on true
 order by x.n;
 
 -- name: get_attempts

@@ -147,9 +147,9 @@ class RolloutTable:
         rows = await self._database.fetch("stored_requests", rollout_ids)
         return {row["id"]: (row["project_id"], row["request"]) for row in rows}
 
-    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
-        """Returns those rollouts that exist, in the order of the ids."""
-        return [view_of(row) for row in await self._database.fetch("get_rollouts", rollout_ids)]
+    async def view(self, rollout_ids: Sequence[UUID], *, with_usage: bool = False) -> list[RolloutView]:
+        """Returns those rollouts that exist, in the order of the ids, with the usage of their calls if it is asked for."""
+        return [view_of(row) for row in await self._database.fetch("get_rollouts", rollout_ids, with_usage)]
 
     async def attempts(self, rollout_ids: Sequence[UUID]) -> list[AttemptView]:
         """Returns the ended attempts of rollouts, by rollout and number."""
@@ -256,6 +256,13 @@ def view_of(row: asyncpg.Record) -> RolloutView:
         ended_at=row["ended_at"],
         running=sorted(running, key=lambda attempt: attempt.number),
         ended_attempts=row.get("ended_attempts", 0),
+        priority=-row["sort_priority"],
+        reward=row["reward"],
+        duration_s=row["duration_s"],
+        failure_message=row["failure_message"] or "",
+        prompt_token_count=row["prompt_token_count"],
+        completion_token_count=row["completion_token_count"],
+        cost_micros=row["cost_micros"],
     )
 
 

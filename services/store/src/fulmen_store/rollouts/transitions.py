@@ -24,6 +24,7 @@ __all__ = [
 
 MAX_BACKOFF_MS: Final = 60_000
 JITTER: Final = 0.25
+MAX_DELAY_S: Final = MAX_BACKOFF_MS * (1 + JITTER) / 1000
 _MAX_DOUBLINGS: Final = 16
 MAX_LOST_RUNNERS: Final = 2
 """Runners that a rollout may lose. From then on it runs alone on its runner, and is not retried if that one dies too."""

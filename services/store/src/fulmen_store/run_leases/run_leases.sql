@@ -81,10 +81,12 @@ where p.before < $6
 order by l.project_id, l.name;
 
 -- name: unowned_runs
--- Runs that were run, and that nothing has run for $1 seconds; a run that only waits for its first slot has no rollouts.
+-- Runs that were run, and that nothing has run for $1 seconds; a run that only waits for its first slot has no rollouts. None if
+-- the clock does not show what is expected, $3 within $4: it was set, and the caller has not seen it yet.
 select l.project_id, l.name, l.epoch from run_lease l
 where l.state <> 1 and l.expires_at <= now() - $1::float8 * interval '1 second'
     and (l.state = 3 or not l.released) and not l.swept
+    and abs(extract(epoch from now())::float8 - $3::float8) <= $4::float8
 order by l.expires_at limit $2;
 
 -- name: count_unowned_runs

@@ -10,6 +10,7 @@ import asyncpg
 
 from fulmen.errors import RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
 from fulmen_store.database.database import Database, Transaction
+from fulmen_store.database.server_clock import LATE_S
 from fulmen_store.run_leases.run_leases import Holder, Renewal, RunFence, RunLease, RunLeaseState
 
 __all__ = ["RunLeaseTable", "hold_fences"]
@@ -124,9 +125,13 @@ class RunLeaseTable:
         now: datetime.datetime = row["now"]
         return now
 
+    async def clock_has_run_for(self, seconds: float) -> bool:
+        """Returns whether the database's clock was not set for so long; see `Database.clock_has_run_for`."""
+        return await self._database.clock_has_run_for(seconds)
+
     async def unowned(self, *, for_s: float, limit: int) -> list[tuple[int, RunFence]]:
         """Returns project and epoch of runs that nothing has run for a time and whose rollouts are not cancelled yet."""
-        rows = await self._database.fetch("unowned_runs", for_s, limit)
+        rows = await self._database.fetch("unowned_runs", for_s, limit, self._database.clock(), LATE_S)
         return [(row["project_id"], RunFence(training_run=row["name"], epoch=row["epoch"])) for row in rows]
 
     async def count_unowned(self, *, for_s: float) -> int:

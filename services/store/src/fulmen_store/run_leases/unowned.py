@@ -14,6 +14,7 @@ import structlog
 from fulmen.errors import DatabaseUnavailable, RunLeaseLost
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.run_leases.run_leases import MAX_TTL_S
 from fulmen_store.run_leases.table import RunLeaseTable
 
 __all__ = ["UnownedRuns"]
@@ -57,6 +58,9 @@ class UnownedRuns:
         Raises:
             DatabaseUnavailable: If the database is unavailable.
         """
+        # A clock that was set ahead ends all leases; owners get the longest TTL to renew them.
+        if not await self._table.clock_has_run_for(MAX_TTL_S):
+            return
         self.count = await self._table.count_unowned(for_s=SHOWN_AFTER_S)
         for project_id, fence in await self._table.unowned(for_s=self._limit_s, limit=RUNS_PER_PASS):
             try:

@@ -226,6 +226,13 @@ class Backlog:
             self._readings[project_id] = _Reading()
             self._more.add(project_id)
 
+    def forget_delays(self, projects: Iterable[int]) -> None:
+        """Forgets which items may not run yet, and reads projects again."""
+        self._delayed = DelayedItems()
+        self._read_again_at = 0.0
+        self.read_again([*projects, *self.projects])
+        self.poll_soon()
+
     async def steal(self) -> bool:
         """Adds other replicas' work that fits waiting credit, once due; returns whether any was added.
 

@@ -164,6 +164,12 @@ class Dispatcher:
         self._backlog.hint(projects)
         self._wake.set()
 
+    def read_again(self, projects: Iterable[int]) -> None:
+        """Reads projects again in which rows may run earlier than they could when they were read."""
+        self._backlog.forget_delays(projects)
+        self._settled = False
+        self._wake.set()
+
     def open_credit(self, project_id: int) -> int:
         """Returns the unused credit of the runners connected here that serve a project."""
         return self._streams.open_credit(project_id)

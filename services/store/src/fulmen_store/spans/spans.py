@@ -17,9 +17,11 @@ from uuid import UUID
 
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.spans.blob_refs import span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.spans.chunks import CODEC_ZSTD, MAX_TIME_NS, Chunk, LooseSpans, NewChunk, _groups, compress
+from fulmen_store.spans.following import spans_key
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.traces import RolloutTraces
 
@@ -42,6 +44,7 @@ class Spans:
         blob_min_bytes: int = 0,
         metrics: StoreMetrics | None = None,
         traces: RolloutTraces | None = None,
+        wakeups: Wakeups | None = None,
     ) -> None:
         """Creates the use case.
 
@@ -51,7 +54,9 @@ class Spans:
             blob_min_bytes: Minimum size of a payload stored in `blobs`, bytes; 0 by default.
             metrics: Instruments; by default none.
             traces: The operator's traces; by default none.
+            wakeups: Wakes the watchers of a rollout's spans; none by default.
         """
+        self._wakeups = wakeups
         self._table = table
         self._traces = traces
         self._blobs = blobs
@@ -91,6 +96,8 @@ class Spans:
 
     async def _execute(self, chunks: Sequence[NewChunk]) -> list[str]:
         refused = await self._table.append(chunks)
+        if self._wakeups is not None:
+            self._wakeups.wake({spans_key(new.chunk.rollout_id) for new in chunks})
         return [refused.get(position, "") for position in range(len(chunks))]
 
     async def _pack_and_append(self, spans: Sequence[LooseSpans]) -> list[str]:

@@ -19,8 +19,8 @@ def encode_token(key: bytes, *, listed: str) -> str:
     return base64.urlsafe_b64encode(_digest(listed) + key).decode().rstrip("=")
 
 
-def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
-    """Decodes a token into its key; None for the first page.
+def decode_token(token: str, *, listed: str, key_bytes: int | None = None) -> bytes | None:
+    """Decodes a token into its key, of any length unless one is given; None for the first page.
 
     Raises:
         PageTokenInvalid: If it is malformed or belongs to another list.
@@ -31,7 +31,8 @@ def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
         packed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise PageTokenInvalid("The page token is malformed.") from None
-    if len(packed) != DIGEST_BYTES + key_bytes or packed[:DIGEST_BYTES] != _digest(listed):
+    has_length = key_bytes is None or len(packed) == DIGEST_BYTES + key_bytes
+    if not has_length or packed[:DIGEST_BYTES] != _digest(listed):
         raise PageTokenInvalid("The page token belongs to another list: start from the first page.")
     return packed[DIGEST_BYTES:]
 

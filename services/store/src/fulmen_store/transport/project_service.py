@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import time
 from typing import Final, cast
 
 import grpc.aio
@@ -169,7 +168,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         response = pb.ListSigningKeysResponse(
             keys=[pb.SigningKey(key_id=key_id(key), public_key=key) for key in self._keys.published()]
         )
-        response.server_time.FromNanoseconds(time.time_ns())
+        response.server_time.FromNanoseconds(round(self._tokens.now_s() * 1e9))
         return response
 
     async def RefreshToken(

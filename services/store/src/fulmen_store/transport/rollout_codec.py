@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
@@ -29,6 +28,7 @@ __all__ = [
     "write_assignment",
 ]
 
+FIGURES = ("reward", "prompt_token_count", "completion_token_count", "cost_micros")
 KEY_MARGIN_S = 60.0
 MIN_TIMEOUT_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
@@ -48,6 +48,14 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
     _set(message.create_time, view.created_at)
     if view.ended_at is not None:
         _set(message.end_time, view.ended_at)
+    if view.duration_s is not None:
+        message.duration.FromNanoseconds(round(view.duration_s * 1e9))
+    if view.failure_message:
+        message.failure_message = view.failure_message
+    for name in FIGURES:
+        figure = getattr(view, name)
+        if figure is not None:
+            setattr(message, name, figure)
     if not with_input:
         message.ClearField("input")
     return message
@@ -84,7 +92,7 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     message.attempt = attempt = attempt_of(name, epoch)
     message.lease_id = lease_id
     message.epoch = epoch
-    timeout_s = _time_to_run_s(rollout)
+    timeout_s = _time_to_run_s(rollout, now_s=signer.clock())
     message.timeout.FromNanoseconds(round(timeout_s * 1e9))
     message.attempt_key = signer.attempt_key(
         attempt,
@@ -97,15 +105,12 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     )
 
 
-def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
-    """Returns the time that an attempt may run: the policy's timeout, or the time to the deadline if it is shorter.
-
-    This is a hint to the runner, so the replica's clock suffices; the store enforces the deadline by the database's.
-    """
+def _time_to_run_s(rollout: rollout_pb2.Rollout, *, now_s: float) -> float:
+    """Returns the time that an attempt may run: the policy's timeout, or the time to the deadline if it is shorter."""
     policy_s = rollout.policy.attempt_timeout.seconds + rollout.policy.attempt_timeout.nanos / 1e9
     if not rollout.HasField("deadline_time"):
         return policy_s
-    left_s = rollout.deadline_time.ToNanoseconds() / 1e9 - time.time()
+    left_s = rollout.deadline_time.ToNanoseconds() / 1e9 - now_s
     return max(MIN_TIMEOUT_S, min(policy_s, left_s))
 
 

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound
+from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
 from fulmen.ids import RolloutName, parse_rollout_name, parse_training_run_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.security.auth import current_caller, require_project
-from fulmen_store.malformed import malformed
+from fulmen_store.malformed import malformed, malformed_request, noted
 from fulmen_store.rollouts.codec import new_rollout
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.feed import FeedFollower
@@ -23,6 +23,7 @@ from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.filter import both, states_filter
 from fulmen_store.rollouts.filter_parser import parse_filter
 from fulmen_store.rollouts.lists import RolloutLists
+from fulmen_store.rollouts.ordering import Place, parse_order
 from fulmen_store.rollouts.records import NO_RUN, RolloutView
 from fulmen_store.rollouts.requests import group_key_of
 from fulmen_store.rollouts.rollouts import Rollouts
@@ -42,6 +43,7 @@ MAX_NAMES = 1000
 ALL = "*"
 CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
+ID_BYTES = 16
 
 
 class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
@@ -92,27 +94,42 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetRolloutRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetRolloutResponse:
         """Returns one rollout with its attempts."""
-        (view,) = await self._views([parse_rollout_name(request.name)])
+        (view,) = await self._views([parse_rollout_name(request.name)], with_usage=True)
         return pb.GetRolloutResponse(rollout=finished_rollout(view, await self._table.attempts([view.rollout_id])))
 
     async def ListRollouts(
         self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRolloutsResponse:
-        """Lists rollouts, newest first."""
+        """Lists rollouts, newest first or in an order."""
         project = run_project(request.project, request.training_run)
-        where = both(states_filter(frozenset(request.states)), parse_filter(request.filter))
-        listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}"
-        if request.filter:
-            listed += f"/{request.filter}"
-        last = decode_token(request.page_token, listed=listed, key_bytes=16)
-        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        problems: list[Violation] = []
+        with noted(problems):
+            chosen = parse_filter(request.filter)
+        with noted(problems):
+            order = parse_order(request.order_by)
+        with noted(problems):
+            limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        if problems:
+            raise malformed_request(problems)
+        where = both(states_filter(frozenset(request.states)), chosen)
+        listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}/{request.filter}"
+        if order:
+            listed += f"/{request.order_by}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=None if order else ID_BYTES)
         project_id, run_id = await self._scope(project, request.training_run)
-        page = await self._lists.page(
-            project_id, run_id, where=where, before=None if last is None else UUID(bytes=last), limit=limit
-        )
-        token = "" if page.next_before is None else encode_token(page.next_before.bytes, listed=listed)
+        if order:
+            after = None if last is None else Place.decode(last, order)
+            found = await self._lists.sorted_page(
+                project_id, run_id, where=where, order=order, after=after, limit=limit
+            )
+            views, key = found.views, None if found.next_after is None else found.next_after.encode()
+        else:
+            before = None if last is None else UUID(bytes=last)
+            page = await self._lists.page(project_id, run_id, where=where, before=before, limit=limit)
+            views, key = page.views, None if page.next_before is None else page.next_before.bytes
         return pb.ListRolloutsResponse(
-            rollouts=[rollout_of(view, with_input=False) for view in page.views], next_page_token=token
+            rollouts=[rollout_of(view, with_input=False) for view in views],
+            next_page_token="" if key is None else encode_token(key, listed=listed),
         )
 
     async def CancelRollouts(
@@ -197,9 +214,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project_id = await self._table.project_id(project)
         return project_id, await self._table.find_run(project_id, training_run) if training_run else None
 
-    async def _views(self, names: Sequence[RolloutName]) -> list[RolloutView]:
+    async def _views(self, names: Sequence[RolloutName], *, with_usage: bool = False) -> list[RolloutView]:
         """Returns rollouts; fails if one does not exist or the caller may not access it."""
-        found = {view.rollout_id: view for view in await self._table.view([name.rollout_id for name in names])}
+        views = await self._table.view([name.rollout_id for name in names], with_usage=with_usage)
+        found = {view.rollout_id: view for view in views}
         may_access = current_caller().may_access
         projects = await self._table.projects.find_all(name.project for name in names)
         for name in names:

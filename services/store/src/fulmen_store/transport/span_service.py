@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import grpc.aio
 import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from fulmen.errors import PermissionDenied, RolloutNotFound
+from fulmen.errors import Draining, PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
@@ -22,7 +23,9 @@ from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.rollouts.transitions import FINAL_STATES
 from fulmen_store.spans.chunks import Chunk, NewChunk
+from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import UNKNOWN_ROLLOUT, ChunkHead, SpanParent, SpanTable
@@ -64,11 +67,23 @@ _log = structlog.get_logger()
 class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     """Serves chunks of spans."""
 
-    def __init__(self, *, spans: Spans, table: SpanTable, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
+    def __init__(
+        self,
+        *,
+        spans: Spans,
+        table: SpanTable,
+        follower: SpanFollower,
+        rollouts: RolloutTable,
+        metrics: StoreMetrics,
+        stopping: asyncio.Event,
+    ) -> None:
+        """Creates the servicer; `stopping` is set when the replica shuts down."""
         self._spans = spans
         self._table = table
+        self._follower = follower
         self._rollouts = rollouts
         self._metrics = metrics
+        self._stopping = stopping
 
     async def AppendSpans(
         self, request_iterator: AsyncIterator[pb.AppendSpansRequest], context: grpc.aio.ServicerContext
@@ -108,17 +123,40 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     ) -> AsyncIterator[pb.StreamSpansResponse]:
         """Streams the chunks of many rollouts, unchanged or filtered."""
         wanted = read_filter(request.filter)
-        message, size_bytes = pb.StreamSpansResponse(), 0
-        async for parents in self._streamed_parents(request):
-            for parent, heads in zip(parents, await self._table.heads(parents), strict=True):
-                async for chunk in self._chunks(parent, heads, wanted):
-                    if message.chunks and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
-                        yield message
-                        message, size_bytes = pb.StreamSpansResponse(), 0
-                    message.chunks.append(chunk)
-                    size_bytes += len(chunk.payload)
-        if message.chunks:
-            yield message
+
+        async def chunks() -> AsyncIterator[span_pb2.SpanChunk]:
+            async for parents in self._streamed_parents(request):
+                for parent, heads in zip(parents, await self._table.heads(parents), strict=True):
+                    async for chunk in self._chunks(parent, heads, wanted, seen=set()):
+                        yield chunk
+
+        async for part in _packed(chunks()):
+            yield pb.StreamSpansResponse(chunks=part)
+
+    async def WatchSpans(
+        self, request: pb.WatchSpansRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchSpansResponse]:
+        """Streams the chunks of a rollout or attempt as they are stored, until it is over."""
+        parent = _parent(request.parent)
+        await self._require_parents([parent])
+        wanted = read_filter(request.filter)
+        seen: set[tuple[int, bytes]] = set()
+        followed = self._follower.follow(parent, is_over=partial(self._is_over, parent), stopping=self._stopping.is_set)
+        async for heads in followed:
+            if not heads:
+                yield pb.WatchSpansResponse()
+            async for part in _packed(self._chunks(parent, heads, wanted, seen=seen)):
+                yield pb.WatchSpansResponse(chunks=part)
+        if self._stopping.is_set():
+            raise Draining("The store is shutting down: open the stream again.")
+
+    async def _is_over(self, parent: SpanParent) -> bool:
+        """Returns whether a rollout is final, or was removed, or an attempt has ended."""
+        views = await self._rollouts.view([parent.rollout_id])
+        if not views or views[0].state in FINAL_STATES:
+            return True
+        ended = await self._rollouts.attempts([parent.rollout_id]) if parent.number else []
+        return any(attempt.number == parent.number for attempt in ended)
 
     async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
         """Yields the parents that the caller may access, in small batches."""
@@ -145,13 +183,18 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                 yield [SpanParent(project=project, rollout_id=rollout_id) for rollout_id in page]
 
     async def _chunks(
-        self, parent: SpanParent, heads: Sequence[ChunkHead], wanted: SpanFilter | None
+        self,
+        parent: SpanParent,
+        heads: Sequence[ChunkHead],
+        wanted: SpanFilter | None,
+        *,
+        seen: set[tuple[int, bytes]],
     ) -> AsyncIterator[span_pb2.SpanChunk]:
+        """Yields chunks, or their matching spans that are not among the `seen` ones, and adds these."""
         if wanted is None:
             async for chunk in self._table.read(heads):
                 yield chunk_message(chunk, parent.project)
             return
-        seen: set[tuple[int, bytes]] = set()
         async for chunk in self._table.read(_possible(heads, wanted)):
             try:
                 message, duplicates = await asyncio.to_thread(filtered_chunk, chunk, parent.project, wanted, seen)
@@ -233,6 +276,20 @@ def _write_problem(new: NewChunk) -> str:
         return "an attempt key writes its own attempt only"
     caller = current_caller()
     return "" if caller.role in MAY_RECORD_MODEL_CALLS else content_problem(new.chunk, own=caller.attempt)
+
+
+async def _packed(chunks: AsyncIterator[span_pb2.SpanChunk]) -> AsyncIterator[list[span_pb2.SpanChunk]]:
+    """Yields the chunks of each message."""
+    part: list[span_pb2.SpanChunk] = []
+    size_bytes = 0
+    async for chunk in chunks:
+        if part and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(chunk)
+        size_bytes += len(chunk.payload)
+    if part:
+        yield part
 
 
 def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:

@@ -198,6 +198,11 @@ create table rollout_end (
     group_size smallint not null,
     state smallint not null check (state in (4, 5, 6)),
     failure_kind smallint not null check (failure_kind between 0 and 9),
+    -- Of the attempt that decided the state; null without one.
+    reward float8 check (reward > '-infinity' and reward < 'infinity'),
+    duration_s float8,
+    -- 200 characters of up to four bytes; a database without an encoding counts bytes as characters.
+    failure_message text check (octet_length(failure_message) between 1 and 800),
     xid xid8 not null default pg_current_xact_id(),
     ended_at timestamptz not null default now(),
     primary key (rollout_id),

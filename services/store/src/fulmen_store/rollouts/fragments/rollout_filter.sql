@@ -1,5 +1,5 @@
--- The expressions behind the fields of a rollout filter (fulmen_store.rollouts.filter.Field), over the rows r, i and
--- e of the statements in rollout_lists.sql. A test prepares each of them with each of its operators.
+-- The expressions behind the fields of a rollout filter (fulmen_store.rollouts.filter.Field), over the rows r, i, e and
+-- u of the statements in rollout_lists.sql. A test prepares each of them with each of its operators.
 
 -- name: state
 coalesce(e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end)
@@ -30,3 +30,21 @@ e.ended_at
 
 -- name: ended_attempt_count
 (select count(*) from attempt a where a.rollout_id = r.id)
+
+-- name: reward
+e.reward
+
+-- name: duration
+e.duration_s
+
+-- name: prompt_token_count
+u.prompt_token_count
+
+-- name: completion_token_count
+u.completion_token_count
+
+-- name: cost_micros
+u.cost_micros
+
+-- name: name
+r.id::text

@@ -1,0 +1,177 @@
+"""Spans are watched while a rollout runs: each chunk once, from any replica, until all is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied, QuotaExceeded, RolloutNotFound
+from fulmen.ids import uuid7
+from fulmen.store.v1 import span_pb2
+from fulmen.store.v1 import span_service_pb2 as pb
+from fulmen_store.spans import following
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, cancel, create, replicas
+from tests.support.store.spans import append, chunk_of, packed, span
+
+
+@pytest.fixture(autouse=True)
+def no_long_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends a watch soon after the end of what is watched."""
+    monkeypatch.setattr(following, "LINGER_S", 0.1)
+
+
+class Watch:
+    """An open stream."""
+
+    def __init__(self, stubs: Stubs, parent: str, **request: Any) -> None:
+        self.stream: Any = stubs.spans.WatchSpans(pb.WatchSpansRequest(parent=parent, **request))
+
+    async def next(self) -> list[str]:
+        """Returns the ids of the chunks of the next message that has some."""
+        return [chunk.chunk_id for chunk in await self.chunks()]
+
+    async def chunks(self) -> list[span_pb2.SpanChunk]:
+        """Returns the chunks of the next message that has some."""
+        async with asyncio.timeout(LIMIT_S):
+            async for message in self.stream:
+                if message.chunks:
+                    return list(message.chunks)
+        raise AssertionError("the store closed the stream")
+
+    async def rest(self) -> list[str]:
+        """Returns the ids of the chunks until the store closes the stream."""
+        async with asyncio.timeout(LIMIT_S):
+            return [chunk.chunk_id async for message in self.stream for chunk in message.chunks]
+
+
+async def test_what_is_stored_comes_first_then_each_new_chunk_once_until_the_end(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    runner = await Runner(stubs).open()
+    (assignment,) = await runner.take(1)
+    first, second, late = _in_order(*(chunk_of(assignment.attempt) for _ in range(3)))
+    await append(stubs, first)
+    watch = Watch(stubs, name)
+    assert await watch.next() == [first.chunk_id]
+    await append(stubs, first)
+    await append(stubs, second)
+    assert await watch.next() == [second.chunk_id]
+    await append(stubs, late)
+    await runner.complete([assignment])
+    assert await watch.rest() == [late.chunk_id]
+    assert await Watch(stubs, name).rest() == [first.chunk_id, second.chunk_id, late.chunk_id]
+
+
+async def test_an_attempt_is_watched_to_its_own_end(stubs: Stubs) -> None:
+    (name,) = await create(stubs, policy={"max_attempts": 2, "retry_backoff": {"seconds": 50}})
+    runner = await Runner(stubs).open()
+    (assignment,) = await runner.take(1)
+    own, other = chunk_of(assignment.attempt), chunk_of(f"{name}/attempts/2")
+    both = [chunk.chunk_id for chunk in _in_order(own, other)]
+    await append(stubs, own, other)
+    watch = Watch(stubs, assignment.attempt)
+    assert await watch.next() == [own.chunk_id]
+    await runner.complete([assignment], failure_kind=4)
+    assert await watch.rest() == []
+    whole = Watch(stubs, name)
+    assert await whole.next() == both
+    await cancel(stubs, name)
+    assert await whole.rest() == []
+
+
+async def test_chunks_that_another_replica_stores_are_seen(database_url: str) -> None:
+    async with replicas(database_url, 2) as (one, two):
+        here, there = await one.stubs(), await two.stubs()
+        (name,) = await create(here)
+        watch = Watch(here, name)
+        chunk = chunk_of(f"{name}/attempts/1")
+        await append(there, chunk)
+        assert await watch.next() == [chunk.chunk_id]
+
+
+async def test_only_matching_spans_are_watched_and_a_repeated_one_comes_once(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    attempt = f"{name}/attempts/1"
+    wanted, other = span("wanted"), span("other")
+    watch = Watch(stubs, name, filter=pb.SpanFilter(names=["wanted"]))
+    await append(stubs, packed(attempt, wanted, other))
+    assert [chunk.span_count for chunk in await watch.chunks()] == [1]
+    again, end = packed(attempt, wanted), packed(attempt, span("wanted"))
+    await append(stubs, again)
+    await append(stubs, end)
+    await cancel(stubs, name)
+    assert await watch.rest() == [end.chunk_id]
+
+
+async def test_messages_are_bounded_in_bytes(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    chunks = []
+    for _ in range(3):
+        record = span_pb2.SpanRecord(otlp_span=span("big", blob=os.urandom(350_000).hex()).SerializeToString())
+        chunks.append(
+            span_pb2.SpanChunk(
+                attempt=f"{name}/attempts/1", chunk_id=str(uuid7()), span_count=1, codec=span_pb2.SPAN_CODEC_IDENTITY,
+                payload=span_pb2.SpanBatch(spans=[record]).SerializeToString(),
+            )
+        )  # fmt: skip
+    await append(stubs, *chunks)
+    watch = Watch(stubs, name)
+    assert [await watch.next() for _ in range(3)] == [[chunk.chunk_id] for chunk in _in_order(*chunks)]
+
+
+async def test_an_attempt_key_watches_its_own_attempt_only(store: StoreHandle, stubs: Stubs) -> None:
+    await create(stubs, 2)
+    own, other = await (await Runner(stubs).open()).take(2)
+    agent = await store.stubs(token=own.attempt_key)
+    chunk = chunk_of(own.attempt)
+    await append(agent, chunk)
+    assert await Watch(agent, own.attempt).next() == [chunk.chunk_id]
+    for parent in (other.attempt, own.rollout.name):
+        with pytest.raises(PermissionDenied):
+            await Watch(agent, parent).rest()
+
+
+async def test_what_does_not_exist_or_is_malformed_cannot_be_watched(stubs: Stubs) -> None:
+    with pytest.raises(RolloutNotFound):
+        await Watch(stubs, f"projects/default/rollouts/{uuid7()}").rest()
+    with pytest.raises(ArgumentInvalid):
+        await Watch(stubs, "x").rest()
+
+
+async def test_a_replica_that_shuts_down_asks_watchers_to_open_the_stream_again(
+    store: StoreHandle, stubs: Stubs
+) -> None:
+    (name,) = await create(stubs)
+    chunk = chunk_of(f"{name}/attempts/1")
+    await append(stubs, chunk)
+    watch = Watch(stubs, name)
+    assert await watch.next() == [chunk.chunk_id]
+    drain = asyncio.create_task(store.parts.drain())
+    with pytest.raises(Draining):
+        await watch.rest()
+    await drain
+
+
+async def test_a_quiet_watch_says_that_it_lives(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "KEEP_ALIVE_S", 0.1)
+    (name,) = await create(stubs)
+    stream: AsyncIterator[pb.WatchSpansResponse] = stubs.spans.WatchSpans(pb.WatchSpansRequest(parent=name))
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(2):
+            assert await anext(stream) == pb.WatchSpansResponse()
+
+
+async def test_a_rollout_with_too_many_chunks_is_not_watched_on(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MAX_CHUNKS", 2)
+    (name,) = await create(stubs)
+    await append(stubs, *(chunk_of(f"{name}/attempts/1") for _ in range(3)))
+    with pytest.raises(QuotaExceeded, match="more than 2 chunks"):
+        await Watch(stubs, name).rest()
+
+
+def _in_order(*chunks: span_pb2.SpanChunk) -> list[span_pb2.SpanChunk]:
+    """Returns chunks as one message holds them; ids of one millisecond have no order in time."""
+    return sorted(chunks, key=lambda chunk: chunk.chunk_id)
