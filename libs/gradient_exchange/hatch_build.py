@@ -6,6 +6,8 @@ Without one the wheel is as good, and its kernels are compiled where they run, o
 from __future__ import annotations
 
 import importlib.util
+import platform
+import re
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -14,6 +16,17 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("fulmen_exchange/kernels")
+OLDEST_GLIBC = (2, 17)
+"""The oldest C library that has a tag of its own; see PEP 600."""
+
+
+def platforms_of(library: Path) -> str:
+    """Returns the tag of the platforms on which a library works. On Linux these have the C library that it needs, or a newer one."""
+    needed = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())]
+    if platform.system() == "Linux" and needed:
+        major, minor = max(*needed, OLDEST_GLIBC)
+        return f"manylinux_{major}_{minor}_{platform.machine()}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 class KernelsHook(BuildHookInterface[Any]):
@@ -36,7 +49,7 @@ class KernelsHook(BuildHookInterface[Any]):
             return
         build_data["force_include"][str(library)] = str(KERNELS / loader.PREBUILT.name / library.name)
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platforms_of(library)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Removes what the wheel has a copy of now."""

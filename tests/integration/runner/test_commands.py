@@ -88,6 +88,14 @@ async def test_the_node_example_with_its_grader(world: World, repository_root: P
     assert ended.output.decode() == ended.attempt
 
 
+async def test_a_program_that_the_bundle_lacks_is_the_agents_error_with_the_remedy(world: World) -> None:
+    agent = await world.publish({"agent.py": ""}, command=(".venv/bin/python", "agent.py"))
+    ended = await run(world, agent, {})
+    assert ended.kind == "AGENT_ERROR"
+    assert "'.venv/bin/python' cannot be started: No such file or directory" in ended.message
+    assert "relative to the agent's bundle" in ended.message
+
+
 @pytest.mark.parametrize(
     ("sleep_s", "kind"), [pytest.param(3600, "TIMEOUT", marks=pytest.mark.long(short=True)), (0, "")]
 )

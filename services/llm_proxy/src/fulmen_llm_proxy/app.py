@@ -80,9 +80,8 @@ from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
 from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
 from fulmen_service_kit.security.project_limits import ProjectLimits
-from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens, StoreClock, followed_at_store
+from fulmen_service_kit.security.revocation import FollowedStore, follow_store
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, Sealer
-from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
 
 _PACKAGE = "fulmen.llm_proxy.v1"
@@ -116,11 +115,11 @@ class _State:
     resources: ResourceCache
     states: BackendStates
     ledger: AttemptLedger
+    checks: AttemptChecks
     guard: AttemptGuard
     queue: CaptureQueue
-    follower: RevocationFollower
+    followed: FollowedStore
     published: PublishedKeys
-    verifier: TokenVerifier
     response_ids: ResponseIds
     usage: UsageBook
     limiter: CallLimiter
@@ -190,10 +189,10 @@ async def _state(
     )
     stack.push_async_callback(session.close)
     siblings, sockets = await _workers(settings, token, stack)
-    secrets, revoked, store_clock = settings.attempt_secrets(), RevokedTokens(), StoreClock()
+    secrets, checks = settings.attempt_secrets(), AttemptChecks(channel)
     keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
     published = PublishedKeys(secrets, file=keys_file)
-    follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(channel, keys=published, clock=store_clock))
+    followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
     clock = LimitClock(wall=time.time, monotonic=time.monotonic)
     state = _State(
@@ -205,11 +204,11 @@ async def _state(
         resources=ResourceCache(),
         states=BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time),
         ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
-        guard=AttemptGuard(clock=time.time),
+        checks=checks,
+        guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        follower=follower,
+        followed=followed,
         published=published,
-        verifier=TokenVerifier(published, revoked=revoked, clock=store_clock, look_up=follower.look_early),
         response_ids=ResponseIds(secrets.accepted),
         usage=UsageBook(),
         limiter=CallLimiter(clock=clock.now),
@@ -323,7 +322,7 @@ def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
 
 def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) -> HttpApp:
     authenticator = HttpAuthenticator(
-        verifier=state.verifier,
+        verifier=state.followed.verifier,
         failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
         metrics=state.key_metrics,
         dev_mode=settings.dev_mode,
@@ -337,7 +336,7 @@ def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) ->
     )
     return HttpApp(
         authenticator=authenticator,
-        attempts=AttemptCache(AttemptChecks(state.channel)),
+        attempts=AttemptCache(state.checks),
         calls=calls,
         stored=StoredResponses(ids=state.response_ids, client=stored, tables=state.tables, guard=state.guard),
         buffer=state.buffer,
@@ -397,7 +396,7 @@ def _rpc_server(
 
     server = build_server(
         settings,
-        verifier=state.verifier,
+        verifier=state.followed.verifier,
         project=settings.project,
         service_names=SERVICE_NAMES,
         register=register,
@@ -433,12 +432,10 @@ def _roles(
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
-        "revocations": state.follower,
+        "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),
         "backend-key-watch": state.key_watch,
-        "attempt-watch": AttemptWatch(
-            guard=state.guard, checks=AttemptChecks(state.channel), metrics=state.key_metrics
-        ),
+        "attempt-watch": AttemptWatch(guard=state.guard, checks=state.checks, metrics=state.key_metrics),
         "health-probe": HealthProbe(
             session=state.session,
             tables=state.tables,

@@ -33,11 +33,12 @@ def part(value: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-def forgeries(proxy: RunningProxy) -> dict[str, str]:
+def forgeries(proxy: RunningProxy, store: FakeStore) -> dict[str, str]:
     """Makes keys that were not made by this deployment, or no longer count."""
     name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=1)
     _, good = proxy.attempt()
-    _, expired = proxy.attempt(ttl_s=-10)
+    over, expired = proxy.attempt(ttl_s=-10)
+    store.stands(over, lease_service_pb2.ATTEMPT_STATUS_ENDED)
     other = TokenSigner("another-deployments-key-of-32-bytes!").attempt_key(
         name, project=DEFAULT_PROJECT, lease_id="l", epoch=1, mode="train", ttl_s=60
     )
@@ -59,14 +60,54 @@ def forgeries(proxy: RunningProxy) -> dict[str, str]:
 
 
 async def test_a_key_that_was_not_made_here_or_has_expired_reaches_nothing(
-    proxy: RunningProxy, backend: Backend
+    proxy: RunningProxy, backend: Backend, store: FakeStore
 ) -> None:
-    for what, key in forgeries(proxy).items():
+    for what, key in forgeries(proxy, store).items():
         status, answer = await proxy.chat(key)
         assert (status, answer["error"]["code"]) == (401, "token_invalid"), what
         if len(key) > 5:
             assert key not in str(answer)
     assert backend.received == []
+
+
+async def test_a_key_that_looks_expired_is_good_for_as_long_as_its_attempt_runs(
+    proxy: RunningProxy, store: FakeStore
+) -> None:
+    attempt, key = proxy.attempt(ttl_s=-3600)
+    assert [(await proxy.chat(key))[0] for _ in range(5)] == [200] * 5
+    store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)
+    status, answer = await until_refused(proxy, key)
+    assert (status, answer["error"]["code"]) in ((403, "attempt_over"), (401, "token_invalid"))
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0], ids=["an hour ahead", "an hour behind"])
+async def test_no_call_of_a_running_attempt_fails_while_the_stores_clock_jumps(
+    ahead_s: float, proxy: RunningProxy, store: FakeStore
+) -> None:
+    _, key = proxy.attempt()
+    for now_ahead_s in (0.0, ahead_s, 0.0):
+        store.keys.ahead_s = now_ahead_s
+        polls = store.keys.polls
+        async with asyncio.timeout(DEADLINE_S):
+            while store.keys.polls <= polls + 1:
+                assert (await proxy.chat(key))[0] == 200
+
+
+async def test_a_doubt_while_the_store_is_away_is_no_refusal_and_not_the_agents_fault(
+    proxy: RunningProxy, store: FakeStore
+) -> None:
+    attempt, key = proxy.attempt(ttl_s=-10)
+    await store.stop()
+    headers = {"Authorization": f"Bearer {key}"}
+    async with proxy.http.post(f"{proxy.url}/chat/completions", json={"model": MODEL}, headers=headers) as answer:
+        assert answer.status == 503
+        assert int(answer.headers["retry-after"]) >= 1
+    await store.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while (await proxy.chat(key))[0] == 503:
+            pass
+    assert (await proxy.chat(key))[0] == 200
+    assert (await proxy.flush(attempt)).infra_failure_count >= 1
 
 
 @pytest.mark.parametrize("status", OVER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from fulmen.store.v1 import lease_service_pb2
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy
@@ -23,7 +24,8 @@ async def refused(proxy: RunningProxy, key: str) -> tuple[int, str, int]:
 async def test_after_many_forged_keys_an_address_waits_and_good_keys_go_on(store: FakeStore, backend: Backend) -> None:
     async with running_proxy(store.target, backend_url=backend.url, auth_failures_per_minute=ALLOWED) as proxy:
         _, good = proxy.attempt()
-        _, expired = proxy.attempt(ttl_s=-10)
+        over, expired = proxy.attempt(ttl_s=-10)
+        store.stands(over, lease_service_pb2.ATTEMPT_STATUS_ENDED)
         told = [await refused(proxy, f"forged-{number}") for number in range(ALLOWED + 1)]
         assert told[:ALLOWED] == [(401, "token_invalid", 0)] * ALLOWED
         assert told[ALLOWED][:2] == (429, "too_many_bad_keys")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 
 import aiohttp
+import pytest
+import yarl
 
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE
 from tests.support.llm_proxy.backend import Backend
@@ -63,6 +67,49 @@ async def test_a_caller_that_leaves_before_a_whole_answer_aborts_the_backend(
         await backend.aborted.acquire()
     summary = await proxy.flush(attempt)
     assert (summary.flushed, summary.call_count, summary.infra_failure_count) == (True, 1, 0)
+
+
+async def whole_call(proxy: RunningProxy, key: str, backend: Backend) -> asyncio.StreamWriter:
+    """Makes a call whose answer the backend holds back; returns its connection."""
+    url = yarl.URL(proxy.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    body = json.dumps(BODY | {"stream": False}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    await backend.arrived.acquire()
+    return writer
+
+
+@pytest.mark.parametrize(("is_reset", "failures"), [(True, 1), (False, 0)], ids=["reset", "closed"])
+async def test_a_connection_that_breaks_before_an_answer_is_no_fault_of_the_agent_and_one_that_it_closes_is(
+    is_reset: bool, failures: int, proxy: RunningProxy, backend: Backend
+) -> None:
+    attempt, key = proxy.attempt()
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S):
+        writer = await whole_call(proxy, key, backend)
+        if is_reset:
+            # The kernel sends a reset instead of the end of the stream.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await backend.aborted.acquire()
+        summary = await proxy.flush(attempt)
+    assert (summary.flushed, summary.call_count, summary.infra_failure_count) == (True, 1, failures)
+
+
+async def test_a_stream_that_breaks_tells_nothing_of_whose_fault_it_is(proxy: RunningProxy, backend: Backend) -> None:
+    attempt, key = proxy.attempt()
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S):
+        async with post(proxy, key, BODY) as answer:
+            await answer.content.readuntil(b"\n\n")
+            assert answer.connection is not None
+            assert answer.connection.transport is not None
+            connection = answer.connection.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            answer.close()
+        await backend.aborted.acquire()
+    assert (await proxy.flush(attempt)).infra_failure_count == 0
 
 
 async def test_a_call_without_a_rollout_is_passed_through_and_not_recorded(

@@ -349,7 +349,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(bounded, max_examples=150)
+@settings(bounded)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(HEAD)), st.integers(0, 3), PARTS | st.binary(max_size=4)), max_size=5)
 )

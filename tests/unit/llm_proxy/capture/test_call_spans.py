@@ -177,7 +177,7 @@ def test_span_ids_differ() -> None:
     ),
     stream=st.booleans(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 def test_no_request_and_no_answer_is_too_strange_to_be_recorded(
     fields: JSON, events: list[bytes], stream: bool
 ) -> None:

@@ -164,7 +164,7 @@ def captured_logprobs(captured: Captured) -> dict[int, list[float]]:
 
 
 @given(sampled=answers(), cuts=st.lists(st.integers(0, 1 << 16), max_size=30))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 def test_a_stream_is_captured_to_the_token_and_the_agents_bytes_are_those_of_a_call_without_capture(
     sampled: Sampled, cuts: list[int]
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_whole_answer_is_captured_to_the_token_and_the_agents_bytes_are_those_
 
 
 @given(sampled=answers(), keep=st.integers(0, 1 << 16))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 def test_a_stream_that_breaks_off_keeps_the_ids_that_came_and_is_not_trained_on(sampled: Sampled, keep: int) -> None:
     data = streamed(sampled, capture=True)
     last = len(b"data: [DONE]\n\n")

@@ -87,7 +87,7 @@ def test_what_is_read_comes_again_until_it_is_acknowledged_and_then_its_file_is_
         max_size=25,
     )
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 def test_in_whatever_order_it_is_used_everything_comes_out_once_acknowledged_and_in_order(steps: list) -> None:
     with TemporaryDirectory() as folder:
         spool = DiskSpool(Path(folder), max_bytes=ROOMY_BYTES)
@@ -143,7 +143,7 @@ def test_a_torn_end_is_cut_and_counted_and_the_rest_is_whole(cut: int) -> None:
 
 
 @given(place=st.integers(0), bit=st.integers(0, 7), restart=st.booleans())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 def test_a_flipped_bit_costs_one_record_and_never_yields_a_false_one(place: int, bit: int, restart: bool) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)

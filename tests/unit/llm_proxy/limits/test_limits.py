@@ -227,7 +227,7 @@ class Reference:
         return sum(1 for began in self.requests if began >= oldest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     limit=st.integers(1, 12),
     waits=st.lists(st.floats(0, 25, allow_nan=False), min_size=1, max_size=120),
@@ -248,7 +248,7 @@ def test_no_minute_ever_holds_more_calls_than_the_limit_and_none_is_refused_with
         assert reference.in_last_minute(clock.now_s) <= limit
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     limit=st.integers(50, 500),
     calls=st.lists(

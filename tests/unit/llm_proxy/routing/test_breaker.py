@@ -162,4 +162,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = pytest.mark.filterwarnings("default")(BreakerMachine.TestCase)
-TestBreakerMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestBreakerMachine.settings = settings(stateful_step_count=60, deadline=None)

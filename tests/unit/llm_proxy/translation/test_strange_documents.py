@@ -55,7 +55,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return more | {"messages": draw(st.lists(turn, max_size=3) | VALUES)}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(request=requests())
 def test_a_request_is_translated_or_refused(request: dict[str, Any]) -> None:
     for translator in (MessagesToChat(), ChatToMessages(now=lambda: 0.0)):

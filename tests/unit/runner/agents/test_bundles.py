@@ -37,9 +37,19 @@ def test_files_are_unpacked_once(tmp_path: Path) -> None:
         b"no archive",
         archive(file("agent.py", b"x" * 1000))[:-20],
         archive(link("agent.py", "nowhere.py", tarfile.LNKTYPE)),
+        archive(file("d/" * 3000 + "agent.py")),
     ],
     # Named: an archive holds the time of its making, and every worker must collect the same names.
-    ids=["parent", "absolute", "link to a file", "link to the parent", "no archive", "cut short", "link to nothing"],
+    ids=[
+        "parent",
+        "absolute",
+        "link to a file",
+        "link to the parent",
+        "no archive",
+        "cut short",
+        "link to nothing",
+        "nested folders",
+    ],
 )
 def test_unsafe_or_broken_archives_leave_nothing(tmp_path: Path, data: bytes) -> None:
     inside = tmp_path / "work"

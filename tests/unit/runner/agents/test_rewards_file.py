@@ -134,7 +134,7 @@ def test_nothing_but_a_plain_file_is_read(path: Path) -> None:
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_any_content_is_read_or_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)

@@ -114,12 +114,25 @@ async def test_output_holds_no_key() -> None:
         ({"captures": Captures(confirms=False)}, FailureKind.INFRA),
         ({"failure": ProgramUnavailable("store away")}, FailureKind.INFRA),
         ({"failure": AgentFailed("no such agent")}, FailureKind.AGENT_ERROR),
+        ({"failure": RecursionError()}, FailureKind.AGENT_ERROR),
     ],
 )
 async def test_failures_around_the_agent(more: dict[str, object], kind: FailureKind) -> None:
     outcome = await executor(one, **more).execute(assignment())
     assert isinstance(outcome, Failed)
     assert outcome.kind is kind
+
+
+async def test_what_nests_too_deeply_to_be_handled_is_the_agents_error_and_not_tried_again() -> None:
+    async def nested(_: Invocation) -> object:
+        raise RecursionError
+
+    outcome = await executor(nested).execute(assignment())
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.message) == (
+        FailureKind.AGENT_ERROR,
+        "agent's files, input or outcome are nested too deeply",
+    )
 
 
 async def test_a_cancelled_attempt_stops_its_agent() -> None:

@@ -6,7 +6,7 @@ import jwt
 import pytest
 
 from fulmen.errors import TokenInvalid, Unavailable
-from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
+from fulmen_service_kit.security.revocation import FollowedClock, RevocationFollower, RevokedTokens
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
@@ -96,3 +96,15 @@ def test_services_reach_every_project_by_default_and_people_the_default_one() ->
         Role.CLIENT: "projects/default",
         Role.READER: "projects/default",
     }
+
+
+def test_a_clock_that_is_followed_does_not_jump_with_this_machines() -> None:
+    wall_s, monotonic_s = 1000.0, 5.0
+    clock = FollowedClock(wall=lambda: wall_s, monotonic=lambda: monotonic_s)
+    assert clock() == 1000.0
+
+    clock.observe(2000.0, took_s=2.0)
+    assert (clock(), clock.skew_s) == (2001.0, -1001.0)
+
+    wall_s, monotonic_s = wall_s + 3600, monotonic_s + 1
+    assert clock() == 2002.0

@@ -178,7 +178,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._forget_timer()
         self._forget_write_timer()
         super().connection_lost(exc)
-        self._departures.tell()
+        self._departures.tell(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parses data, counting it unless it belongs to a body."""

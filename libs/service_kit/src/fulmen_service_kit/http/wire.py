@@ -24,7 +24,16 @@ _LINGER_S = 2.0
 
 
 class CallerGone(Exception):
-    """The caller disconnected before its response was complete."""
+    """The caller disconnected before its response was complete.
+
+    Attributes:
+        was_cut_off: Whether the connection broke. A caller that leaves, or is killed, closes it, unless it leaves in the
+            middle of a response: what it has not read then resets the connection, too.
+    """
+
+    def __init__(self, *, was_cut_off: bool = False) -> None:
+        super().__init__()
+        self.was_cut_off = was_cut_off
 
 
 def header(scope: Scope, name: bytes) -> bytes:
@@ -122,15 +131,15 @@ async def _discard(receive: Receive) -> None:
 class Departures:
     """Watchers of a connection's loss; one object per connection, in the scope of its requests."""
 
-    __slots__ = ("lost", "watchers")
+    __slots__ = ("is_broken", "lost", "watchers")
 
     def __init__(self) -> None:
-        self.lost = False
+        self.lost = self.is_broken = False
         self.watchers: set[Callable[[], None]] = set()
 
-    def tell(self) -> None:
-        """Notifies the watchers that the connection is lost."""
-        self.lost = True
+    def tell(self, error: Exception | None = None) -> None:
+        """Notifies the watchers that the connection is lost, by an error or because its peer closed it."""
+        self.lost, self.is_broken = True, isinstance(error, OSError)
         for watcher in list(self.watchers):
             watcher()
 
@@ -158,7 +167,7 @@ class DisconnectWatch:
 
     async def __aenter__(self) -> DisconnectWatch:
         if self._departures.lost:
-            raise CallerGone
+            raise CallerGone(was_cut_off=self._departures.is_broken)
         self._task = asyncio.current_task()
         self._departures.watchers.add(self._leave)
         return self
@@ -171,7 +180,7 @@ class DisconnectWatch:
         if self._gone and self._task is not None:
             mine = self._task.uncancel() == 0
             if mine and kind is asyncio.CancelledError:
-                raise CallerGone from error
+                raise CallerGone(was_cut_off=self._departures.is_broken) from error
 
     def settle(self) -> None:
         """Ends the watch."""

@@ -48,28 +48,36 @@ class _Times:
     expires_s: float = math.inf
 
     @property
-    def refresh_at_s(self) -> float:
-        """Time at which half of the validity is over."""
-        return (self.issued_s + self.expires_s) / 2 if self.role in REFRESHED_ROLES else math.inf
+    def half_s(self) -> float:
+        """Half of the validity, seconds; infinite for a token that is not refreshed."""
+        return (self.expires_s - self.issued_s) / 2 if self.role in REFRESHED_ROLES else math.inf
 
 
 class HeldToken:
     """The token of this service; call it for the current text."""
 
-    def __init__(self, secret: Secret, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        secret: Secret,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Initializes the token.
 
         Args:
             secret: The service's setting `token`; empty for a store in dev mode.
             clock: Unix time, seconds.
+            monotonic: Seconds that only grow.
 
         Raises:
             StartupError: If the token has expired.
         """
         self._secret = secret
         self._clock = clock
-        self._given = self._token = secret()
-        self._times = _times(self._token)
+        self._monotonic = monotonic
+        self._given = secret()
+        self._take(self._given, is_new=False)
         if self._times.expires_s <= clock():
             when = datetime.fromtimestamp(self._times.expires_s, UTC)
             role = self._times.role or "service"
@@ -83,24 +91,32 @@ class HeldToken:
         given = self._secret()
         if given != self._given:
             self._given = given
-            self._take(given)
+            if given != self._token:
+                self._take(given, is_new=False)
         return self._token
 
     @property
     def wait_s(self) -> float:
-        """Time until the token is to be refreshed, seconds; not positive if it is due."""
+        """Time until the token is to be refreshed, seconds; not positive if it is due.
+
+        The age of a token that the store has just made is known without a clock, however wrong this machine's is.
+        """
         self()
-        return self._times.refresh_at_s - self._clock()
+        left_s = self._taken_s + self._times.half_s - self._monotonic()
+        if self._is_new:
+            return left_s
+        return min(left_s, self._times.issued_s + self._times.half_s - self._clock())
 
     def replace(self, token: str) -> None:
         """Replaces the token by a fresh one, in its file, too, if this service may write it."""
-        self._take(token)
+        self._take(token, is_new=True)
         path = self._secret.path
         if path is not None:
             _write(path, token)
 
-    def _take(self, token: str) -> None:
+    def _take(self, token: str, *, is_new: bool) -> None:
         self._token, self._times = token, _times(token)
+        self._taken_s, self._is_new = self._monotonic(), is_new
 
     def __repr__(self) -> str:
         return "HeldToken('**********')"
@@ -135,6 +151,11 @@ class TokenRefresher:
         self._is_failing = False
         self._token.replace(answer.token)
         _log.info("token_refreshed", good_until=answer.expire_time.ToJsonString())
+
+
+def half_life_s(token: str) -> float:
+    """Returns the time after which a token that the store has just made is to be refreshed, seconds; not verified."""
+    return _times(token).half_s
 
 
 def _times(token: str) -> _Times:

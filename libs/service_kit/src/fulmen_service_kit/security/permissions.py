@@ -48,7 +48,7 @@ class Rule:
         admins: Whether ADMIN may.
         scope: What it touches.
         audited: Fields of the request for the audit log, paths such as `project.name`; None if calls are not audited.
-        is_bulk: Whether it moves so much that the limits of its project do not apply: gradients.
+        is_bulk: Whether it moves so much that the limits of its project do not apply: gradients and weights, which have their own.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -110,6 +110,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "AppendSpans": _to(_SERVICE, _RUNNER, _CLIENT, _ATTEMPT),
         "ListSpans": _to(*_EVERYONE),
         "StreamSpans": _to(*_EVERYONE),
+        "WatchSpans": _to(*_EVERYONE),
     },
     "opentelemetry.proto.collector.trace.v1.TraceService": {"Export": _to(_SERVICE, _RUNNER, _ATTEMPT)},
     "fulmen.store.v1.ResourceService": {
@@ -202,6 +203,16 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RollbackTrainingRun": _to(*_WRITERS, audited=("checkpoint",)),
         "GetTrainingRunReport": _to(*_VIEWERS),
         "ListAlgorithms": _to(*_VIEWERS),
+    },
+    "fulmen.algorithm.v1.WeightService": {
+        "BeginUpload": _to(*_WRITERS),
+        # Limited by the service itself, so that an upload delays no other call of its project.
+        "UploadChunks": Rule(roles=frozenset(_WRITERS), is_bulk=True),
+        "CommitUpload": _to(*_WRITERS, audited=("upload", "alias")),
+        "ListModels": _to(*_VIEWERS),
+        "DeleteModel": _to(*_WRITERS, audited=("name",)),
+        "GetWeights": _to(*_WRITERS, audited=("source.model", "source.policy_version", "source.project")),
+        "DownloadChunks": Rule(roles=frozenset(_WRITERS), is_bulk=True),
     },
     "fulmen.algorithm.v1.GradientExchangeService": {
         "Join": _to(_SERVICE),

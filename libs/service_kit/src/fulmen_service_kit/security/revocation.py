@@ -7,6 +7,7 @@ started knows no revocations, and accepts no token of a role, until it has reach
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -15,7 +16,9 @@ from opentelemetry import metrics
 from fulmen.errors import FulmenError
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import project_service_pb2, project_service_pb2_grpc
+from fulmen_service_kit.security.asked_attempts import Runs
 from fulmen_service_kit.security.keys import PublishedKeys
+from fulmen_service_kit.security.tokens import TokenVerifier
 
 _log = structlog.get_logger()
 
@@ -103,36 +106,44 @@ class RevocationFollower:
             self._polled_at_s = time.monotonic()
 
 
-class StoreClock:
-    """The store's time: this machine's clock, corrected by what the store's answers say."""
+class FollowedClock:
+    """The time of another machine's clock: its last known value plus the seconds since then by a monotonic clock.
 
-    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+    What is done to this machine's own clock changes nothing, except the time before the first answer.
+    """
+
+    def __init__(
+        self, *, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._wall = wall
+        self._monotonic = monotonic
+        self._ahead_of_monotonic_s = wall() - monotonic()
         self._warned = False
         self.skew_s = 0.0
-        """Time by which this machine's clock is ahead of the store's, seconds."""
+        """Time by which this machine's clock was ahead of the other at the last answer, seconds."""
 
     def __call__(self) -> float:
-        """Returns the store's time, Unix seconds."""
-        return self._wall() - self.skew_s
+        """Returns the other clock's time, Unix seconds."""
+        return self._monotonic() + self._ahead_of_monotonic_s
 
-    def observe(self, server_s: float, *, took_s: float) -> None:
-        """Notes the store's time in an answer that has just arrived.
+    def observe(self, there_s: float, *, took_s: float) -> float:
+        """Notes the time in an answer that has just arrived; returns by how much it is ahead of what this clock said.
 
         Args:
-            server_s: The store's time, Unix seconds.
+            there_s: The other clock's time, Unix seconds.
             took_s: Duration of the call, which bounds the error.
         """
-        self.skew_s = self._wall() - took_s / 2 - server_s
+        before_s = self._ahead_of_monotonic_s
+        self._ahead_of_monotonic_s = there_s + took_s / 2 - self._monotonic()
+        self.skew_s = self._wall() - self()
         if (abs(self.skew_s) > SKEW_WARNING_S) is not self._warned:
             self._warned = not self._warned
             write = _log.warning if self._warned else _log.info
-            write(
-                "clock_differs_from_the_stores" if self._warned else "clock_agrees_again", skew_s=round(self.skew_s, 1)
-            )
+            write("clock_differs" if self._warned else "clock_agrees_again", skew_s=round(self.skew_s, 1))
+        return self._ahead_of_monotonic_s - before_s
 
 
-def followed_at_store(channel: FulmenChannel, *, keys: PublishedKeys, clock: StoreClock) -> Fetch:
+def followed_at_store(channel: FulmenChannel, *, keys: PublishedKeys, clock: FollowedClock) -> Fetch:
     """Returns a function that reads keys and time from the store, and returns revoked tokens.
 
     Args:
@@ -155,3 +166,32 @@ def followed_at_store(channel: FulmenChannel, *, keys: PublishedKeys, clock: Sto
         return list(answer.token_ids)
 
     return fetch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedStore:
+    """What a service knows of its store.
+
+    Attributes:
+        follower: Background role that keeps it up to date.
+        verifier: Verifies tokens with it.
+        clock: The store's time.
+    """
+
+    follower: RevocationFollower
+    verifier: TokenVerifier
+    clock: FollowedClock
+
+
+def follow_store(channel: FulmenChannel, keys: PublishedKeys, *, runs: Runs | None = None) -> FollowedStore:
+    """Returns what follows the store, for a service that verifies tokens itself.
+
+    Args:
+        channel: Channel to the store; its token needs role service or admin.
+        keys: Keys to verify with, which are kept up to date.
+        runs: Asks the store about attempts whose keys look expired; see `TokenVerifier`.
+    """
+    revoked, clock = RevokedTokens(), FollowedClock()
+    follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(channel, keys=keys, clock=clock))
+    verifier = TokenVerifier(keys, revoked=revoked, clock=clock, look_up=follower.look_early, runs=runs)
+    return FollowedStore(follower=follower, verifier=verifier, clock=clock)

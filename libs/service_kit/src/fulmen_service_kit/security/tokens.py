@@ -23,11 +23,12 @@ from cryptography.exceptions import InvalidSignature
 
 from fulmen.errors import ArgumentInvalid, TokenInvalid, Unavailable
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name
+from fulmen_service_kit.security.asked_attempts import AskedAttempts, Runs
 from fulmen_service_kit.security.keys import ATTEMPT_HEADER, Keys, RoleKey, StoreKeys
 from fulmen_service_kit.security.secret import SigningKeys
 
 LEEWAY_S: Final = 60.0
-"""Time by which the clock that issued a token may be ahead. Expiry has none: it would lengthen every token."""
+"""Time by which a token may be valid in the future only (`nbf`). Expiry has none: it would lengthen every token."""
 
 _ISSUER = "fulmen"
 _CACHE_SIZE = 8192
@@ -92,8 +93,15 @@ def new_token_id() -> str:
 class TokenSigner:
     """Issues tokens and attempt keys; the store's alone, in production."""
 
-    def __init__(self, keys: StoreKeys | SigningKeys | str) -> None:
-        self._keys = keys if isinstance(keys, StoreKeys) else StoreKeys(keys)
+    def __init__(self, keys: StoreKeys | SigningKeys | str, *, clock: Callable[[], float] = time.time) -> None:
+        """Initializes the signer.
+
+        Args:
+            keys: Keys to sign with.
+            clock: The store's time, Unix seconds; by default this machine's.
+        """
+        self.keys = keys if isinstance(keys, StoreKeys) else StoreKeys(keys)
+        self.clock = clock
 
     def issue(self, role: Role, *, subject: str, ttl_s: float, project: str | None = None, token_id: str = "") -> str:
         """Issues a token of a role other than ATTEMPT.
@@ -107,7 +115,7 @@ class TokenSigner:
         """
         if role is Role.ATTEMPT:
             raise ValueError("use attempt_key() for role attempt")
-        now = int(time.time())
+        now = int(self.clock())
         claims = {
             "role": role.value,
             "sub": subject,
@@ -117,7 +125,7 @@ class TokenSigner:
             "iat": now,
             "exp": now + int(ttl_s),
         }
-        key = self._keys.signing()
+        key = self.keys.signing()
         signed = key.header + b"." + _base64url(_to_json(claims).encode())
         return (signed + b"." + _base64url(key.sign(signed))).decode()
 
@@ -143,7 +151,7 @@ class TokenSigner:
             ttl_s: Validity, in seconds.
             token_budget: Maximum tokens of its model calls; 0 for the project's limit.
         """
-        now = int(time.time())
+        now = int(self.clock())
         budget = f',"bud":{token_budget}' if token_budget else ""
         # Formatted by hand: an encoder takes twice as long.
         payload = (
@@ -151,7 +159,7 @@ class TokenSigner:
             f',"lse":{_quoted(lease_id)},"mode":{_quoted(mode)}{budget},"iss":"{_ISSUER}","iat":{now},"exp":{now + int(ttl_s)}}}'
         )
         signed = ATTEMPT_HEADER + b"." + _base64url(payload.encode())
-        return (signed + b"." + _mac(self._keys.current().attempts[0], signed)).decode()
+        return (signed + b"." + _mac(self.keys.current().attempts[0], signed)).decode()
 
 
 class OwnToken:
@@ -159,7 +167,7 @@ class OwnToken:
 
     def __init__(
         self,
-        keys: StoreKeys,
+        signer: TokenSigner,
         role: Role,
         *,
         subject: str,
@@ -167,9 +175,8 @@ class OwnToken:
         ttl_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Initializes the token; see `TokenSigner.issue` for the arguments."""
-        self._keys = keys
-        self._signer = TokenSigner(keys)
+        """Initializes the token; see `TokenSigner.issue` for the arguments. `clock` only grows, seconds."""
+        self._signer = signer
         self._role, self._subject, self._project, self._ttl_s = role, subject, project, ttl_s
         self._clock = clock
         self._token, self._renew_at_s = "", -math.inf
@@ -177,9 +184,10 @@ class OwnToken:
 
     def __call__(self) -> str:
         """Returns the token; empty without a key."""
-        if not self._keys:
+        keys = self._signer.keys
+        if not keys:
             return ""
-        key = self._keys.signing()
+        key = keys.signing()
         if self._clock() >= self._renew_at_s or key is not self._key:
             self._token = self._signer.issue(
                 self._role, subject=self._subject, ttl_s=self._ttl_s, project=self._project
@@ -198,6 +206,8 @@ class TokenVerifier:
         revoked: Container[str] = frozenset(),
         clock: Callable[[], float] = time.time,
         look_up: Callable[[], Awaitable[None]] | None = None,
+        runs: Runs | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initializes the verifier.
 
@@ -206,12 +216,16 @@ class TokenVerifier:
             revoked: Ids of revoked tokens, which may change at any time.
             clock: The store's time, Unix seconds; by default this machine's.
             look_up: Asks the store for its keys now, for a token of an unknown key; by default nothing.
+            runs: Asks the store whether the attempt of a key that looks expired has not ended, and raises FulmenError if
+                that is unknown; by default such keys are refused.
+            monotonic: Seconds that only grow.
         """
         self._keys: Keys = StoreKeys(keys) if isinstance(keys, str | SigningKeys) else keys
         self._known_by = self._keys.current()
         self._revoked = revoked
         self._clock = clock
         self._look_up = look_up
+        self._asked = None if runs is None else AskedAttempts(runs, clock=monotonic)
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
     def verify(self, token: str) -> Caller:
@@ -225,6 +239,8 @@ class TokenVerifier:
         if keys is not self._known_by:
             # Tokens of a removed key are no longer valid.
             self._known.clear()
+            if self._asked is not None:
+                self._asked.forget()
             self._known_by = keys
         known = self._known.get(token)
         caller = known[1] if known is not None and known[0] > self._clock() else self._read(token)
@@ -232,12 +248,29 @@ class TokenVerifier:
         return caller
 
     async def prepare(self, token: str) -> None:
-        """Reads the store's keys again if the token is of none of those that are known."""
-        if self._look_up is None or not token or token in self._known:
+        """Asks the store what this process does not know: the token's key, or whether its attempt still runs.
+
+        Raises:
+            Unavailable: If the key of an attempt looks expired and the store does not answer.
+        """
+        known = self._known.get(token)
+        if not token or (known is not None and known[0] > self._clock()):
             return
         header = token.encode(errors="replace").partition(b".")[0]
-        if header != ATTEMPT_HEADER and header not in self._keys.current().roles:
+        if header == ATTEMPT_HEADER:
+            if self._asked is not None and not self._asked.knows(token):
+                await self._doubt(token, self._asked)
+        elif self._look_up is not None and header not in self._keys.current().roles:
             await self._look_up()
+
+    async def _doubt(self, token: str, asked: AskedAttempts) -> None:
+        """Asks the store about the attempt of a key, if nothing but its expiry is against it."""
+        asked.forget(token)  # too old by now
+        try:
+            self.verify(token)
+        except TokenInvalid as error:
+            if error.metadata.get("problem") == EXPIRED:
+                await asked.ask(token, self._authentic(token)[0], now_s=self._clock())
 
     def check(self, caller: Caller) -> None:
         """Checks that the caller's token, with which a stream was opened, is still valid.
@@ -257,6 +290,23 @@ class TokenVerifier:
             raise TokenInvalid("The token was revoked.", problem=REVOKED)
 
     def _read(self, token: str) -> Caller:
+        caller, early_s = self._authentic(token)
+        now_s = self._clock()
+        if caller.expires_s <= now_s:
+            running = None if self._asked is None else self._asked.caller(token)
+            if running is None:
+                raise TokenInvalid("The token has expired.", problem=EXPIRED)
+            return running
+        if early_s - now_s > LEEWAY_S:
+            raise TokenInvalid(f"The token is valid only in {early_s - now_s:.0f} s.", problem=EARLY)
+        self._known.pop(token, None)
+        self._known[token] = (caller.expires_s, caller)
+        if len(self._known) > _CACHE_SIZE:
+            self._known.popitem(last=False)
+        return caller
+
+    def _authentic(self, token: str) -> tuple[Caller, float]:
+        """Returns the caller of a token of this deployment, whatever the time, and when the token begins to be valid."""
         if not token:
             raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
         signed, _, signature = token.encode(errors="replace").rpartition(b".")
@@ -268,12 +318,9 @@ class TokenVerifier:
                 raise _forged()
         else:
             self._check_signature(header, signed, signature)
-        caller = _caller(_claims(payload), self._clock(), signed_by=b"" if is_attempt else header)
-        self._known.pop(token, None)
-        self._known[token] = (caller.expires_s, caller)
-        if len(self._known) > _CACHE_SIZE:
-            self._known.popitem(last=False)
-        return caller
+        claims = _claims(payload)
+        caller = _caller(claims, signed_by=b"" if is_attempt else header)
+        return caller, 0.0 if is_attempt else _moment(claims, "nbf", 0.0)
 
     def _check_signature(self, header: bytes, signed: bytes, signature: bytes) -> None:
         key = self._known_by.roles.get(header)
@@ -325,21 +372,13 @@ def _claims(payload: bytes) -> dict[str, Any]:
     return claims
 
 
-def _caller(claims: dict[str, Any], now_s: float, *, signed_by: bytes) -> Caller:
+def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
     is_attempt = not signed_by
     if _text(claims, "iss") != _ISSUER:
         raise _malformed("its issuer is another")
     expires_s, issued_s = _moment(claims, "exp", math.inf), _moment(claims, "iat", 0.0)
     if not math.isfinite(expires_s):
         raise _malformed("it has no expiry time")
-    if expires_s <= now_s:
-        raise TokenInvalid("The token has expired.", problem=EXPIRED)
-    ahead_s = max(issued_s, _moment(claims, "nbf", 0.0)) - now_s
-    if ahead_s > LEEWAY_S and not is_attempt:
-        raise TokenInvalid(
-            f"The token is valid only in {ahead_s:.0f} s: the clock that issued it is ahead of this service's.",
-            problem=EARLY,
-        )
     try:
         role = Role(_text(claims, "role"))
     except ValueError:

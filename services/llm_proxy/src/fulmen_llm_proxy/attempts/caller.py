@@ -38,6 +38,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     attribution: Attribution | None
 
+    @property
+    def attempt(self) -> str:
+        """Name of its attempt; empty if it is none."""
+        return "" if self.attribution is None else self.attribution.attempt
+
 
 def caller_of(token: TokenCaller) -> Caller:
     """Returns the caller that a token names, with the attempt if it is an attempt key."""

@@ -83,7 +83,7 @@ class AttemptGuard:
         """Creates a guard without attempts.
 
         Args:
-            clock: Unix time, seconds.
+            clock: the store's time, Unix seconds.
             max_refused: maximum number of refused attempts kept.
         """
         self._clock = clock

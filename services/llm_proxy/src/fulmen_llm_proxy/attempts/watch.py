@@ -19,6 +19,7 @@ from fulmen.store.v1 import lease_service_pb2_grpc, rollout_pb2
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptState, AttemptStatus
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
+from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
 INTERVAL_S: Final = 0.25
 TIMEOUT_S: Final = 3.0
@@ -63,6 +64,17 @@ class AttemptChecks:
             )
             for result in answer.results
         ]
+
+    async def runs(self, key: TokenCaller) -> bool:
+        """Returns whether the attempt of a key has not ended.
+
+        Raises:
+            FulmenError: if the store does not answer.
+        """
+        (status,) = await self.ask([(key.subject, key.epoch)])
+        # The guard refuses one that was cancelled, and says so.
+        is_running = status.state in (AttemptState.LIVE, AttemptState.CANCEL_REQUESTED)
+        return is_running and status.project == key.project
 
 
 class AttemptWatch:

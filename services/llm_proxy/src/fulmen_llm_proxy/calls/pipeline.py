@@ -83,8 +83,9 @@ class CallPipeline:
             else:
                 with AttemptTie(self._guard, attribution):
                     await self._answer(call, writer)
-        except CallerGone:
+        except CallerGone as gone:
             call.error_type = CALLER_GONE
+            call.was_cut_off = gone.was_cut_off and not call.answering
             call.status = call.status if call.answering else 0
         except (FulmenError, Refused) as error:
             call.status, call.error_type = status_of(error), code_of(error)
@@ -96,10 +97,10 @@ class CallPipeline:
             self._running.discard(call)
             self._recorder.finish(call)
 
-    def reject(self, caller: Caller, error: FulmenError | Refused) -> None:
-        """Counts a request that is refused before it becomes a call."""
+    def reject(self, attempt: str, error: FulmenError | Refused) -> None:
+        """Counts a request of an attempt, or of another caller if it is empty, that is refused before it becomes a call."""
         self._recorder.reject(error)
-        self._recorder.charge_no_room(caller, error)
+        self._recorder.charge_not_served(attempt, error)
 
     def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         request = api.parse(body)
@@ -107,7 +108,7 @@ class CallPipeline:
         try:
             permit = self._gate.admit(caller, request)
         except (FulmenError, Refused) as error:
-            self._recorder.charge_no_room(caller, error)
+            self._recorder.charge_not_served(caller.attempt, error)
             raise
         place = None if attribution is None else place_of(head.trace_parent, attribution.attempt)
         return RunningCall(

@@ -7,7 +7,6 @@ import time
 from fulmen.errors import FulmenError
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.apis.usage import token_counts
-from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.calls.failures import Refused, code_of, is_infrastructure, is_throttled, status_of
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.calls.traces import CallTraces
@@ -44,13 +43,17 @@ class CallRecorder:
         """Counts a request that did not become a call."""
         self._metrics.failed(code_of(error), status_of(error))
 
-    def charge_no_room(self, caller: Caller, error: FulmenError | Refused) -> None:
-        """Records on the attempt that a request was refused for lack of capacity, which is not the agent's fault."""
-        attribution = caller.attribution
+    def charge_not_served(self, attempt: str, error: FulmenError | Refused) -> None:
+        """Records on an attempt that a request was refused for a reason that is not the agent's fault.
+
+        Args:
+            attempt: its name; empty for a caller that is no attempt.
+            error: the refusal; one that is the agent's fault is not recorded.
+        """
         status = status_of(error)
-        if attribution is not None and is_infrastructure(status):
-            self._ledger.begin(attribution.attempt)
-            self._ledger.end(attribution.attempt, recorded=False, infra_failure=True, throttled=is_throttled(status))
+        if attempt and is_infrastructure(status):
+            self._ledger.begin(attempt)
+            self._ledger.end(attempt, recorded=False, infra_failure=True, throttled=is_throttled(status))
 
     def finish(self, call: RunningCall) -> None:
         """Counts a finished call, releases its permit, and queues its capture."""
@@ -105,7 +108,7 @@ class CallRecorder:
         self._ledger.end(
             attribution.attempt,
             recorded=True,
-            infra_failure=is_infrastructure(call.status),
+            infra_failure=call.was_cut_off or is_infrastructure(call.status),
             throttled=is_throttled(call.status),
         )
 

@@ -52,6 +52,7 @@ class RunningCall:
         plan: the plan of its latest try.
         answered: whether a backend answered with 200.
         answering: whether the caller has received the first byte.
+        was_cut_off: whether the caller's connection broke before that, which no caller does.
     """
 
     request: CallRequest
@@ -74,4 +75,5 @@ class RunningCall:
     error_type: str = "internal"
     first_byte_s: float | None = None
     answering: bool = False
+    was_cut_off: bool = False
     counts: TokenCounts | None = None

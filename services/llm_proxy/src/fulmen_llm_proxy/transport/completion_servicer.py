@@ -142,7 +142,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
                 try:
                     share.reserve(len(request.body_json))
                 except Refused as error:
-                    self._calls.reject(caller, error)
+                    self._calls.reject(caller.attempt, error)
                     raise
                 await self._calls.run(api, caller, head, request.body_json, writer)
         except Refused as error:

@@ -119,6 +119,8 @@ class AttemptExecutor:
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
             return _agent_error(str(error), assignment)
+        except RecursionError:
+            return _nested_too_deeply(assignment)
         try:
             return await self._execute_program(program, assignment, hooked, before=before, deadline=deadline)
         finally:
@@ -208,6 +210,8 @@ class AttemptExecutor:
             return task.result()
         except AgentFailed as error:
             return _agent_error(str(error), assignment)
+        except RecursionError:
+            return _nested_too_deeply(assignment)
         except AgentTimedOut as error:
             return Failed(kind=FailureKind.TIMEOUT, message=str(error))
         except HostUnavailable as error:
@@ -235,6 +239,12 @@ class AttemptExecutor:
 
 
 Execute = Callable[[Assignment], Coroutine[Any, Any, Outcome]]
+
+
+def _nested_too_deeply(assignment: Assignment) -> Failed:
+    """Returns the outcome of a RecursionError. Only what a tenant made nests that deeply, so that a retry ends the same."""
+    _log.error("attempt_nested_too_deeply", attempt=assignment.attempt, exc_info=True)
+    return _agent_error("agent's files, input or outcome are nested too deeply", assignment)
 
 
 def _agent_error(message: str, assignment: Assignment) -> Failed:

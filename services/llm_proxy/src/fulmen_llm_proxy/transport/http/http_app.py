@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from fulmen.errors import Draining, FulmenError, InternalError
+from fulmen.errors import Draining, FulmenError, InternalError, Unavailable
 from fulmen.ids import AttemptName
 from fulmen_llm_proxy.apis.api import Api, Dialect, encode
 from fulmen_llm_proxy.apis.errors import error_document
@@ -149,7 +149,11 @@ class HttpApp:
         api = BY_PATH.get(name)
         if api is not None and self.draining:
             raise Draining("The proxy is shutting down; try again.")
-        token = await self._authenticator.authenticate(scope)
+        try:
+            token = await self._authenticator.authenticate(scope)
+        except Unavailable as error:
+            self._calls.reject(error.metadata.get("attempt", ""), error)
+            raise
         with await self._authenticator.admit(token) as share:
             # First: a call that is not allowed costs as much.
             self._authenticator.authorize(token, for_attempt=attempt is not None)
@@ -177,7 +181,7 @@ class HttpApp:
             except TimeoutError:
                 raise Refused(408, "request_timeout", "The request body did not arrive in time.") from None
             except Refused as error:
-                self._calls.reject(caller, error)
+                self._calls.reject(caller.attempt, error)
                 raise
             scope[_BODY_READ] = True
             if path.deployment:

@@ -96,6 +96,7 @@ class Command:
             **files_environment(files, rewards_file),
         }
         cwd = self.cwd or files.work_dir
+        _require_program(argv[0], cwd, has_bundle=self.cwd is not None)
         launch = await self.host.isolation.launch(
             argv,
             self.level,
@@ -172,6 +173,20 @@ class CommandGrader:
             return joined(printed.emitted, rewards_of_grade(json.loads(last_line)))
         except (ValueError, RecursionError):
             raise AgentFailed(f"last line of the grader is not JSON: {last_line[:200]!r}") from None
+
+
+def _require_program(program: str, cwd: Path, *, has_bundle: bool) -> None:
+    """Raises AgentFailed if a program is named by a relative path that leads nowhere.
+
+    Checked before the start: at some levels of isolation it is a launcher that fails, with a message of its own.
+    """
+    if "/" not in program or program.startswith("/") or "\0" in program or (cwd / program).exists():
+        return
+    folder = "agent's bundle" if has_bundle else "attempt's empty folder, as the agent has no bundle"
+    raise AgentFailed(
+        f"command {program!r} cannot be started: No such file or directory. The path is relative to the {folder}; a bundle "
+        "takes no virtual environment. Name a program on the runner's PATH, or by its absolute path on the runner."
+    )
 
 
 def _expanded(argv: Sequence[str], invocation: Invocation, named: Mapping[str, str]) -> list[str]:
