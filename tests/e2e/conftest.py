@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen.client import connect
+from fulmen.rpc.services import connect
 from tests.support.end_to_end import MainJob, World
 from tests.support.stack import running_stack, stack_targets
 

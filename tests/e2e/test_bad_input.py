@@ -15,8 +15,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import connect
 from fulmen.errors import ArgumentInvalid, MessageTooLarge, ResourceNotFound, SettingsInvalid, TokenInvalid
+from fulmen.rpc.services import connect
 from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
 from tests.support.algorithm.runs import list_rollouts
 from tests.support.cli.commands import run_module

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.client import Client, Targets, connect
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen.store.v1 import failure_pb2, project_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.train_toml.train import AgentConfig
@@ -57,7 +57,7 @@ async def stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def tenant(stack: StackFolder, name: str) -> AsyncIterator[Client]:
+async def tenant(stack: StackFolder, name: str) -> AsyncIterator[Services]:
     """Yields the client of a new project."""
     record = stack.read_running()
     targets = Targets(**{each: record.targets[each] for each in ("store", "algorithm", "llm_proxy")})
@@ -71,19 +71,19 @@ async def tenant(stack: StackFolder, name: str) -> AsyncIterator[Client]:
         yield client
 
 
-async def published(client: Client, folder: Path) -> str:
+async def published(client: Services, folder: Path) -> str:
     source = folder / "agent"
     source.mkdir(exist_ok=True)
     (source / "agent.py").write_text(AGENT)
     return await publish_agent(client, source, "agent", AgentConfig(python="agent.py:solve"))
 
 
-async def stats(client: Client) -> pb.GetQueueStatsResponse:
+async def stats(client: Services) -> pb.GetQueueStatsResponse:
     answer: pb.GetQueueStatsResponse = await client.rollouts.GetQueueStats(pb.GetQueueStatsRequest())
     return answer
 
 
-async def kill_runners(stack: StackFolder, client: Client, names: list[str]) -> None:
+async def kill_runners(stack: StackFolder, client: Services, names: list[str]) -> None:
     """Kills the runner whenever it has begun a rollout of these, as they would themselves; until cancelled."""
     seen: set[str] = set()
     while True:

@@ -59,6 +59,7 @@ async def test_an_agent_gets_the_secret_that_it_names_and_the_support_bundle_doe
     assert not any(VALUE.encode() in each for each in logs)
 
 
+@pytest.mark.long(short=True)
 async def test_a_changed_vendors_key_reaches_the_vendor_without_a_restart(world: World, tmp_path: Path) -> None:
     key = tmp_path / "key"
     async with Backend() as vendor, aiohttp.ClientSession() as session:

@@ -182,7 +182,7 @@ GRADERS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(ENTRIES, GRADERS, LIMITS, st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2))
 def test_a_published_agent_reads_back_as_it_was_written(entry, grader, limits, environment) -> None:
     agent = AgentConfig(**entry, **grader, limits=limits, environment=environment)

@@ -133,7 +133,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(VALUES)
 def test_any_value_becomes_a_bounded_text(value: object) -> None:
     text, was_cut = json_text(value)

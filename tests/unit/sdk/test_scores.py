@@ -74,7 +74,7 @@ GOOD = Scores(
 
 
 @given(all_scores(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_what_is_written_is_read_back_and_its_order_makes_no_other_bytes(given: Scores, chance: random.Random) -> None:
     content = write_scores(given)
     shuffled = list(given.rollouts)

@@ -74,7 +74,8 @@ def test_a_good_file_is_read_whole(folder: Path) -> None:
         ('python = "agent.py:solve"', "python = 3", "agent.python: must be a text"),
         ('python = "agent.py:solve"', "command = []", "agent.command: must be a list of texts"),
         ('python = "agent.py:solve"', "", "agent: give python ="),
-        ("build =", 'path = "."\nbuild =', "policy: give one of build, path and version"),
+        ("build =", 'path = "."\nbuild =', "policy: give one of base, build, path and version"),
+        ("build =", 'base = "Qwen/Qwen3-0.6B"\n#', "base: must be hf:organisation/name"),
         ("steps = 200", "steps = 2024-01-01", "stage 1.steps: must be a text, number"),
     ],
 )

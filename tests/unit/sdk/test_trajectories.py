@@ -27,7 +27,7 @@ from tests.support.sdk.trajectory_reference import PlainCall, PlainSpan, World, 
 
 
 @given(world=attempts(), order=st.randoms(use_true_random=False), compressed=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_rows_and_drops_equal_the_naive_reference_whatever_the_order_of_spans_and_chunks(
     world: World, order: random.Random, compressed: bool
 ) -> None:
@@ -50,7 +50,7 @@ def test_rows_and_drops_equal_the_naive_reference_whatever_the_order_of_spans_an
 
 
 @given(world=attempts())
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_every_sampled_token_of_a_kept_call_is_in_exactly_one_row(world: World) -> None:
     result = trajectory([chunk_of(records_of(*world))])
     recorded = [call for call in world[0] if not call.lost]

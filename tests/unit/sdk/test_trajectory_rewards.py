@@ -270,7 +270,7 @@ REWARDS = st.builds(
     gamma=st.sampled_from([0.5, 1.0]),
     weights=st.sampled_from([{"reward": 1.0}, {"reward": 0.5, "style": -2.0}]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_attachment_and_credit_equal_the_naive_reference(
     world: World, rewards: list[PlainReward], option: CreditOption, gamma: float, weights: dict[str, float]
 ) -> None:

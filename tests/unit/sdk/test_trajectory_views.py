@@ -198,7 +198,7 @@ def test_a_record_without_texts_has_tokens_and_no_messages() -> None:
 
 
 @given(world=attempts())
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_triplets_are_the_kept_calls_in_order(world: World) -> None:
     scored = attach(trajectory([chunk_of(records_of(*world))]), [AttemptReward(value=1.0)])
     dropped = dropped_calls(world)

@@ -1,10 +1,15 @@
-"""Fulmen's SDK: the API for agents. Everything is imported at first use, so `import fulmen` is cheap."""
+"""Fulmen's SDK: the API for agents, and the client. Everything is imported at first use, so `import fulmen` is cheap."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulmen.agent import Context, NotInAttempt, current, prompt
+    from fulmen.client.aio.client import AsyncClient
+    from fulmen.client.local import local
+    from fulmen.client.runs import RunFailed
+    from fulmen.client.sync.client import Client
+    from fulmen.connection import LocalStackMissing
     from fulmen.emit import (
         CURRENT_SPAN,
         RewardInvalid,
@@ -15,9 +20,51 @@ if TYPE_CHECKING:
         emit_reward,
     )
     from fulmen.operations import operation
+    from fulmen.row_files import ExtraMissing
     from fulmen.spans.tracing import flush
+    from fulmen.train_toml.agent import AgentConfig, JudgeConfig
+    from fulmen.train_toml.reader import ConfigError
+    from fulmen.training.algorithm import Algorithm
+    from fulmen.training.algorithms import (
+        APO,
+        CISPO,
+        DAPO,
+        GRPO,
+        GSPO,
+        PPO,
+        RLOO,
+        SFT,
+        DrGRPO,
+        Evaluate,
+        ReinforcePP,
+        Rejection,
+        Replay,
+    )
 
 __all__ = [
+    "APO",
+    "CISPO",
+    "DAPO",
+    "DrGRPO",
+    "Evaluate",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "ReinforcePP",
+    "Rejection",
+    "Replay",
+    "RLOO",
+    "SFT",
+    "AgentConfig",
+    "Algorithm",
+    "AsyncClient",
+    "Client",
+    "ConfigError",
+    "ExtraMissing",
+    "JudgeConfig",
+    "LocalStackMissing",
+    "RunFailed",
+    "local",
     "CURRENT_SPAN",
     "Context",
     "NotInAttempt",
@@ -39,7 +86,19 @@ _MODULES = {
         "CURRENT_SPAN", "RewardInvalid", "emit_annotation", "emit_exception", "emit_message", "emit_object",
         "emit_reward",
     ),
+    "fulmen.client.aio.client": ("AsyncClient",),
+    "fulmen.client.local": ("local",),
+    "fulmen.client.runs": ("RunFailed",),
+    "fulmen.client.sync.client": ("Client",),
+    "fulmen.connection": ("LocalStackMissing",),
     "fulmen.operations": ("operation",),
+    "fulmen.row_files": ("ExtraMissing",),
+    "fulmen.train_toml.agent": ("AgentConfig", "JudgeConfig"),
+    "fulmen.train_toml.reader": ("ConfigError",),
+    "fulmen.training.algorithm": ("Algorithm",),
+    "fulmen.training.algorithms": (
+        "APO", "CISPO", "DAPO", "DrGRPO", "Evaluate", "GRPO", "GSPO", "PPO", "ReinforcePP", "Rejection", "Replay", "RLOO", "SFT",
+    ),
     "fulmen.spans.tracing": ("flush",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -351,6 +351,48 @@ class RunLeaseLost(FulmenError):
     code, reason = Code.ABORTED, "RUN_LEASE_LOST"
 
 
+class ModelNotFound(NotFound):
+    """The model, the upload or the weights of the policy version do not exist."""
+
+    reason = "MODEL_NOT_FOUND"
+
+
+class ModelExists(FulmenError):
+    """The alias belongs to another model."""
+
+    code, reason = Code.ALREADY_EXISTS, "MODEL_EXISTS"
+
+
+class ModelInUse(FulmenError):
+    """A training run that has not ended starts from the model."""
+
+    code, reason = Code.FAILED_PRECONDITION, "MODEL_IN_USE"
+
+
+class UploadIncomplete(FulmenError):
+    """Files of the upload are missing."""
+
+    code, reason = Code.FAILED_PRECONDITION, "UPLOAD_INCOMPLETE"
+
+
+class UploadOffsetInvalid(FulmenError):
+    """The chunk does not continue the file."""
+
+    code, reason = Code.FAILED_PRECONDITION, "UPLOAD_OFFSET_INVALID"
+
+
+class UploadDamaged(FulmenError):
+    """The file that arrived does not have its SHA-256."""
+
+    code, reason = Code.ABORTED, "UPLOAD_DAMAGED"
+
+
+class WeightsUnavailable(FulmenError):
+    """The policy version does not have weights of this form."""
+
+    code, reason = Code.FAILED_PRECONDITION, "WEIGHTS_UNAVAILABLE"
+
+
 def all_error_classes() -> list[type[FulmenError]]:
     """Returns every class of the tree, parents before children."""
     found: list[type[FulmenError]] = []

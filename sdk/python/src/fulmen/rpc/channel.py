@@ -1,8 +1,8 @@
 """Channels to Fulmen's services: they add the token and a deadline for every unary call, and decode errors.
 
 A generated stub over such a channel raises the classes of `fulmen.errors`; nothing else about the stub changes.
-grpc retries unary calls on UNAVAILABLE, a few times within their deadline. Streams are not retried: only their callers
-know how to resume them.
+grpc retries calls on UNAVAILABLE, a few times within their deadline. A stream is not retried after its first answer:
+only its caller knows how to resume it.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ from fulmen.trajectories import MAX_BATCH_BYTES
 from fulmen.type.v1 import model_call_pb2
 from fulmen.zstd import FrameInvalid, decompress
 
-__all__ = ["SPAN_COLUMNS", "SpanRows"]
+__all__ = ["SPAN_COLUMNS", "SpanRows", "attribute_value", "unpacked"]
 
 
 class SpanRows:
@@ -44,7 +44,7 @@ class SpanRows:
         if rollout != self._rollout:
             self._rollout, self._seen = rollout, set()
         try:
-            batch = _unpacked(chunk)
+            batch = unpacked(chunk)
             parsed = [(record, trace_pb2.Span.FromString(record.otlp_span)) for record in batch.spans]
         except (DecodeError, FrameInvalid):
             self.unreadable += 1
@@ -96,30 +96,30 @@ def _row(attempt: str, record: span_pb2.SpanRecord, span: trace_pb2.Span) -> Row
         "status": _word(trace_pb2.Status.StatusCode.Name, span.status.code, "STATUS_CODE_"),
         "status_message": span.status.message,
         "scope": record.scope,
-        "attributes": {pair.key: _value(pair.value) for pair in span.attributes},
+        "attributes": {pair.key: attribute_value(pair.value) for pair in span.attributes},
         "events": [
             {
                 "name": event.name,
                 "time_unix_nano": event.time_unix_nano,
-                "attributes": {pair.key: _value(pair.value) for pair in event.attributes},
+                "attributes": {pair.key: attribute_value(pair.value) for pair in event.attributes},
             }
             for event in span.events
         ],
         "links": [{"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex()} for link in span.links],
-        "resource": {pair.key: _value(pair.value) for pair in resource.attributes},
+        "resource": {pair.key: attribute_value(pair.value) for pair in resource.attributes},
         "model_call": None if call is None else MessageToDict(call, preserving_proto_field_name=True),
     }
 
 
-def _value(value: Any) -> Any:
+def attribute_value(value: Any) -> Any:
     """Returns an OTLP value as JSON: lists and maps as such, bytes in hexadecimal."""
     match value.WhichOneof("value"):
         case None:
             return None
         case "array_value":
-            return [_value(each) for each in value.array_value.values]
+            return [attribute_value(each) for each in value.array_value.values]
         case "kvlist_value":
-            return {pair.key: _value(pair.value) for pair in value.kvlist_value.values}
+            return {pair.key: attribute_value(pair.value) for pair in value.kvlist_value.values}
         case "bytes_value":
             return value.bytes_value.hex()
         case kind:
@@ -133,7 +133,13 @@ def _word(name_of: Any, number: int, prefix: str) -> str:
         return str(number)
 
 
-def _unpacked(chunk: span_pb2.SpanChunk) -> span_pb2.SpanBatch:
+def unpacked(chunk: span_pb2.SpanChunk) -> span_pb2.SpanBatch:
+    """Returns the spans of a chunk.
+
+    Raises:
+        DecodeError: If the payload is malformed.
+        FrameInvalid: If it cannot be decompressed.
+    """
     payload = chunk.payload
     if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
         payload = decompress(payload, max_bytes=MAX_BATCH_BYTES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ConfigError", "TableReader", "hint", "is_file"]
+__all__ = ["ConfigError", "TableReader", "hint", "is_file", "is_target"]
 
 _TARGET: Final = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)")
@@ -163,6 +163,11 @@ def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
     if nearest:
         return f"; did you mean {nearest[0]!r}?"
     return f"; known: {', '.join(choices)}" if choices and list_all else ""
+
+
+def is_target(text: str) -> bool:
+    """Returns whether a text has the form of a Python target, `file.py:name` or `package.module:name`."""
+    return _TARGET.fullmatch(text) is not None and " " not in text
 
 
 def is_file(path: Path, *, folder: bool = False) -> bool:

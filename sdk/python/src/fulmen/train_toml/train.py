@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from fulmen.base_names import base_problem
 from fulmen.train_toml.agent import AgentConfig, read_agent
 from fulmen.train_toml.reader import ConfigError, TableReader, hint, is_file
 
@@ -26,6 +27,8 @@ __all__ = [
     "TrainConfig",
     "load_agent_and_data",
     "load_train_config",
+    "named_problems",
+    "read_train_config",
     "with_overrides",
 ]
 
@@ -33,18 +36,19 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SCORES: Final = re.compile(r"[a-z0-9._-]{1,128}(@[a-z0-9._-]{1,63})?")
 _TRAINING_RUN: Final = re.compile(r"(projects/[a-z0-9-]{1,63}/trainingRuns/)?[a-z0-9-]{1,63}")
 _KEYS: Final = ("name", "policy", "agent", "data", "stage")
-_POLICY_KEYS: Final = ("name", "build", "path", "version")
+_POLICY_KEYS: Final = ("name", "base", "build", "path", "version")
 _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """The policy and the source of its first weights; at most one of the three sources is set.
+    """The policy and the source of its first weights; at most one of the four sources is set.
 
     Without a name no policy is trained: the stages evaluate, or work on a prompt.
     """
 
     name: str = ""
+    base: str = ""
     build: str = ""
     path: str = ""
     version: str = ""
@@ -80,6 +84,14 @@ class DataConfig:
         named = (self.train, self.validation, self.test, self.demonstrations, self.validation_demonstrations)
         return tuple(path for path in (*named, self.prompt) if path is not None)
 
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The inputs of runs that are set, such as `train_tasks`; without the run of `rollouts`."""
+        tasks = {"train_tasks": self.train, "validation_tasks": self.validation, "test_tasks": self.test}
+        others = ("demonstrations", "validation_demonstrations", "prompt", "scores")
+        named = tasks | {use: getattr(self, use) for use in others}
+        return tuple(use for use, given in named.items() if given)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
@@ -112,11 +124,20 @@ def load_train_config(path: Path) -> TrainConfig:
     Raises:
         ConfigError: if it is invalid; lists all problems.
     """
-    data, problems = _parsed(path), list[str]()
-    config = _config(path.resolve(), TableReader(data, "", problems), data.get("stage"))
+    config, problems = read_train_config(path)
     if problems:
         raise ConfigError(f"{path} is not valid.", problems)
     return config
+
+
+def read_train_config(path: Path) -> tuple[TrainConfig, list[str]]:
+    """Reads a `train.toml`; returns it without what is not valid, and every problem.
+
+    Raises:
+        ConfigError: if it is not TOML.
+    """
+    data, problems = _parsed(path), list[str]()
+    return _config(path.resolve(), TableReader(data, "", problems), data.get("stage")), problems
 
 
 def load_agent_and_data(path: Path) -> tuple[AgentConfig, DataConfig]:
@@ -193,11 +214,27 @@ def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
     settings[key] = value
 
 
+def named_problems(name: str, policy: str) -> list[str]:
+    """Returns the problems of the names of a configuration and its policy."""
+    problems = [f"name: {problem}" for problem in _name_problems(name)]
+    return problems + [f"policy: {problem}" for problem in _policy_name_problems(policy)]
+
+
+def _name_problems(name: str) -> list[str]:
+    if not name or _RUN_NAME.fullmatch(name):
+        return []
+    return ["at most 32 characters of a-z, 0-9 and -, beginning with a letter or digit"]
+
+
+def _policy_name_problems(name: str) -> list[str]:
+    return ["1 to 63 characters of a-z, 0-9, '.', '_' and '-'"] if name and not _NAME.fullmatch(name) else []
+
+
 def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
     table.known(*_KEYS)
     name = table.text("name", required=True)
-    if name and not _RUN_NAME.fullmatch(name):
-        table.problem("name", "at most 32 characters of a-z, 0-9 and -, beginning with a letter or digit")
+    for problem in _name_problems(name):
+        table.problem("name", problem)
     return TrainConfig(
         file=file,
         name=name,
@@ -212,14 +249,17 @@ def _policy(table: TableReader, folder: Path, *, required: bool) -> PolicyConfig
     table.known(*_POLICY_KEYS)
     policy = PolicyConfig(
         name=table.text("name", required=required),
+        base=table.text("base"),
         build=table.target("build", folder),
         path=table.text("path"),
         version=table.text("version"),
     )
-    if policy.name and not _NAME.fullmatch(policy.name):
-        table.problem("name", "1 to 63 characters of a-z, 0-9, '.', '_' and '-'")
-    if sum(map(bool, (policy.build, policy.path, policy.version))) > 1:
-        table.problem("", "give one of build, path and version, not several")
+    for problem in _policy_name_problems(policy.name):
+        table.problem("name", problem)
+    if sum(map(bool, (policy.base, policy.build, policy.path, policy.version))) > 1:
+        table.problem("", "give one of base, build, path and version, not several")
+    if policy.base and (problem := base_problem(policy.base)):
+        table.problem("base", f"{problem}; a folder is named by path")
     if policy.path:
         policy = replace(policy, path=str((folder / policy.path).resolve()))
         if not is_file(Path(policy.path), folder=True):

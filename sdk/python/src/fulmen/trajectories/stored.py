@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fulmen.client import Client
 from fulmen.model_call import ModelCallInvalid
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_service_pb2, span_pb2, span_service_pb2
 from fulmen.trajectories.trajectory import Trajectory, trajectory
 
@@ -39,7 +39,7 @@ class StoredAttempt:
 
 
 async def stored_attempts(
-    client: Client, request: rollout_service_pb2.ListRolloutsRequest, *, limit: int | None = None
+    client: Services, request: rollout_service_pb2.ListRolloutsRequest, *, limit: int | None = None
 ) -> AsyncIterator[StoredAttempt]:
     """Yields the deciding attempts of the rollouts listed by a request, in its order.
 
@@ -56,7 +56,7 @@ async def stored_attempts(
                 yield found
 
 
-async def read_stored(client: Client, names: Sequence[str], *, with_spans: bool = True) -> list[StoredAttempt]:
+async def read_stored(client: Services, names: Sequence[str], *, with_spans: bool = True) -> list[StoredAttempt]:
     """Reads the deciding attempts of a few rollouts, all held in memory.
 
     Args:
@@ -86,7 +86,7 @@ def deciding_attempt(rollout: rollout_pb2.Rollout) -> attempt_pb2.Attempt | None
 
 
 async def rollout_names(
-    client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None
+    client: Services, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None
 ) -> AsyncIterator[list[str]]:
     """Yields the names of the rollouts listed by a request, by pages; its page size and token are not used."""
     page_request = rollout_service_pb2.ListRolloutsRequest()
@@ -103,7 +103,7 @@ async def rollout_names(
             return
 
 
-async def _rollout(client: Client, name: str) -> rollout_pb2.Rollout:
+async def _rollout(client: Services, name: str) -> rollout_pb2.Rollout:
     request = rollout_service_pb2.GetRolloutRequest(name=name)
     return (await client.rollouts.GetRollout(request, timeout=CALL_LIMIT_S)).rollout
 

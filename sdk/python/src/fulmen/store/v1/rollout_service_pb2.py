@@ -28,7 +28,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/rollout_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\'fulmen/store/v1/run_lease_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x1a\x42\x61tchCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12,\n\trun_fence\x18\x03 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"I\n\x1b\x42\x61tchCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"]\n\x1bStreamCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x1cStreamCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"!\n\x11GetRolloutRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"\xa2\x01\n\x13ListRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x06 \x01(\t\"[\n\x14ListRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"{\n\x15\x43\x61ncelRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"K\n\x16\x43\x61ncelRolloutsResponse\x12\x17\n\x0f\x63\x61ncelled_count\x18\x01 \x01(\x05\x12\x18\n\x10\x63\x61ncelling_count\x18\x02 \x01(\x05\"p\n\x14RetryRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0ctraining_run\x18\x05 \x01(\t\"U\n\x15RetryRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"_\n\x14WatchRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\"W\n\x15WatchRolloutsResponse\x12.\n\x06groups\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.FinishedGroup\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"]\n\rFinishedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12*\n\x08rollouts\x18\x02 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\"=\n\x14GetQueueStatsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\"\xa2\x04\n\x15GetQueueStatsResponse\x12\x14\n\x0cqueued_count\x18\x01 \x01(\x03\x12\x15\n\rrunning_count\x18\x02 \x01(\x03\x12\x15\n\rdelayed_count\x18\x03 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0crunner_count\x18\x05 \x01(\x05\x12\x19\n\x11open_credit_count\x18\x06 \x01(\x03\x12\x32\n\npriorities\x18\x07 \x03(\x0b\x32\x1e.fulmen.store.v1.PriorityStats\x12*\n\x05rules\x18\x08 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12\x0e\n\x06weight\x18\t \x01(\x05\x12\x18\n\x0bmax_running\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmax_queued\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x32\n\ntask_types\x18\x0c \x03(\x0b\x32\x1e.fulmen.store.v1.TaskTypeStats\x12\x33\n\tunmatched\x18\r \x03(\x0b\x32 .fulmen.store.v1.UnmatchedLabels\x12\x33\n\rpaused_agents\x18\x0e \x03(\x0b\x32\x1c.fulmen.store.v1.PausedAgentB\x0e\n\x0c_max_runningB\r\n\x0b_max_queued\"^\n\x0bPausedAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12.\n\npause_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rollouts\x18\x03 \x03(\t\"m\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9a\x01\n\rTaskTypeStats\x12\x11\n\ttask_type\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12/\n\x0c\x64uration_p50\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64uration_p95\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0fUnmatchedLabels\x12<\n\x06labels\x18\x01 \x03(\x0b\x32,.fulmen.store.v1.UnmatchedLabels.LabelsEntry\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x90\x02\n\nQueueRules\x12\x32\n\x0f\x61geing_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cmatch_labels\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\x08\x61\x66\x66inity\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rlongest_first\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x14\n\x07hedging\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1b\n\x0eweighted_share\x18\x06 \x01(\x08H\x04\x88\x01\x01\x42\x0f\n\r_match_labelsB\x0b\n\t_affinityB\x10\n\x0e_longest_firstB\n\n\x08_hedgingB\x11\n\x0f_weighted_share2\xb4\x06\n\x0eRolloutService\x12p\n\x13\x42\x61tchCreateRollouts\x12+.fulmen.store.v1.BatchCreateRolloutsRequest\x1a,.fulmen.store.v1.BatchCreateRolloutsResponse\x12w\n\x14StreamCreateRollouts\x12,.fulmen.store.v1.StreamCreateRolloutsRequest\x1a-.fulmen.store.v1.StreamCreateRolloutsResponse(\x01\x30\x01\x12U\n\nGetRollout\x12\".fulmen.store.v1.GetRolloutRequest\x1a#.fulmen.store.v1.GetRolloutResponse\x12[\n\x0cListRollouts\x12$.fulmen.store.v1.ListRolloutsRequest\x1a%.fulmen.store.v1.ListRolloutsResponse\x12\x61\n\x0e\x43\x61ncelRollouts\x12&.fulmen.store.v1.CancelRolloutsRequest\x1a\'.fulmen.store.v1.CancelRolloutsResponse\x12^\n\rRetryRollouts\x12%.fulmen.store.v1.RetryRolloutsRequest\x1a&.fulmen.store.v1.RetryRolloutsResponse\x12`\n\rWatchRollouts\x12%.fulmen.store.v1.WatchRolloutsRequest\x1a&.fulmen.store.v1.WatchRolloutsResponse0\x01\x12^\n\rGetQueueStats\x12%.fulmen.store.v1.GetQueueStatsRequest\x1a&.fulmen.store.v1.GetQueueStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/rollout_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\'fulmen/store/v1/run_lease_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x1a\x42\x61tchCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12,\n\trun_fence\x18\x03 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"I\n\x1b\x42\x61tchCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"]\n\x1bStreamCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x1cStreamCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"!\n\x11GetRolloutRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"\xb4\x01\n\x13ListRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x06 \x01(\t\x12\x10\n\x08order_by\x18\x07 \x01(\t\"[\n\x14ListRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"{\n\x15\x43\x61ncelRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"K\n\x16\x43\x61ncelRolloutsResponse\x12\x17\n\x0f\x63\x61ncelled_count\x18\x01 \x01(\x05\x12\x18\n\x10\x63\x61ncelling_count\x18\x02 \x01(\x05\"p\n\x14RetryRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0ctraining_run\x18\x05 \x01(\t\"U\n\x15RetryRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"_\n\x14WatchRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\"W\n\x15WatchRolloutsResponse\x12.\n\x06groups\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.FinishedGroup\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"]\n\rFinishedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12*\n\x08rollouts\x18\x02 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\"=\n\x14GetQueueStatsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\"\xa2\x04\n\x15GetQueueStatsResponse\x12\x14\n\x0cqueued_count\x18\x01 \x01(\x03\x12\x15\n\rrunning_count\x18\x02 \x01(\x03\x12\x15\n\rdelayed_count\x18\x03 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0crunner_count\x18\x05 \x01(\x05\x12\x19\n\x11open_credit_count\x18\x06 \x01(\x03\x12\x32\n\npriorities\x18\x07 \x03(\x0b\x32\x1e.fulmen.store.v1.PriorityStats\x12*\n\x05rules\x18\x08 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12\x0e\n\x06weight\x18\t \x01(\x05\x12\x18\n\x0bmax_running\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmax_queued\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x32\n\ntask_types\x18\x0c \x03(\x0b\x32\x1e.fulmen.store.v1.TaskTypeStats\x12\x33\n\tunmatched\x18\r \x03(\x0b\x32 .fulmen.store.v1.UnmatchedLabels\x12\x33\n\rpaused_agents\x18\x0e \x03(\x0b\x32\x1c.fulmen.store.v1.PausedAgentB\x0e\n\x0c_max_runningB\r\n\x0b_max_queued\"^\n\x0bPausedAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12.\n\npause_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rollouts\x18\x03 \x03(\t\"m\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9a\x01\n\rTaskTypeStats\x12\x11\n\ttask_type\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12/\n\x0c\x64uration_p50\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64uration_p95\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0fUnmatchedLabels\x12<\n\x06labels\x18\x01 \x03(\x0b\x32,.fulmen.store.v1.UnmatchedLabels.LabelsEntry\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x90\x02\n\nQueueRules\x12\x32\n\x0f\x61geing_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cmatch_labels\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\x08\x61\x66\x66inity\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rlongest_first\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x14\n\x07hedging\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1b\n\x0eweighted_share\x18\x06 \x01(\x08H\x04\x88\x01\x01\x42\x0f\n\r_match_labelsB\x0b\n\t_affinityB\x10\n\x0e_longest_firstB\n\n\x08_hedgingB\x11\n\x0f_weighted_share2\xb4\x06\n\x0eRolloutService\x12p\n\x13\x42\x61tchCreateRollouts\x12+.fulmen.store.v1.BatchCreateRolloutsRequest\x1a,.fulmen.store.v1.BatchCreateRolloutsResponse\x12w\n\x14StreamCreateRollouts\x12,.fulmen.store.v1.StreamCreateRolloutsRequest\x1a-.fulmen.store.v1.StreamCreateRolloutsResponse(\x01\x30\x01\x12U\n\nGetRollout\x12\".fulmen.store.v1.GetRolloutRequest\x1a#.fulmen.store.v1.GetRolloutResponse\x12[\n\x0cListRollouts\x12$.fulmen.store.v1.ListRolloutsRequest\x1a%.fulmen.store.v1.ListRolloutsResponse\x12\x61\n\x0e\x43\x61ncelRollouts\x12&.fulmen.store.v1.CancelRolloutsRequest\x1a\'.fulmen.store.v1.CancelRolloutsResponse\x12^\n\rRetryRollouts\x12%.fulmen.store.v1.RetryRolloutsRequest\x1a&.fulmen.store.v1.RetryRolloutsResponse\x12`\n\rWatchRollouts\x12%.fulmen.store.v1.WatchRolloutsRequest\x1a&.fulmen.store.v1.WatchRolloutsResponse0\x01\x12^\n\rGetQueueStats\x12%.fulmen.store.v1.GetQueueStatsRequest\x1a&.fulmen.store.v1.GetQueueStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETROLLOUTRESPONSE']._serialized_start=617
   _globals['_GETROLLOUTRESPONSE']._serialized_end=680
   _globals['_LISTROLLOUTSREQUEST']._serialized_start=683
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=845
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=847
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=938
-  _globals['_CANCELROLLOUTSREQUEST']._serialized_start=940
-  _globals['_CANCELROLLOUTSREQUEST']._serialized_end=1063
-  _globals['_CANCELROLLOUTSRESPONSE']._serialized_start=1065
-  _globals['_CANCELROLLOUTSRESPONSE']._serialized_end=1140
-  _globals['_RETRYROLLOUTSREQUEST']._serialized_start=1142
-  _globals['_RETRYROLLOUTSREQUEST']._serialized_end=1254
-  _globals['_RETRYROLLOUTSRESPONSE']._serialized_start=1256
-  _globals['_RETRYROLLOUTSRESPONSE']._serialized_end=1341
-  _globals['_WATCHROLLOUTSREQUEST']._serialized_start=1343
-  _globals['_WATCHROLLOUTSREQUEST']._serialized_end=1438
-  _globals['_WATCHROLLOUTSRESPONSE']._serialized_start=1440
-  _globals['_WATCHROLLOUTSRESPONSE']._serialized_end=1527
-  _globals['_FINISHEDGROUP']._serialized_start=1529
-  _globals['_FINISHEDGROUP']._serialized_end=1622
-  _globals['_GETQUEUESTATSREQUEST']._serialized_start=1624
-  _globals['_GETQUEUESTATSREQUEST']._serialized_end=1685
-  _globals['_GETQUEUESTATSRESPONSE']._serialized_start=1688
-  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=2234
-  _globals['_PAUSEDAGENT']._serialized_start=2236
-  _globals['_PAUSEDAGENT']._serialized_end=2330
-  _globals['_PRIORITYSTATS']._serialized_start=2332
-  _globals['_PRIORITYSTATS']._serialized_end=2441
-  _globals['_TASKTYPESTATS']._serialized_start=2444
-  _globals['_TASKTYPESTATS']._serialized_end=2598
-  _globals['_UNMATCHEDLABELS']._serialized_start=2601
-  _globals['_UNMATCHEDLABELS']._serialized_end=2749
-  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_start=2704
-  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_end=2749
-  _globals['_QUEUERULES']._serialized_start=2752
-  _globals['_QUEUERULES']._serialized_end=3024
-  _globals['_ROLLOUTSERVICE']._serialized_start=3027
-  _globals['_ROLLOUTSERVICE']._serialized_end=3847
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=863
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=865
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=956
+  _globals['_CANCELROLLOUTSREQUEST']._serialized_start=958
+  _globals['_CANCELROLLOUTSREQUEST']._serialized_end=1081
+  _globals['_CANCELROLLOUTSRESPONSE']._serialized_start=1083
+  _globals['_CANCELROLLOUTSRESPONSE']._serialized_end=1158
+  _globals['_RETRYROLLOUTSREQUEST']._serialized_start=1160
+  _globals['_RETRYROLLOUTSREQUEST']._serialized_end=1272
+  _globals['_RETRYROLLOUTSRESPONSE']._serialized_start=1274
+  _globals['_RETRYROLLOUTSRESPONSE']._serialized_end=1359
+  _globals['_WATCHROLLOUTSREQUEST']._serialized_start=1361
+  _globals['_WATCHROLLOUTSREQUEST']._serialized_end=1456
+  _globals['_WATCHROLLOUTSRESPONSE']._serialized_start=1458
+  _globals['_WATCHROLLOUTSRESPONSE']._serialized_end=1545
+  _globals['_FINISHEDGROUP']._serialized_start=1547
+  _globals['_FINISHEDGROUP']._serialized_end=1640
+  _globals['_GETQUEUESTATSREQUEST']._serialized_start=1642
+  _globals['_GETQUEUESTATSREQUEST']._serialized_end=1703
+  _globals['_GETQUEUESTATSRESPONSE']._serialized_start=1706
+  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=2252
+  _globals['_PAUSEDAGENT']._serialized_start=2254
+  _globals['_PAUSEDAGENT']._serialized_end=2348
+  _globals['_PRIORITYSTATS']._serialized_start=2350
+  _globals['_PRIORITYSTATS']._serialized_end=2459
+  _globals['_TASKTYPESTATS']._serialized_start=2462
+  _globals['_TASKTYPESTATS']._serialized_end=2616
+  _globals['_UNMATCHEDLABELS']._serialized_start=2619
+  _globals['_UNMATCHEDLABELS']._serialized_end=2767
+  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_start=2722
+  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_end=2767
+  _globals['_QUEUERULES']._serialized_start=2770
+  _globals['_QUEUERULES']._serialized_end=3042
+  _globals['_ROLLOUTSERVICE']._serialized_start=3045
+  _globals['_ROLLOUTSERVICE']._serialized_end=3865
 # @@protoc_insertion_point(module_scope)

@@ -52,20 +52,22 @@ class GetRolloutResponse(_message.Message):
     def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
-    __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter")
+    __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter", "order_by")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     project: str
     training_run: str
     states: _containers.RepeatedScalarFieldContainer[_rollout_pb2.RolloutState]
     page_size: int
     page_token: str
     filter: str
-    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
+    order_by: str
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ..., order_by: _Optional[str] = ...) -> None: ...
 
 class ListRolloutsResponse(_message.Message):
     __slots__ = ("rollouts", "next_page_token")

@@ -129,7 +129,7 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists rollouts, newest first, without their attempts.
+        """Lists rollouts without their attempts, newest first or in the order of `order_by`.
 
         Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """

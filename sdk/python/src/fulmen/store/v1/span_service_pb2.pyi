@@ -104,3 +104,17 @@ class StreamSpansResponse(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[_span_pb2.SpanChunk]
     def __init__(self, chunks: _Optional[_Iterable[_Union[_span_pb2.SpanChunk, _Mapping]]] = ...) -> None: ...
+
+class WatchSpansRequest(_message.Message):
+    __slots__ = ("parent", "filter")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    filter: SpanFilter
+    def __init__(self, parent: _Optional[str] = ..., filter: _Optional[_Union[SpanFilter, _Mapping]] = ...) -> None: ...
+
+class WatchSpansResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[_span_pb2.SpanChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[_span_pb2.SpanChunk, _Mapping]]] = ...) -> None: ...

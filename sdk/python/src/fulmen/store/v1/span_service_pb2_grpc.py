@@ -56,6 +56,11 @@ class SpanServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansResponse.FromString,
                 _registered_method=True)
+        self.WatchSpans = channel.unary_stream(
+                '/fulmen.store.v1.SpanService/WatchSpans',
+                request_serializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansResponse.FromString,
+                _registered_method=True)
 
 
 class SpanServiceServicer(object):
@@ -97,6 +102,21 @@ class SpanServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchSpans(self, request, context):
+        """Streams the chunks of a rollout or attempt while it runs: those that are stored, then each new one, once.
+
+        The server closes the stream when the rollout is final, or the attempt has ended, and no chunk has come for 3 s; or
+        while draining (`UNAVAILABLE`, `DRAINING`): reopen it, and drop the chunks that you have by their ids. Messages hold
+        about 1 MiB. Chunks of one message are ordered by chunk id. An empty message is a keep-alive, sent every 15 s, and
+        at once if nothing is stored.
+
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `RESOURCE_EXHAUSTED`
+        (`QUOTA_EXCEEDED`): there are more than 100,000 chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SpanServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +134,11 @@ def add_SpanServiceServicer_to_server(servicer, server):
                     servicer.StreamSpans,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansResponse.SerializeToString,
+            ),
+            'WatchSpans': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSpans,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -204,6 +229,33 @@ class SpanService(object):
             '/fulmen.store.v1.SpanService/StreamSpans',
             fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_span__service__pb2.StreamSpansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSpans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fulmen.store.v1.SpanService/WatchSpans',
+            fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_span__service__pb2.WatchSpansResponse.FromString,
             options,
             channel_credentials,
             insecure,

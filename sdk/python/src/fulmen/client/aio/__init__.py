@@ -1,0 +1,1 @@
+"""The asynchronous Python API, of which `fulmen.client.sync` is generated."""

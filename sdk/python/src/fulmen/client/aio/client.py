@@ -1,0 +1,257 @@
+"""`fulmen.AsyncClient`: the services for asynchronous programs."""
+
+from __future__ import annotations
+
+import datetime
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Unpack
+
+from fulmen.client.aio.base import Session, listed
+from fulmen.client.aio.proxy import AsyncBackends, AsyncRoutes
+from fulmen.client.aio.resources import AsyncModels, AsyncPrompts, AsyncResources
+from fulmen.client.aio.rollouts import AsyncRollouts
+from fulmen.client.aio.runs import AsyncRun, AsyncRuns
+from fulmen.client.aio.spans import AsyncSpans
+from fulmen.client.project import QueueStats, Usage
+from fulmen.client.resources import Resource
+from fulmen.client.view import Named
+from fulmen.connection import Deployment, find_local_stack
+from fulmen.messages import enum_number, timestamp
+from fulmen.rpc.channel import Token, open_channel
+from fulmen.rpc.home import HomeChannel
+from fulmen.rpc.services import Services
+from fulmen.store.v1 import rollout_service_pb2, usage_service_pb2
+from fulmen.training.algorithm import Algorithm
+from fulmen.training.given import Agent, Base, Reward, TrainOptions, given_training, publish_given_agent
+from fulmen.training.tasks import Tasks
+
+__all__ = ["AsyncClient"]
+
+
+class AsyncClient:
+    """The services of a deployment, or of the stack of this machine; used from any event loop.
+
+    It connects at its first call, and reconnects by itself. All its calls raise the classes of `fulmen.errors`.
+
+    >>> import fulmen
+    >>> async with fulmen.AsyncClient() as client:
+    ...     stats = await client.queue()
+    >>> stats.running_count
+    0
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str = "",
+        algorithm: str = "",
+        llm_proxy: str = "",
+        token: str = "",
+        state_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        """Finds the services: those that are given, then those of the environment, then the stack of a directory.
+
+        Args:
+            store: address of the store, `host:port`; by default FULMEN_STORE_TARGET.
+            algorithm: address of the algorithm service; by default FULMEN_ALGORITHM_TARGET.
+            llm_proxy: address of the LLM proxy's gRPC port; by default FULMEN_LLM_PROXY_TARGET.
+            token: API token; by default FULMEN_TOKEN, then the stack's own. FULMEN_TLS_CA_FILE and related
+                variables say how to connect to services that are named.
+            state_dir: state directory of the stack, for what is not named; by default FULMEN_STATE_DIR, then .fulmen.
+                If it is given, the environment's addresses and token do not count.
+
+        Raises:
+            LocalStackMissing: if no service is named and no stack is running.
+            OSError: if a file for TLS cannot be read.
+        """
+        given = {"store": store, "algorithm": algorithm, "llm_proxy": llm_proxy, "token": token}
+        deployment = Deployment.found(given, None if state_dir is None else Path(state_dir))
+        targets, tls = deployment.targets(), deployment.tls()
+        has_own_token = deployment.token or deployment.names_services
+        # That of a stack is renewed.
+        bearer: Token = deployment.bearer() if has_own_token else find_local_stack(deployment.state_dir).token
+        self._channels = {
+            name: HomeChannel(partial(open_channel, getattr(targets, name), token=bearer, tls=tls))
+            for name in ("store", "algorithm", "llm_proxy")
+        }
+        self._session = Session(services=Services.over(**self._channels), project=deployment.project)
+
+    async def __aenter__(self) -> AsyncClient:
+        """Returns the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Closes the connections."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        """Shows the project."""
+        return f"{type(self).__name__}(project={self.project!r})"
+
+    @property
+    def project(self) -> str:
+        """The project in which short names are looked up: the token's, or `projects/default`."""
+        return self._session.project
+
+    @property
+    def services(self) -> Services:
+        """The generated stubs of all services, for what has no method here."""
+        return self._session.services
+
+    @property
+    def rollouts(self) -> AsyncRollouts:
+        """The queue of rollouts."""
+        return AsyncRollouts(self._session)
+
+    @property
+    def spans(self) -> AsyncSpans:
+        """Spans and traces of rollouts."""
+        return AsyncSpans(self._session)
+
+    @property
+    def resources(self) -> AsyncResources:
+        """Versioned resources."""
+        return AsyncResources(self._session)
+
+    @property
+    def prompts(self) -> AsyncPrompts:
+        """Prompts."""
+        return AsyncPrompts(self._session)
+
+    @property
+    def models(self) -> AsyncModels:
+        """Versions of policies."""
+        return AsyncModels(self._session)
+
+    @property
+    def runs(self) -> AsyncRuns:
+        """Training runs."""
+        return AsyncRuns(self._session)
+
+    @property
+    def routes(self) -> AsyncRoutes:
+        """Routes of the LLM proxy."""
+        return AsyncRoutes(self._session)
+
+    @property
+    def backends(self) -> AsyncBackends:
+        """Backends of the LLM proxy."""
+        return AsyncBackends(self._session)
+
+    async def publish_agent(
+        self, name: str, agent: Agent, *, reward: Reward = None, folder: str | PathLike[str] | None = None
+    ) -> Resource:
+        """Publishes an agent, so that rollouts can be created of it; the same one keeps its version.
+
+        >>> def solve(task):
+        ...     return task["input"]
+        >>> def grade(task, outcome):
+        ...     return 1.0 if outcome else 0.0
+        >>> await client.publish_agent("echo", solve, reward=grade)
+        Resource(name='resources/agent.echo/versions/1', kind='agent')
+
+        Args:
+            name: name of the agent, at most 32 characters of [a-z0-9-].
+            agent: as in `train`.
+            reward: as in `train`.
+            folder: as in `train`.
+
+        Raises:
+            ConfigError: with every problem that was found.
+            ExtraMissing: if a library is not installed that an argument needs.
+        """
+        version = await publish_given_agent(self.services, name, agent, reward=reward, folder=folder)
+        return await self.resources.get(version)
+
+    async def queue(self, *, run: str | Named | None = None) -> QueueStats:
+        """Returns how many rollouts wait and run, in the project or in one training run.
+
+        >>> (await client.queue()).runner_count
+        1
+        """
+        request = rollout_service_pb2.GetQueueStatsRequest(project=self.project, training_run=self._session.run(run))
+        return QueueStats(await self.services.rollouts.GetQueueStats(request))
+
+    async def usage(
+        self,
+        *,
+        by: str = "model",
+        run: str | Named | None = None,
+        rollout: str | Named | None = None,
+        since: datetime.datetime | None = None,
+    ) -> list[Usage]:
+        """Returns the tokens and the cost of model calls.
+
+        >>> await client.usage(by="model")
+        []
+
+        Args:
+            by: `model`, `backend`, `training_run`, `rollout` or `attempt`; empty for the sum.
+            run: only this training run.
+            rollout: only this rollout.
+            since: only calls since then.
+        """
+        request = usage_service_pb2.GetUsageRequest(
+            project=self.project,
+            training_run=self._session.run(run),
+            rollout=self._session.rollout(rollout) if rollout else "",
+            start_time=timestamp(since) if since is not None else None,
+            group_by=enum_number(usage_service_pb2.UsageGrouping, by) if by else None,
+        )
+        return [Usage(each) async for each in listed(self.services.usage.GetUsage, request, "groups")]
+
+    async def train(
+        self,
+        *,
+        agent: Agent,
+        algorithm: Algorithm | str,
+        reward: Reward = None,
+        tasks: Tasks | None = None,
+        validation: Tasks | None = None,
+        base: Base = None,
+        **options: Unpack[TrainOptions],
+    ) -> AsyncRun:
+        """Publishes an agent and its tasks, and creates the training run; returns it at once.
+
+        Everything is checked first: if there are problems, all of them are reported and nothing is created.
+
+        Args:
+            agent: a function, a path such as "agent.py:solve", a command such as ["node", "agent.js"], or an
+                `AgentConfig`. The agent names the policy as its model.
+            algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one.
+            reward: the grader: a function of task and outcome, a path, a command, or a `JudgeConfig`; None if the
+                agent reports its rewards itself.
+            tasks: what to train on: tasks as dicts, a `pandas.DataFrame`, a `datasets.Dataset`, or a path of JSON
+                lines, CSV or Parquet.
+            validation: what to validate on, likewise.
+            base: the first weights: a folder that the algorithm service can read, an uploaded model "model:name", a policy, a version, record or run
+                of one, or a function that builds them, called as `base(output_directory, seed=...)`. None for the
+                newest version of the policy.
+            options: see `TrainOptions`.
+
+        Raises:
+            ConfigError: with every problem that was found.
+            ExtraMissing: if a library is not installed that an argument needs.
+            ResourceNotFound: if `base` is neither a folder nor a policy.
+        """
+        given = {
+            "agent": agent,
+            "algorithm": algorithm,
+            "reward": reward,
+            "tasks": tasks,
+            "validation": validation,
+            "base": base,
+        }
+        training = await given_training(self.services, self.project, given, options)
+        await training.begin()
+        return AsyncRun(self._session, await training.create(1))
+
+    async def close(self) -> None:
+        """Closes the connections; calls in flight end with Unavailable."""
+        for channel in self._channels.values():
+            await channel.close()

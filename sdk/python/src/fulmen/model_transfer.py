@@ -1,0 +1,403 @@
+"""Uploads folders of weights to a deployment and downloads them, over any broken connections; see `WeightService`.
+
+Nothing here needs torch. An interrupted transfer is resumed when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from fulmen.algorithm.v1 import weight_service_pb2 as pb
+from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
+from fulmen.errors import (
+    ArgumentInvalid,
+    DeadlineExceeded,
+    FulmenError,
+    InternalError,
+    ModelNotFound,
+    QuotaExceeded,
+    Unavailable,
+    UploadDamaged,
+    UploadOffsetInvalid,
+)
+from fulmen.model_files import ModelFile, listed_files, manifest_problems, path_problem, read_manifest
+
+__all__ = ["Downloaded", "Progress", "TransferFailed", "Uploaded", "download_weights", "upload_model"]
+
+CHUNK_BYTES: Final = 2**20
+STREAM_BYTES: Final = 256 * 2**20
+"""Size of one stream of an upload, after which the service acknowledges what it has."""
+STREAM_TIMEOUT_S: Final = 600.0
+# A stream on which nothing moves for so long is given up, and another continues.
+STALL_S = 60.0
+# What a service needs no longer for: it reads a file once more when it is complete, to compare its SHA-256.
+CHECKED_BYTES_PER_S = 50e6
+READ_TIMEOUT_S: Final = 1800.0
+PATIENCE_S: Final = 120.0
+PART: Final = ".part"
+_FIRST_WAIT_S: Final = 0.2
+_LONGEST_WAIT_S: Final = 10.0
+_DAMAGED_TRIES: Final = 3
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that have arrived and their total."""
+Result = TypeVar("Result")
+
+
+class TransferFailed(Exception):
+    """Raised when a file is not what its manifest says, or the target of a download is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """A model that was uploaded.
+
+    Attributes:
+        model: The model.
+        left_out: Paths of the folder that were not sent, since they are not read as data.
+        sent_bytes: Size of what was sent; the rest was there.
+    """
+
+    model: pb.Model
+    left_out: tuple[str, ...]
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Downloaded:
+    """Weights that were downloaded.
+
+    Attributes:
+        source: What was downloaded, with a name that stays the same.
+        digest: Digest of its manifest.
+        size_bytes: Size of all files.
+    """
+
+    source: pb.WeightSource
+    digest: str
+    size_bytes: int
+
+
+async def upload_model(
+    weights: WeightServiceStub,
+    folder: Path,
+    *,
+    project: str = "",
+    alias: str = "",
+    on_progress: Progress = lambda done, total: None,
+    patience_s: float = PATIENCE_S,
+) -> Uploaded:
+    """Uploads a folder in the format of `transformers`, or what the service lacks of it.
+
+    Args:
+        weights: the service.
+        folder: the folder. Its links to files are followed; hidden names and files that are not read as data are left out.
+        project: `projects/{project}`; empty for the token's.
+        alias: alias of the model; empty for none.
+        on_progress: called after each chunk.
+        patience_s: time without a byte after which an outage ends the upload, in seconds.
+
+    Raises:
+        ArgumentInvalid: if it cannot be a model; lists all problems.
+        OSError: if a file cannot be read.
+        TransferFailed: if a file changes while it is read.
+        FulmenError: the service's last answer, such as ModelExists or QuotaExceeded.
+    """
+    left_out = (await asyncio.to_thread(listed_files, folder, follow_links=True))[1]
+    files = await asyncio.to_thread(read_manifest, folder, follow_links=True)
+    if problems := manifest_problems(files):
+        raise ArgumentInvalid(f"{folder} cannot be uploaded as a model.", violations=problems)
+    upload = _Upload(weights, folder, files, on_progress)
+    patience, damaged = _Patience(patience_s), 0
+    while True:
+        try:
+            # It may read files: those of which all bytes had arrived.
+            begun = await weights.BeginUpload(_begin_request(project, files, alias), timeout=STREAM_TIMEOUT_S)
+            upload.begun(begun)
+            patience.reached(upload.arrived_bytes)
+            if begun.missing:
+                await upload.send()
+                continue
+            answer = await weights.CommitUpload(
+                pb.CommitUploadRequest(upload=begun.upload, alias=alias), timeout=STREAM_TIMEOUT_S
+            )
+            return Uploaded(model=answer.model, left_out=tuple(left_out), sent_bytes=upload.sent_bytes)
+        except FulmenError as error:
+            if isinstance(error, ModelNotFound):
+                # It has expired or was removed: start again.
+                error = Unavailable(error.message)
+            damaged += isinstance(error, UploadDamaged)
+            if damaged == _DAMAGED_TRIES:
+                raise TransferFailed(f"{error.message} Does anything write to {folder}?") from error
+            await patience.wait(error)
+
+
+async def download_weights(
+    weights: WeightServiceStub,
+    source: pb.WeightSource,
+    folder: Path,
+    *,
+    on_progress: Progress = lambda done, total: None,
+    patience_s: float = PATIENCE_S,
+) -> Downloaded:
+    """Downloads a model or the weights of a policy version; the folder appears once all of it is there and verified.
+
+    What an interrupted download has left in `{folder}.part` is used.
+
+    Args:
+        weights: the service.
+        source: what is downloaded.
+        folder: the new folder, which is not there or empty.
+        on_progress: called after each chunk.
+        patience_s: time without a byte after which an outage ends the download, in seconds.
+
+    Raises:
+        TransferFailed: if the folder is taken, or the service sends something else than its manifest says.
+        OSError: if a file cannot be written.
+        FulmenError: the service's last answer, such as ModelNotFound.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TransferFailed(f"{folder} is not an empty folder: name a new one.")
+    patience = _Patience(patience_s)
+    found = await _patiently(
+        patience, lambda: weights.GetWeights(pb.GetWeightsRequest(source=source), timeout=READ_TIMEOUT_S)
+    )
+    files = [ModelFile(path=each.path, size_bytes=each.size_bytes, sha256=each.sha256) for each in found.files]
+    if outside := next((file.path for file in files if path_problem(file.path)), ""):
+        raise TransferFailed(f"The service names a file that no model has: {outside!r}.")
+    aside = folder.with_name(f"{folder.name}{PART}")
+    progress = _Arrived(sum(file.size_bytes for file in files), on_progress)
+    for file in files:
+        place = aside / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        await _download_file(weights, found.source, file, place, progress, patience)
+    await asyncio.to_thread(_appear, aside, folder, {file.path for file in files})
+    return Downloaded(source=found.source, digest=found.digest, size_bytes=progress.total_bytes)
+
+
+class _Upload:
+    """What an upload still has to send."""
+
+    def __init__(self, weights: WeightServiceStub, folder: Path, files: Sequence[ModelFile], report: Progress) -> None:
+        self._weights, self._folder, self._report = weights, folder, report
+        self._files = {file.path: file for file in files}
+        self._total = sum(file.size_bytes for file in files)
+        self._missing: list[pb.FileProgress] = []
+        self._name = ""
+        self._moving = _Moving()
+        self.sent_bytes = self.arrived_bytes = 0
+
+    def begun(self, answer: pb.BeginUploadResponse) -> None:
+        """Takes what the service says that it lacks."""
+        self._name, self._missing = answer.upload, [*answer.missing]
+        lacking = sum(self._files[each.path].size_bytes - each.received_bytes for each in self._missing)
+        self.arrived_bytes = self._total - lacking
+        self._report(self.arrived_bytes, self._total)
+
+    async def send(self) -> None:
+        """Sends what is missing, at most `STREAM_BYTES` of it.
+
+        Raises:
+            TransferFailed: if there is nothing to send.
+        """
+        before = self.sent_bytes
+        failed: list[Exception] = []
+
+        async def chunks() -> AsyncIterator[pb.UploadChunksRequest]:
+            # grpc would turn an error in here into a cancellation of the caller.
+            try:
+                async for chunk in self._chunks():
+                    yield chunk
+            except Exception as error:  # noqa: BLE001  # raised again below
+                failed.append(error)
+
+        try:
+            async with _Moving() as self._moving:
+                await self._weights.UploadChunks(chunks(), timeout=STREAM_TIMEOUT_S)
+        finally:
+            if failed:
+                raise failed[0]
+        if self.sent_bytes == before:
+            lacking = self._missing[0]
+            raise TransferFailed(
+                f"{lacking.path} has {self._files[lacking.path].size_bytes} bytes by its manifest, and none to send after "
+                f"{lacking.received_bytes}. Does anything write to {self._folder}?"
+            )
+
+    async def _chunks(self) -> AsyncIterator[pb.UploadChunksRequest]:
+        left = STREAM_BYTES
+        for missing in self._missing:
+            with (self._folder / missing.path).open("rb") as file:
+                offset = missing.received_bytes
+                file.seek(offset)
+                while left > 0 and (data := await asyncio.to_thread(file.read, CHUNK_BYTES)):
+                    yield pb.UploadChunksRequest(upload=self._name, path=missing.path, offset=offset, data=data)
+                    offset += len(data)
+                    left -= len(data)
+                    self.sent_bytes += len(data)
+                    self.arrived_bytes += len(data)
+                    size_bytes = self._files[missing.path].size_bytes
+                    self._moving.moves(then_checks_bytes=size_bytes if offset == size_bytes else 0)
+                    self._report(self.arrived_bytes, self._total)
+            if left <= 0:
+                return
+
+
+class _Moving:
+    """Ends a stream on which nothing has moved for `STALL_S`.
+
+    Raises:
+        Unavailable: if so.
+    """
+
+    def __init__(self) -> None:
+        self._limit = asyncio.timeout(STALL_S)
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self._limit.__aexit__(*raised)
+        except TimeoutError as error:
+            raise Unavailable(f"Nothing has moved for {STALL_S:.0f} s.") from error
+
+    def moves(self, *, then_checks_bytes: int = 0) -> None:
+        """Notes that something has; the service then checks so many bytes, during which nothing moves."""
+        until_s = asyncio.get_running_loop().time() + STALL_S + then_checks_bytes / CHECKED_BYTES_PER_S
+        # Chunks of the next file are sent ahead while the service still checks the last one.
+        if not self._limit.expired() and until_s > (self._limit.when() or 0.0):
+            self._limit.reschedule(until_s)
+
+
+class _Patience:
+    """Waits between tries, until nothing has arrived for too long."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._best = -1
+        self._since_s = time.monotonic()
+        self._wait_s = _FIRST_WAIT_S
+
+    def reached(self, arrived_bytes: int) -> None:
+        """Notes how much has arrived; more than ever before means that the connection works."""
+        if arrived_bytes > self._best:
+            self._best, self._since_s, self._wait_s = arrived_bytes, time.monotonic(), _FIRST_WAIT_S
+
+    async def wait(self, error: FulmenError) -> None:
+        """Waits before the next try.
+
+        Raises:
+            FulmenError: the error, if another try is of no use.
+        """
+        if not _may_pass(error) or time.monotonic() - self._since_s > self._limit_s:
+            raise error
+        await asyncio.sleep(error.retry_after_s or self._wait_s * random.uniform(0.5, 1.0))
+        self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+
+
+class _Arrived:
+    """Counts the bytes of a download."""
+
+    def __init__(self, total_bytes: int, report: Progress) -> None:
+        self.total_bytes = total_bytes
+        self.done_bytes = 0
+        self._report = report
+
+    def add(self, size_bytes: int) -> None:
+        """Counts more bytes; fewer after a file that was not what it should be."""
+        self.done_bytes += size_bytes
+        self._report(self.done_bytes, self.total_bytes)
+
+
+def _may_pass(error: FulmenError) -> bool:
+    """Returns whether the same transfer may go on after an error."""
+    if isinstance(error, QuotaExceeded):
+        return bool(error.retry_after_s)  # of what is full there is no time
+    if isinstance(error, InternalError):
+        return not error.metadata  # of gRPC, which forgets the answer of a server that ends a call early
+    return isinstance(error, Unavailable | DeadlineExceeded | UploadOffsetInvalid | UploadDamaged)
+
+
+async def _patiently(patience: _Patience, call: Callable[[], Awaitable[Result]]) -> Result:
+    while True:
+        try:
+            return await call()
+        except FulmenError as error:
+            await patience.wait(error)
+
+
+async def _download_file(
+    weights: WeightServiceStub,
+    source: pb.WeightSource,
+    file: ModelFile,
+    place: Path,
+    progress: _Arrived,
+    patience: _Patience,
+) -> None:
+    """Downloads a file, or the rest of it."""
+    if place.exists() and await asyncio.to_thread(_is_right, place, file):
+        progress.add(file.size_bytes)
+        return
+    part = place.with_name(f"{place.name}{PART}")
+    for _ in range(_DAMAGED_TRIES):
+        arrived = min(part.stat().st_size, file.size_bytes) if part.exists() else 0
+        progress.add(arrived)
+        with part.open("r+b" if arrived else "wb") as target:
+            target.truncate(arrived)
+            target.seek(arrived)
+            while target.tell() < file.size_bytes:
+                patience.reached(progress.done_bytes)
+                before = target.tell()
+                request = pb.DownloadChunksRequest(source=source, path=file.path, offset=before)
+                try:
+                    async with _Moving() as moving:
+                        async for chunk in weights.DownloadChunks(request, timeout=STREAM_TIMEOUT_S):
+                            await asyncio.to_thread(target.write, chunk.data)
+                            progress.add(len(chunk.data))
+                            moving.moves()
+                    if target.tell() == before:
+                        raise TransferFailed(f"The service ends {file.path} before its size.")
+                except FulmenError as error:
+                    await patience.wait(error)
+        if await asyncio.to_thread(_is_right, part, file):
+            part.rename(place)
+            return
+        part.unlink()
+        progress.add(-file.size_bytes)
+    raise TransferFailed(f"{file.path} does not have the SHA-256 of the manifest, after {_DAMAGED_TRIES} tries.")
+
+
+def _begin_request(project: str, files: Sequence[ModelFile], alias: str) -> pb.BeginUploadRequest:
+    listed = [pb.WeightFile(path=each.path, size_bytes=each.size_bytes, sha256=each.sha256) for each in files]
+    return pb.BeginUploadRequest(project=project, files=listed, alias=alias)
+
+
+def _is_right(path: Path, file: ModelFile) -> bool:
+    with path.open("rb") as content:
+        if os.fstat(content.fileno()).st_size != file.size_bytes:
+            return False
+        return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+
+
+def _appear(aside: Path, folder: Path, files: Set[str]) -> None:
+    """Renames a folder that is complete, without what other downloads have left in it."""
+    for path in sorted(aside.rglob("*"), reverse=True):
+        if path.is_dir():
+            with suppress(OSError):
+                path.rmdir()
+        elif path.relative_to(aside).as_posix() not in files:
+            path.unlink()
+    with suppress(FileNotFoundError):
+        folder.rmdir()
+    aside.rename(folder)

@@ -1,0 +1,161 @@
+"""Follows training runs and finished groups, over restarts of the services and broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.errors import Unavailable
+from fulmen.rpc.services import Services
+from fulmen.store.v1 import rollout_service_pb2
+
+__all__ = ["FINAL_STATES", "follow_groups", "follow_run", "read_steps"]
+
+FINAL_STATES: Final = frozenset(
+    {
+        training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED,
+        training_run_pb2.TRAINING_RUN_STATE_FAILED,
+        training_run_pb2.TRAINING_RUN_STATE_CANCELLED,
+    }
+)
+PATIENCE_S: Final = 180.0
+IDLE_LIMIT_S: Final = 30.0
+REOPEN_WAIT_S: Final = 0.5
+STEPS_LIMIT_S: Final = 10.0
+# The store sends a keep-alive every 15 s.
+SILENCE_LIMIT_S: Final = 45.0
+
+
+async def follow_run(
+    client: Services, name: str, *, on_interruption: Callable[[str], None]
+) -> AsyncIterator[training_run_pb2.TrainingRunEvent]:
+    """Yields every event of a run once, in order, and ends when no event can follow the one with its final state.
+
+    Of a run that was rolled back after it had ended, the events before and after it are yielded.
+
+    A silent or broken stream is opened again after the last event.
+
+    Args:
+        client: the services.
+        name: `projects/{project}/trainingRuns/{id}`.
+        on_interruption: Called when the service is unreachable.
+
+    Raises:
+        Unavailable: if the service cannot be reached for 3 minutes.
+        FulmenError: if the service refuses.
+    """
+    sequence, ended = 0, False
+    reached = time.monotonic()
+    while True:
+        request = training_run_service_pb2.WatchTrainingRunRequest(name=name, after_sequence=sequence)
+        stream = client.training_runs.WatchTrainingRun(request)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_LIMIT_S):
+                        answer = await anext(stream, None)
+                except TimeoutError:
+                    await _check_alive(client, name)
+                    reached = time.monotonic()
+                    break
+                if answer is None and ended:
+                    return
+                if answer is None:
+                    break
+                reached = time.monotonic()
+                sequence = answer.event.sequence
+                yield answer.event
+                if answer.event.HasField("run"):
+                    ended = answer.event.run.state in FINAL_STATES
+        except Unavailable as error:
+            if time.monotonic() - reached > PATIENCE_S:
+                raise Unavailable(
+                    f"The algorithm service was unreachable for {PATIENCE_S:.0f} s ({error.message}). The run continues "
+                    f"when it is back: `fulmen run watch {name.rpartition('/')[2]}`."
+                ) from None
+            on_interruption("The algorithm service does not answer; trying again…")
+            await asyncio.sleep(REOPEN_WAIT_S)
+        finally:
+            stream.cancel()
+
+
+async def _check_alive(client: Services, name: str) -> None:
+    """Reads the run, to distinguish a silent service from a slow run."""
+    await client.training_runs.GetTrainingRun(training_run_service_pb2.GetTrainingRunRequest(name=name))
+
+
+async def read_steps(client: Services, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
+    """Reads the run's events up to where it was, and waits for no more.
+
+    Of a step that was done again the last metrics count; what a rollback took back does not until it is done again.
+    """
+    steps: dict[int, training_run_pb2.StepMetrics] = {}
+    branch = 0
+    stream = client.training_runs.WatchTrainingRun(training_run_service_pb2.WatchTrainingRunRequest(name=run.name))
+    try:
+        async with asyncio.timeout(STEPS_LIMIT_S) as limit:
+            async for answer in stream:
+                limit.reschedule(asyncio.get_running_loop().time() + STEPS_LIMIT_S)
+                event = answer.event
+                if event.HasField("run") and event.run.rollback_count > branch:
+                    branch = event.run.rollback_count
+                    steps = {step: metrics for step, metrics in steps.items() if step <= event.run.step}
+                if event.HasField("step"):
+                    number = event.step.step
+                    steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
+                if branch >= run.rollback_count and _reached(event, run):
+                    break
+    except TimeoutError:
+        pass  # It has not come to its first step.
+    finally:
+        stream.cancel()
+    return [metrics for _, metrics in sorted(steps.items())]
+
+
+def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
+    """Returns whether an event of the run's last branch shows the run's state as it was read."""
+    if run.state in FINAL_STATES:
+        return event.HasField("run") and event.run.state in FINAL_STATES
+    if event.HasField("run"):
+        return event.run.rollback_count > 0 and event.run.step >= run.step
+    return event.HasField("step") and event.step.step >= run.step
+
+
+async def follow_groups(
+    client: Services, request: rollout_service_pb2.WatchRolloutsRequest
+) -> AsyncIterator[rollout_service_pb2.FinishedGroup]:
+    """Yields every finished group that a request selects, once and in order, without end.
+
+    A silent or broken stream is opened again after the last group.
+
+    Raises:
+        Unavailable: if the store cannot be reached for 3 minutes.
+        FulmenError: if the store refuses.
+    """
+    resumed = rollout_service_pb2.WatchRolloutsRequest()
+    resumed.CopyFrom(request)
+    reached = time.monotonic()
+    while True:
+        stream = client.rollouts.WatchRollouts(resumed)
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    answer = await anext(stream, None)
+                if answer is None:
+                    break
+                reached = time.monotonic()
+                for group in answer.groups:
+                    resumed.cursor = group.cursor
+                    yield group
+                resumed.cursor = answer.cursor or resumed.cursor
+        except (Unavailable, TimeoutError):
+            if time.monotonic() - reached > PATIENCE_S:
+                raise Unavailable(
+                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with cursor {resumed.cursor}."
+                ) from None
+            await asyncio.sleep(REOPEN_WAIT_S)
+        finally:
+            stream.cancel()
