@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import os
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from fulmen.client import Client, Targets, connect
-from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT
+from fulmen.connection import DEFAULT_STATE_DIR, Deployment, LocalStackMissing, TokenUnreadable
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen.tls import CA_VARIABLE, TlsFiles, TlsWatch
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder
 
-__all__ = ["Connection", "claims_of"]
+__all__ = ["Connection"]
 
 
 _PANEL: Final = "Where to connect"
@@ -35,7 +30,7 @@ class Connection:
         typer.Option(
             "--state-dir", envvar="FULMEN_STATE_DIR", rich_help_panel=_PANEL, help="State directory of the local stack."
         ),
-    ] = Path(DEFAULT_STATE_DIR)
+    ] = DEFAULT_STATE_DIR
     store_target: Annotated[
         str | None,
         typer.Option(
@@ -72,11 +67,22 @@ class Connection:
     ] = field(default=None, repr=False)
 
     @property
+    def deployment(self) -> Deployment:
+        """The services that the options mean."""
+        return Deployment(
+            store=self.store_target or "",
+            algorithm=self.algorithm_target or "",
+            llm_proxy=self.llm_proxy_target or "",
+            token=self.token or "",
+            state_dir=self.state_dir,
+        )
+
+    @property
     def names_services(self) -> bool:
         """True if a service was named, and so not the stack of the state folder is meant."""
-        return any((self.store_target, self.algorithm_target, self.llm_proxy_target))
+        return self.deployment.names_services
 
-    def open(self) -> AbstractAsyncContextManager[Client]:
+    def open(self) -> AbstractAsyncContextManager[Services]:
         """Opens the channels.
 
         Raises:
@@ -98,9 +104,7 @@ class Connection:
         Raises:
             CommandFailed: if a file that the environment names cannot be read.
         """
-        if not self.names_services:
-            return None
-        files = TlsFiles.from_environment()
+        files = self.deployment.tls()
         try:
             if files is not None:
                 TlsWatch(files)
@@ -115,16 +119,15 @@ class Connection:
         Raises:
             CommandFailed: if neither a target nor a running stack is known.
         """
-        known = self._recorded_targets()
-        given = {"store": self.store_target, "algorithm": self.algorithm_target, "llm_proxy": self.llm_proxy_target}
-        if not known and not any(given.values()):
+        if self.llm_proxy_target:
+            _split(self.llm_proxy_target)
+        try:
+            return self.deployment.targets()
+        except LocalStackMissing:
             raise CommandFailed(
                 f"No stack is running on {self.state_dir}: start one with `fulmen up`, or name the services with "
                 "--store-target, --algorithm-target and --llm-proxy-target."
-            )
-        usual = {"store": "127.0.0.1:7101", "algorithm": "127.0.0.1:7301", "llm_proxy": "127.0.0.1:7201"}
-        named = {name: given[name] or known.get(name) or usual[name] for name in usual}
-        return Targets(**{**named, "llm_proxy": _split(named["llm_proxy"])[0]})
+            ) from None
 
     def proxies(self) -> list[str]:
         """Returns where every LLM proxy listens that was named, separated by commas.
@@ -135,42 +138,22 @@ class Connection:
         return _split(self.llm_proxy_target) if self.llm_proxy_target else [self.targets().llm_proxy]
 
     def bearer(self) -> str | None:
-        """Returns the token to send; None if none is known."""
-        if self.token:
-            return self.token
-        if self.names_services:
+        """Returns the token to send; None if none is known.
+
+        Raises:
+            CommandFailed: if that of the stack cannot be read.
+        """
+        try:
+            return self.deployment.bearer()
+        except LocalStackMissing:
             return None
-        record = StackFolder(self.state_dir).read()
-        if record is None:
-            return None
-        path = Path(record.client_token_file)
-        if not os.access(path, os.R_OK):
-            raise CommandFailed(f"Cannot read the stack's token file {path}: give a token with --token.")
-        return path.read_text(encoding="utf-8").strip()
+        except TokenUnreadable as error:
+            raise CommandFailed(str(error)) from None
 
     @property
     def project(self) -> str:
         """The project in which short names are looked up: the token's, or the default one."""
-        claims = claims_of(self.bearer() or "") or {}
-        bound = str(claims.get("prj", ALL_PROJECTS))
-        return DEFAULT_PROJECT if bound == ALL_PROJECTS else bound
-
-    def _recorded_targets(self) -> dict[str, str]:
-        folder = StackFolder(self.state_dir)
-        record = folder.read()
-        return record.targets if record is not None and folder.is_running() else {}
-
-
-def claims_of(bearer: str) -> dict[str, Any] | None:
-    """Returns the claims of a token, unverified; None if it is not one of Fulmen."""
-    parts = bearer.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (binascii.Error, UnicodeDecodeError, json.JSONDecodeError):
-        return None
-    return claims if isinstance(claims, dict) and isinstance(claims.get("exp"), int) else None
+        return self.deployment.project
 
 
 def _split(targets: str) -> list[str]:

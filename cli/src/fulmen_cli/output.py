@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any, Final
 
@@ -12,9 +12,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fulmen.messages import enum_word
 from fulmen_cli.command import Output
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 WIDTH_WITHOUT_TERMINAL: Final = 400
+WIDEST: Final = 10_000
 
 
 def console() -> Console:
@@ -55,33 +58,43 @@ def print_rows(
     *,
     messages: Sequence[Message],
     empty: str,
+    right: Collection[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
-    """Prints a list: the messages as JSON, or a table, or `empty`."""
+    """Prints a list: the messages as JSON, or a table, or `empty`.
+
+    Args:
+        output: How it is printed.
+        columns: Titles of the columns.
+        rows: The cells of each row.
+        messages: The messages.
+        empty: What is printed if there are none.
+        right: Titles of the columns of numbers.
+        spare: Titles of columns that a table is printed without if the screen is too narrow for it, the first ones first.
+    """
     if output is Output.JSON:
         print_json([as_dict(message) for message in messages])
         return
     if not messages:
         console().print(empty)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+    screen, cells = console(), [list(map(str, row)) for row in rows]
+    left = list(columns)
+    for title in (*spare, None):
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in left:
+            table.add_column(column, overflow="fold", justify="right" if column in right else "left")
+        for row in cells:
+            table.add_row(*(Text(cell) for column, cell in zip(columns, row, strict=True) if column in left))
+        if title is None or _width(screen, table) <= screen.width:
+            break
+        left.remove(title)
+    screen.print(table)
 
 
-def enum_word(message: Message, field: str) -> str:
-    """Returns the short lower-case name of an enum value: `RolloutState` 4 is `succeeded`."""
-    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
-    number = getattr(message, field)
-    value = descriptor.values_by_number.get(number)
-    if value is None:
-        return f"unknown ({number})"
-    zero: str = descriptor.values_by_number[0].name
-    prefix = zero.removesuffix("UNSPECIFIED")
-    word: str = value.name
-    return "" if number == 0 else word.removeprefix(prefix).lower()
+def _width(screen: Console, table: Table) -> int:
+    """Returns the width that a table has if nothing is wrapped."""
+    return Measurement.get(screen, screen.options.update_width(WIDEST), table).maximum
 
 
 def when(time: Timestamp) -> str:

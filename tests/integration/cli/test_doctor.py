@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.client import connect
+from fulmen.rpc.services import connect
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.runs import create_rollouts, ended_rollout, eventually
 from tests.support.algorithm.training import POLICY, publish_training_inputs
@@ -18,7 +18,7 @@ from tests.support.cli.commands import fulmen
 from tests.support.llm_proxy.backend import MODEL, Backend
 from tests.support.stack import running_stack, stack_targets
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
 PROMPT = "a-prompt-that-nobody-else-may-see"
 # Says its prompt wherever an agent can: to the model, on both outputs, and in the text of an error.
@@ -110,6 +110,7 @@ async def test_what_is_wrong_with_a_deployment_is_named_with_what_to_do(short_tm
         assert all(each["advice"] for each in found.values() if each["ok"] is False)
 
 
+@pytest.mark.long(short=True)
 async def test_a_bundle_has_what_helps_and_no_secret_and_no_payload(
     short_tmp_path: Path, backend: Backend, repository_root: Path, tmp_path: Path
 ) -> None:

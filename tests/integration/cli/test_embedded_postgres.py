@@ -96,9 +96,10 @@ def test_a_server_that_is_stopped_is_replaced_with_all_its_processes(server: Emb
 
 
 def test_probes_write_no_errors_into_the_log(server: EmbeddedPostgres) -> None:
+    started = len(server.log_file.read_text())
     for _ in range(5):
         assert not server.mend()
-    assert "FATAL" not in server.log_file.read_text()
+    assert "FATAL" not in server.log_file.read_text()[started:]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

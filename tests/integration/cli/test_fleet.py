@@ -14,7 +14,7 @@ from typing import TypeVar
 import aiohttp
 import pytest
 
-from fulmen.client import Client, Targets, connect
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen_cli.local.fleet import FleetPace, FleetRange
 from fulmen_cli.local.record import ServiceState, StackFolder, StackRecord, StackState
@@ -65,14 +65,14 @@ async def fulmen(stack: Stack, *arguments: str) -> str:
     return output.decode()
 
 
-async def create(client: Client, count: int) -> list[str]:
+async def create(client: Services, count: int) -> list[str]:
     """Queues rollouts for the agent that the runners were started with."""
     batch = [rollout_pb2.Rollout(input=json.dumps({"n": n}).encode()) for n in range(count)]
     created = await client.rollouts.BatchCreateRollouts(rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=batch))
     return [each.name for each in created.rollouts]
 
 
-async def final(client: Client, name: str) -> rollout_pb2.Rollout:
+async def final(client: Services, name: str) -> rollout_pb2.Rollout:
     """Waits for the end of a rollout."""
     async with asyncio.timeout(LIMIT_S):
         while True:

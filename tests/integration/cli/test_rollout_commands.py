@@ -9,10 +9,15 @@ import pytest
 from click.testing import Result
 
 from fulmen.store.v1 import failure_pb2
+from fulmen.store.v1 import usage_service_pb2 as usage_pb
 from fulmen_cli.exits import Exit
 from tests.support.cli.screens import check_screen
 from tests.support.store.running import Runner, Stubs, create
 
+LONG_MESSAGE = f"""exited with status 1
+Traceback (most recent call last):
+  File "agent.py", line 3, in solve
+ValueError: {"no answer " * 20}"""
 Rollout = Callable[..., Awaitable[str]]
 
 
@@ -39,12 +44,51 @@ async def test_dead_rollouts_are_listed_shown_and_run_again_once(rollout: Rollou
     await create(stubs)
     listed = await rollout("dead", "--filter", "task_type = long")
     shown = await rollout("show", names[0])
-    assert all(name in listed for name in names)
+    assert all(name.rpartition("/")[2] in listed for name in names)
     check_screen("rollout-dead", listed + shown, durations=True)
     again = json.loads(await rollout("retry", "--filter", "failure_kind = AGENT_ERROR", "--output", "json"))
     assert sorted(one["metadata"]["fulmen.retry_of"] for one in again) == sorted(names)
     assert "Nothing to retry." in await rollout("retry", "--filter", "*")
-    assert names[0] in await rollout("retry", names[0])
+    assert names[0].rpartition("/")[2] in await rollout("retry", names[0])
+
+
+async def test_a_list_shows_figures_filters_and_orders_by_them_and_fits_80_columns(
+    rollout: Rollout, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fulmen_cli.output.WIDTH_WITHOUT_TERMINAL", 80)
+    await create(stubs, 3, group_id="a", group_size=3)
+    runner = await Runner(stubs).open()
+    best, worse, broken = await runner.take(3)
+    await runner.complete([best], rewards=[{"value": 1}])
+    await runner.complete([worse], rewards=[{"value": -0.6667}])
+    await runner.complete([broken], failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR, failure_message=LONG_MESSAGE)
+    usage = usage_pb.Usage(request_count=2, prompt_token_count=12_345, completion_token_count=678, cost_micros=1_234)
+    delta = usage_pb.UsageDelta(project="projects/default", attempt=best.attempt, model="m", usage=usage)
+    await stubs.usage.SyncUsage(usage_pb.SyncUsageRequest(instance_id="p", sequence=1, usage=[delta]))
+    listed = await rollout("list", "--order-by", "reward desc")
+    ids = [each.rollout.name.rpartition("/")[2] for each in (best, worse, broken)]
+    assert [line[:36] for line in listed.splitlines()[1:4]] == ids
+    shown = await rollout("show", best.rollout.name)
+    assert max(map(len, listed.splitlines())) <= 80
+    check_screen("rollout-list", f"{listed}{shown.partition('policy')[0]}", durations=True)
+    assert ids[1] in await rollout("list", "--filter", "reward < 0 AND duration < 60s")
+    assert "No rollouts." in await rollout("list", "--filter", "cost_micros > 1234")
+    said = await rollout("list", "--filter", "reward > x", "--order-by", "size", status=Exit.USAGE)
+    assert "`x` is not a finite number" in said
+    assert "`size` is not one of" in said
+
+
+async def test_rollouts_are_found_by_the_beginning_of_their_ids_and_latest(rollout: Rollout, stubs: Stubs) -> None:
+    (first,) = await create(stubs)
+    (second,) = await create(stubs)
+    short = second.rpartition("/")[2]
+    length = next(n for n in range(1, 37) if not first.rpartition("/")[2].startswith(short[:n]))
+    for given in (short, short[:length], short[: length + 1].upper(), "latest"):
+        assert json.loads(await rollout("show", given, "-o", "json"))["name"] == second
+    said = await rollout("show", short[: length - 1], status=Exit.USAGE)
+    assert said.index(short) < said.index(first.rpartition("/")[2])
+    assert "1 cancelled" in await rollout("cancel", short[:length])
+    assert "has no rollout" in await rollout("show", "f", status=Exit.NOT_FOUND)
 
 
 async def test_lists_go_on_past_a_page_and_take_a_filter(rollout: Rollout, stubs: Stubs) -> None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from fulmen.client import Targets, connect
+from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen.train_toml.agent import AgentConfig
 from fulmen.train_toml.reader import ConfigError
+from fulmen.training.agent_secrets import require_secrets
+from fulmen.training.bundle import Bundle, pack_bundle
+from fulmen.training.publish import publish
 from fulmen_cli.exits import Exit
-from fulmen_cli.train.bundle import Bundle, pack_bundle
-from fulmen_cli.train.publish import publish, require_secrets
 from tests.support.cli.screens import check_screen
 from tests.support.store.running import StoreHandle
 
 Fulmen = Callable[..., Awaitable[Result]]
 CONFIG = """
 name = "tool"
+[policy]
+name = "tool"
+build = "agent.py:build"
 [agent]
 python = "agent.py:solve"
 secrets = ["WEATHER_KEY"]
@@ -61,6 +66,45 @@ async def test_a_dry_run_lists_what_is_taken_and_left_out_and_publishes_nothing(
         ".gitignore", "agent.py", "certs/test.pem", "tasks.jsonl", "train.toml",
     ]  # fmt: skip
     assert json.loads((await fulmen("resources", "list", "-o", "json")).stdout) == []
+
+
+async def test_a_check_without_a_stack_finds_every_typo_of_file_stages_and_data_at_once(
+    fulmen: Fulmen, folder: Path
+) -> None:
+    (folder / "train.toml").write_text(
+        CONFIG.replace("include", "includes")
+        + 'group_sise = 8\nloss = {kind = "gsp"}\n'
+        + '[[stage]]\nalgorithm = "gropo"\n[[stage]]\nalgorithm = "sft"\nsteps = -1\n'
+    )
+    (folder / "tasks.jsonl").write_text('{"input": "hello"}\nnot JSON\n')
+
+    refused = await fulmen("train", folder / "train.toml", "--check", status=Exit.USAGE)
+
+    lines = " ".join(refused.output.split())
+    for problem in (
+        "agent.includes: no such key; did you mean 'include'?",
+        "stage 1 (grpo): settings.group_sise: no such setting; did you mean 'group_size'?",
+        "stage 1 (grpo): settings.loss: kind 'gsp' is not one of",
+        "stage 2 (gropo): algorithm: 'gropo' is not one of",
+        "stage 3 (sft): settings.steps: should be greater",
+        "stage 3 (sft): inputs.demonstrations: sft needs one of",
+        "tasks.jsonl:2: ",
+    ):
+        assert problem in lines, refused.output
+    assert "needed by grpo" not in lines
+
+
+async def test_where_no_algorithm_service_is_installed_a_check_says_what_was_not_checked(
+    fulmen: Fulmen, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fulmen_algorithm.algorithms.registry", None)
+    (folder / "train.toml").write_text(CONFIG + "group_sise = 8\n")
+
+    shown = await fulmen("train", folder / "train.toml", "--check")
+
+    assert "the settings of its stages, which were not checked" in " ".join(shown.stdout.split())
+    answer = json.loads((await fulmen("train", folder / "train.toml", "--check", "-o", "json")).stdout)
+    assert answer["settings_checked"] is False
 
 
 async def test_a_file_with_a_key_in_it_is_refused_by_line_also_in_a_dry_run(fulmen: Fulmen, folder: Path) -> None:

@@ -87,4 +87,7 @@ def test_a_training_in_one_process_stops_at_a_breakpoint_and_ends_with_a_model(f
         assert program.exit_status() == 0
 
     assert "trained model" in shown
+    # What services log is for their file, the audit log of administrative calls too.
+    assert '{"event"' not in shown
+    assert '{"event":"audit"' in (folder / ".fulmen/in-process/logs/services.log").read_text()
     assert (folder / ".fulmen/reports/in-process/report.md").is_file()

@@ -55,6 +55,8 @@ WITHOUT_DATA = frozenset(
     {
         "up",
         "down",
+        "init",
+        "demo",
         "logs",
         "support-bundle",
         "spans export",
@@ -63,6 +65,7 @@ WITHOUT_DATA = frozenset(
         "token revoke",
         "secret set",
         "secret remove",
+        "model delete",
     }
 )
 

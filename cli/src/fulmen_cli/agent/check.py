@@ -59,7 +59,12 @@ class ModelOptions:
         typer.Option(rich_help_panel=_PANEL, help="Model name to send instead of the agent's."),
     ] = None
     fake_model: Annotated[
-        bool, typer.Option("--fake-model", rich_help_panel=_PANEL, help="Use a built-in model that repeats its input.")
+        bool,
+        typer.Option(
+            "--fake-model",
+            rich_help_panel=_PANEL,
+            help="Use a built-in model that calls each tool once and repeats its input.",
+        ),
     ] = False
 
 
@@ -169,7 +174,7 @@ def _models(options: ModelOptions, state_dir: Path) -> Models:
     if record is None or "llm_proxy_http" not in record.targets:
         raise CommandFailed(
             "No model to call: start a stack with `fulmen up`, give --model-url URL (with --api-key), or --fake-model "
-            "for a built-in model that repeats its input.",
+            "for a built-in model that calls each tool once and repeats its input.",
             exit_code=Exit.USAGE,
         )
     token = Connection(state_dir=state_dir).bearer() or ""

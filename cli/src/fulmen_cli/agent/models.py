@@ -1,4 +1,4 @@
-"""Models for a checked agent: an HTTP endpoint, or a built-in one that repeats its input."""
+"""Models for a checked agent: an HTTP endpoint, or a built-in one that calls the tools and repeats its input."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
+
+from fulmen_cli.agent.fake_tools import ToolCall, next_call
 
 __all__ = ["Answer", "EchoModel", "Endpoint", "Models"]
 
@@ -100,12 +102,12 @@ def _pieces(connection: http.client.HTTPConnection, response: http.client.HTTPRe
 
 @dataclass(frozen=True, slots=True)
 class EchoModel:
-    """A model that repeats the last message; its tokens are words."""
+    """A model that calls each tool once and then repeats the last message; its tokens are words."""
 
     @property
     def name(self) -> str:
         """Returns a description."""
-        return "the built-in model, which repeats its input"
+        return "the built-in model, which calls each tool once and repeats its input"
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answers at once."""
@@ -120,57 +122,102 @@ class EchoModel:
             return _json(400, _refusal("The request is no JSON object."))
         text = _last_text(request)
         given = _words(request.get("messages") or request.get("input") or request.get("prompt"))
+        call = next_call(request, text)
+        said = _Said(text="" if call else text, call=call, given=given)
         match route:
             case "/v1/chat/completions":
-                return _chat(request, text, given)
+                return _chat(request, said)
             case "/v1/messages":
-                return _messages(request, text, given)
+                return _messages(request, said)
             case "/v1/responses" if not request.get("stream"):
-                return _json(200, _response(request, text, given))
+                return _json(200, _response(request, said))
             case "/v1/completions" if not request.get("stream"):
-                usage = _usage(given, text)
                 choice = {"index": 0, "text": text, "finish_reason": "stop"}
-                return _json(200, _envelope(request, "text_completion") | {"choices": [choice], "usage": usage})
+                return _json(200, _envelope(request, "text_completion") | {"choices": [choice], "usage": said.usage})
             case _:
                 streamed = " as a stream" if request.get("stream") else ""
                 return _json(404, _refusal(f"The built-in model does not answer {route}{streamed}: give --model-url."))
 
 
-def _chat(request: Json, text: str, given: int) -> Answer:
-    usage = _usage(given, text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What the built-in model answers: a text, or a call of a tool; `given` is the number of prompt tokens."""
+
+    text: str
+    call: ToolCall | None
+    given: int
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call, as JSON."""
+        return json.dumps(self.call.arguments, ensure_ascii=False) if self.call else ""
+
+    @property
+    def token_count(self) -> int:
+        """The number of completion tokens."""
+        return _words(self.text) + (1 + _words(self.arguments) if self.call else 0)
+
+    @property
+    def usage(self) -> Json:
+        """Token counts of Chat Completions."""
+        return {
+            "prompt_tokens": self.given,
+            "completion_tokens": self.token_count,
+            "total_tokens": self.given + self.token_count,
+        }
+
+
+def _chat(request: Json, said: _Said) -> Answer:
+    function = {"name": said.call.name, "arguments": said.arguments} if said.call else {}
+    call = {"id": said.call.id, "type": "function", "function": function} if said.call else {}
+    reason = "tool_calls" if said.call else "stop"
     if not request.get("stream"):
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return _json(200, _envelope(request, "chat.completion") | {"choices": [choice], "usage": usage})
+        message: Json = {"role": "assistant", "content": said.text or None, "tool_calls": [call]}
+        if not said.call:
+            message = {"role": "assistant", "content": said.text}
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        return _json(200, _envelope(request, "chat.completion") | {"choices": [choice], "usage": said.usage})
     head = _envelope(request, "chat.completion.chunk")
-    deltas = [{"role": "assistant", "content": ""}, *({"content": part} for part in _parts(text))]
+    deltas: list[Json] = [{"role": "assistant", "content": ""}]
+    if said.call:
+        deltas.append({"tool_calls": [{"index": 0, **call}]})
+    else:
+        deltas += [{"content": part} for part in _parts(said.text)]
     events = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    events.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    events.append(head | {"choices": [], "usage": usage})
+    events.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+    events.append(head | {"choices": [], "usage": said.usage})
     lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
     return Answer(status=200, content_type="text/event-stream", pieces=iter([*lines, b"data: [DONE]\n\n"]))
 
 
-def _messages(request: Json, text: str, given: int) -> Answer:
+def _messages(request: Json, said: _Said) -> Answer:
+    block: Json = {"type": "text", "text": said.text}
+    empty: Json = {"type": "text", "text": ""}
+    deltas = [{"type": "text_delta", "text": part} for part in _parts(said.text)]
+    if said.call:
+        empty = {"type": "tool_use", "id": said.call.id, "name": said.call.name, "input": {}}
+        block = empty | {"input": said.call.arguments}
+        deltas = [{"type": "input_json_delta", "partial_json": said.arguments}]
+    reason = "tool_use" if said.call else "end_turn"
     message: Json = {
         "id": "msg_check", "type": "message", "role": "assistant", "model": request.get("model", ECHO_MODEL),
-        "content": [{"type": "text", "text": text}], "stop_reason": "end_turn", "stop_sequence": None,
-        "usage": {"input_tokens": given, "output_tokens": _words(text)},
+        "content": [block], "stop_reason": reason, "stop_sequence": None,
+        "usage": {"input_tokens": said.given, "output_tokens": said.token_count},
     }  # fmt: skip
     if not request.get("stream"):
         return _json(200, message)
-    started = message | {"content": [], "stop_reason": None, "usage": {"input_tokens": given, "output_tokens": 0}}
+    started = message | {
+        "content": [], "stop_reason": None, "usage": {"input_tokens": said.given, "output_tokens": 0},
+    }  # fmt: skip
     events: list[Json] = [
         {"type": "message_start", "message": started},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        *(
-            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": part}}
-            for part in _parts(text)
-        ),
+        {"type": "content_block_start", "index": 0, "content_block": empty},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
         {"type": "content_block_stop", "index": 0},
         {
             "type": "message_delta",
-            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-            "usage": {"output_tokens": _words(text)},
+            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "usage": {"output_tokens": said.token_count},
         },
         {"type": "message_stop"},
     ]
@@ -178,10 +225,19 @@ def _messages(request: Json, text: str, given: int) -> Answer:
     return Answer(status=200, content_type="text/event-stream", pieces=iter(lines))
 
 
-def _response(request: Json, text: str, given: int) -> Json:
-    part = {"type": "output_text", "text": text, "annotations": []}
-    item = {"id": "msg_check", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    tokens = {"input_tokens": given, "output_tokens": _words(text), "total_tokens": given + _words(text)}
+def _response(request: Json, said: _Said) -> Json:
+    part = {"type": "output_text", "text": said.text, "annotations": []}
+    item: Json = {
+        "id": "msg_check", "type": "message", "role": "assistant", "status": "completed", "content": [part],
+    }  # fmt: skip
+    if said.call:
+        item = {
+            "id": "fc_check", "type": "function_call", "status": "completed", "call_id": said.call.id,
+            "name": said.call.name, "arguments": said.arguments,
+        }  # fmt: skip
+    tokens = {
+        "input_tokens": said.given, "output_tokens": said.token_count, "total_tokens": said.given + said.token_count,
+    }  # fmt: skip
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     return {
         "id": "resp_check", "object": "response", "created_at": 0, "status": "completed", "error": None,
@@ -192,10 +248,6 @@ def _response(request: Json, text: str, given: int) -> Json:
 
 def _envelope(request: Json, kind: str) -> Json:
     return {"id": "check", "object": kind, "created": 0, "model": request.get("model", ECHO_MODEL)}
-
-
-def _usage(given: int, text: str) -> Json:
-    return {"prompt_tokens": given, "completion_tokens": _words(text), "total_tokens": given + _words(text)}
 
 
 def _json(status: int, document: Json) -> Answer:
@@ -210,12 +262,15 @@ def _last_text(request: Json) -> str:
     """Returns the text of the last message, of the input, or of the prompt."""
     turns = request.get("messages") or request.get("input") or request.get("prompt") or ""
     last = turns[-1] if isinstance(turns, list) and turns else turns
-    return _plain(last.get("content") if isinstance(last, dict) else last)
+    return _plain(last.get("content", last.get("output")) if isinstance(last, dict) else last)
 
 
 def _plain(content: object) -> str:
     if isinstance(content, list):
-        return " ".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content).strip()
+        parts = (
+            _plain(part.get("text", part.get("content"))) if isinstance(part, dict) else str(part) for part in content
+        )
+        return " ".join(parts).strip()
     return content if isinstance(content, str) else ""
 
 

@@ -14,7 +14,7 @@ from fulmen.ids import trace_id_of
 from fulmen_cli.agent.answers import text_of, tool_names_of
 from fulmen_cli.agent.recording import CallRecord, Recording
 from fulmen_cli.output import as_dict
-from fulmen_cli.rollout.traces import SpanNode, conversation_lines, cut, grow
+from fulmen_cli.rollout.traces import SpanNode, cut, grow, last_message
 
 __all__ = ["as_json", "show"]
 
@@ -99,7 +99,7 @@ def _tokens(calls: Sequence[CallRecord]) -> str:
 def _lines(call: CallRecord) -> list[str]:
     prompt, completion = ("?" if count is None else str(count) for count in (call.usage.prompt, call.usage.completion))
     lines = [f"{prompt} prompt tokens, {completion} completion tokens, status {call.status}"]
-    lines += conversation_lines(call.request, {})
+    lines += last_message(call.request)
     tools = tool_names_of(call.answer)
     if tools:
         lines.append(cut(f"assistant calls {', '.join(tools)}"))

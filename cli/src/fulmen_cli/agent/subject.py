@@ -15,8 +15,8 @@ import typer
 from fulmen.train_toml.agent import AgentConfig
 from fulmen.train_toml.reader import ConfigError
 from fulmen.train_toml.train import load_agent_and_data
+from fulmen.training.bundle import bundle_summary, pack_bundle
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.train.bundle import bundle_summary, pack_bundle
 
 __all__ = ["AgentOptions", "InputOptions", "Subject", "subject_of"]
 

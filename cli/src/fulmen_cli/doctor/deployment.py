@@ -15,12 +15,13 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fulmen.client import Client
+from fulmen.connection import claims_of
 from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
 from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.services import Services
 from fulmen.rpc.status import CLOCK_METADATA_KEY
 from fulmen.store.v1 import (
     resource_pb2,
@@ -29,7 +30,7 @@ from fulmen.store.v1 import (
     run_lease_service_pb2,
     runner_registry_service_pb2,
 )
-from fulmen_cli.connection import Connection, claims_of
+from fulmen_cli.connection import Connection
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
 
@@ -206,7 +207,7 @@ def _database(answer: _Answer) -> Finding:
     )
 
 
-async def _queue(client: Client) -> list[Finding]:
+async def _queue(client: Services) -> list[Finding]:
     try:
         stats = await client.rollouts.GetQueueStats(rollout_service_pb2.GetQueueStatsRequest(), timeout=LIMIT_S)
     except (TokenInvalid, PermissionDenied) as error:
@@ -238,7 +239,7 @@ async def _queue(client: Client) -> list[Finding]:
     return found
 
 
-async def _runners(client: Client) -> list[Finding]:
+async def _runners(client: Services) -> list[Finding]:
     try:
         listed = await client.runners.ListRunners(
             runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE), timeout=LIMIT_S
@@ -254,7 +255,7 @@ async def _runners(client: Client) -> list[Finding]:
     return [Finding(what="skew", ok=True, text=f"client and all runners are {ours}")]
 
 
-async def _newest(client: Client, kind: str) -> list[resource_pb2.ResourceVersion]:
+async def _newest(client: Services, kind: str) -> list[resource_pb2.ResourceVersion]:
     """Returns the newest version of every resource of a kind."""
     request, found = resource_service_pb2.ListResourceVersionsRequest(kind=kind, page_size=PAGE_SIZE), []
     while True:
@@ -265,7 +266,7 @@ async def _newest(client: Client, kind: str) -> list[resource_pb2.ResourceVersio
             return found
 
 
-async def _resources(client: Client) -> list[Finding]:
+async def _resources(client: Services) -> list[Finding]:
     """Are the newest versions that services act on readable?"""
     problems: list[str] = []
     try:
@@ -285,7 +286,7 @@ async def _resources(client: Client) -> list[Finding]:
     return [Finding(what="resources", ok=True, text="services can read all that they act on")]
 
 
-async def _unowned_runs(client: Client) -> list[Finding]:
+async def _unowned_runs(client: Services) -> list[Finding]:
     """Does an algorithm service run each training run that is not paused?"""
     request = run_lease_service_pb2.ListRunLeasesRequest(without_records=True, page_size=PAGE_SIZE)
     request.unowned_for.FromSeconds(UNOWNED_S)
@@ -325,7 +326,7 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
     return Finding(what=what, ok=True, text=f"all {len(answer.backends)} are healthy")
 
 
-async def _call(client: Client, model: str) -> Finding:
+async def _call(client: Services, model: str) -> Finding:
     """Calls a model for one token with its id, as every captured call does."""
     if not model:
         return Finding(what="capture", ok=None, text="not checked", advice="Check a model with --call MODEL.")

@@ -119,14 +119,21 @@ def clock(record: StackRecord | None, now: datetime.datetime) -> Finding:
 
 
 def ports(folder: StackFolder) -> Finding:
-    """Are the usual ports free?"""
-    taken = [f"{name} {port}" for name, port in DEFAULT_PORTS.items() if not is_free(port)]
+    """Are the usual ports free, or in use by the stack of this folder?"""
+    taken = {f"{name} {port}": port for name, port in DEFAULT_PORTS.items() if not is_free(port)}
     if not taken:
         return Finding(what="ports", ok=True, text="the default ports are free")
-    running = folder.is_running()
-    whose = "by the running stack" if running else "by something else"
-    advice = "" if running else "`fulmen up` chooses others by itself, or set them with --port NAME=NUMBER."
-    return Finding(what="ports", ok=None, text=f"in use {whose}: {', '.join(taken)}", advice=advice)
+    # Saved before the first service starts, so that a stack that is starting is not taken for another program.
+    own = set(folder.last_ports().values()) if folder.is_running() else set()
+    owners = {
+        "this stack": [name for name, port in taken.items() if port in own],
+        "another program": [name for name, port in taken.items() if port not in own],
+    }
+    text = "; ".join(f"in use by {owner}: {', '.join(names)}" for owner, names in owners.items() if names)
+    if not owners["another program"]:
+        return Finding(what="ports", ok=True, text=text)
+    advice = "" if own else "`fulmen up` chooses others by itself, or set them with --port NAME=NUMBER."
+    return Finding(what="ports", ok=None, text=text, advice=advice)
 
 
 def stack(folder: StackFolder, status: StackStatus | None) -> Finding:

@@ -18,15 +18,15 @@ from rich.text import Text
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client, Targets, connect
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exchange.events import PREFIX, ExchangeEvents, follow_events
 from fulmen_cli.exchange.shards import LastRound, ServiceShards, ask_all, last_round
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.names import run_name
 from fulmen_cli.output import console, enum_word, print_json
 from fulmen_cli.proxy.health import IntervalOption, WatchOption
-from fulmen_cli.run.states import run_name
 
 __all__ = ["picture", "register"]
 
@@ -105,10 +105,10 @@ async def status(
                 services = await ask()
 
 
-async def _run(client: Client, given: str, connection: Connection) -> training_run_pb2.TrainingRun:
+async def _run(client: Services, given: str, connection: Connection) -> training_run_pb2.TrainingRun:
     """Returns a run by name, or the newest that exchanges gradients; running ones first."""
     if given:
-        request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(given, connection))
+        request = training_run_service_pb2.GetTrainingRunRequest(name=await run_name(given, connection, client))
         return (await client.training_runs.GetTrainingRun(request)).training_run
     listing = training_run_service_pb2.ListTrainingRunsRequest(page_size=PAGE_SIZE)
     runs = (await client.training_runs.ListTrainingRuns(listing)).training_runs
@@ -130,13 +130,13 @@ def _targets(settings: Mapping[str, Any]) -> list[str]:
 
 
 async def _holders(
-    stack: AsyncExitStack, connection: Connection, client: Client, targets: Sequence[str]
-) -> dict[str, Client]:
+    stack: AsyncExitStack, connection: Connection, client: Services, targets: Sequence[str]
+) -> dict[str, Services]:
     """Returns the services to ask for shards, by default the one that has the run."""
     own = connection.targets().algorithm
     if not targets:
         return {own: client}
-    found: dict[str, Client] = {}
+    found: dict[str, Services] = {}
     for target in targets:
         everywhere = Targets(store=target, algorithm=target, llm_proxy=target)
         found[target] = (

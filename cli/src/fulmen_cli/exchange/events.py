@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.client import Client
 from fulmen.errors import FulmenError
+from fulmen.rpc.services import Services
+from fulmen.training.following import follow_run
 from fulmen_cli.exits import CommandFailed
-from fulmen_cli.run.watch import follow_run
 
 __all__ = ["PREFIX", "Metric", "Notice", "ExchangeEvents", "follow_events"]
 
@@ -126,7 +126,7 @@ class ExchangeEvents:
 
 
 @asynccontextmanager
-async def follow_events(client: Client, run: training_run_pb2.TrainingRun) -> AsyncIterator[ExchangeEvents]:
+async def follow_events(client: Services, run: training_run_pb2.TrainingRun) -> AsyncIterator[ExchangeEvents]:
     """Yields the events of a run up to now, and follows them while the context is open. See `ExchangeEvents.check`."""
     events = ExchangeEvents(run=run)
     left_s = FIRST_LIMIT_S

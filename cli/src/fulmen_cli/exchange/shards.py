@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, FulmenError, TrainingRunNotFound
+from fulmen.rpc.services import Services
 from fulmen_cli.output import as_dict
 
 __all__ = ["ServiceShards", "LastRound", "ask_all", "last_round"]
@@ -61,7 +61,7 @@ class LastRound:
     duration_s: float
 
 
-async def ask_all(clients: Mapping[str, Client], training_run: str, *, are_named: bool) -> list[ServiceShards]:
+async def ask_all(clients: Mapping[str, Services], training_run: str, *, are_named: bool) -> list[ServiceShards]:
     """Asks services, by address, for the shards of a run; `are_named` if the user named them."""
     answers = (_ask(target, client, training_run, is_named=are_named) for target, client in clients.items())
     return list(await asyncio.gather(*answers))
@@ -86,7 +86,7 @@ def last_round(services: Sequence[ServiceShards]) -> LastRound | None:
     )
 
 
-async def _ask(target: str, client: Client, training_run: str, *, is_named: bool) -> ServiceShards:
+async def _ask(target: str, client: Services, training_run: str, *, is_named: bool) -> ServiceShards:
     try:
         shards = await _shards(client, training_run)
         found = await asyncio.gather(*(_round(client, training_run, shard) for shard in shards))
@@ -98,7 +98,7 @@ async def _ask(target: str, client: Client, training_run: str, *, is_named: bool
     return ServiceShards(target=target, shards=shards, rounds=rounds)
 
 
-async def _shards(client: Client, training_run: str) -> list[pb.ShardStatus]:
+async def _shards(client: Services, training_run: str) -> list[pb.ShardStatus]:
     found: list[pb.ShardStatus] = []
     request = pb.GetExchangeRequest(training_run=training_run)
     while True:
@@ -109,7 +109,7 @@ async def _shards(client: Client, training_run: str) -> list[pb.ShardStatus]:
         request.page_token = page.next_page_token
 
 
-async def _round(client: Client, training_run: str, shard: pb.ShardStatus) -> tuple[int, pb.GetRoundResponse] | None:
+async def _round(client: Services, training_run: str, shard: pb.ShardStatus) -> tuple[int, pb.GetRoundResponse] | None:
     # The newest may be in flight; the one before it has ended.
     for number in (shard.round - 1, shard.round):
         if number > 0:

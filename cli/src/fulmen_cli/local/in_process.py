@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from fulmen_service_kit.lifecycle import Build
     from fulmen_service_kit.settings import ServiceSettings
 
-__all__ = ["DEBUGGING", "InProcessStack", "run_with_agents_in_main_thread"]
+__all__ = ["DEBUGGING", "LOG", "InProcessStack", "run_with_agents_in_main_thread"]
 
+LOG: Final = "services"
 END_LIMIT_S: Final = 60.0
 DEBUGGING: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -50,14 +51,14 @@ class InProcessStack(LocalStack):
     """A local stack whose services are tasks of the event loop that starts it."""
 
     async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
-        """Starts a service as a task."""
-        return _Inside(spec)
+        """Starts a service as a task, whose audit log goes where the services log to."""
+        return _Inside(spec, audit_file=self.folder.log_file(LOG))
 
 
 class _Inside:
     """A service that is a task."""
 
-    def __init__(self, spec: ServiceSpec) -> None:
+    def __init__(self, spec: ServiceSpec, *, audit_file: Path) -> None:
         import structlog
 
         from fulmen_service_kit.lifecycle import run_inside
@@ -65,6 +66,9 @@ class _Inside:
         settings_class, build = _parts_of(spec.kind)
         with _environment(spec.environment):
             settings = settings_class.from_environment()
+        if not settings.audit_file:
+            # Standard error belongs to the person and the debugger.
+            settings = settings.model_copy(update={"audit_file": str(audit_file)})
         self._stop = asyncio.Event()
         context = contextvars.copy_context()
         context.run(structlog.contextvars.bind_contextvars, service=spec.name)

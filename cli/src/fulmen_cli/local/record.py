@@ -16,7 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.client import LocalStack, Targets
+from fulmen.connection import LocalStack
+from fulmen.rpc.services import Targets
 from fulmen_cli.local.errors import StackNotRunningError, StackRunningError
 
 __all__ = [
@@ -239,7 +240,7 @@ def find_running(state_dir: Path) -> LocalStack | None:
     targets = Targets(
         store=record.targets["store"], algorithm=record.targets["algorithm"], llm_proxy=record.targets["llm_proxy"]
     )
-    return LocalStack(targets=targets, token=Path(record.client_token_file).read_text(encoding="utf-8").strip())
+    return LocalStack(targets=targets, token_file=Path(record.client_token_file))
 
 
 def make_private(folder: Path) -> None:

@@ -259,6 +259,8 @@ def _algorithm(plan: StackPlan) -> ServiceSpec:
             "FULMEN_ALGORITHM_STATE_DIR": str(plan.folder / "algorithm"),
             # One person's own machine: any folder that the person can read.
             "FULMEN_ALGORITHM_MODEL_ROOTS": "/",
+            # Likewise any model that the person's own token may read.
+            "FULMEN_ALGORITHM_HUB_MODELS": "*",
         },
     )
 

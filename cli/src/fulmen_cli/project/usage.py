@@ -11,10 +11,9 @@ import typer
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
+from fulmen_cli.names import rollout_name, run_name
 from fulmen_cli.output import print_rows
 from fulmen_cli.project.commands import project_name
-from fulmen_cli.rollout.listing import rollout_name
-from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -69,8 +68,6 @@ async def usage(
     project = project_name(project) if project else ""
     request = pb.GetUsageRequest(
         project=project,
-        training_run=run_name(run, connection, project=project),
-        rollout=rollout_name(rollout, connection) if rollout else "",
         group_by=GROUPINGS[by],
         page_size=PAGE_SIZE,
     )
@@ -78,6 +75,8 @@ async def usage(
         request.start_time.FromSeconds(int(time.time() - days * SECONDS_PER_DAY))
     found: list[pb.UsageGroup] = []
     async with connection.open() as client:
+        request.training_run = await run_name(run, connection, client, project=project)
+        request.rollout = await rollout_name(rollout, connection, client) if rollout else ""
         while True:
             page = await client.usage.GetUsage(request)
             found += page.groups

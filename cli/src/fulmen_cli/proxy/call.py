@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from fulmen.client import Client
 from fulmen.llm_proxy.v1 import completion_service_pb2
+from fulmen.rpc.services import Services
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
@@ -146,7 +146,7 @@ async def call(
     sys.stderr.write(f"{api}, {time.monotonic() - begun:.3f} s{_tokens(usage)}\n")
 
 
-async def _whole(client: Client, shape: Shape, body: Json, *, as_json: bool) -> Json:
+async def _whole(client: Services, shape: Shape, body: Json, *, as_json: bool) -> Json:
     request = completion_service_pb2.CompleteRequest(path=shape.path, body_json=json.dumps(body).encode())
     answer = await client.completions.Complete(request, timeout=LIMIT_S)
     document = _document(answer.body_json)
@@ -159,7 +159,7 @@ async def _whole(client: Client, shape: Shape, body: Json, *, as_json: bool) -> 
     return _usage(document)
 
 
-async def _streamed(client: Client, shape: Shape, body: Json, *, as_json: bool) -> Json:
+async def _streamed(client: Services, shape: Shape, body: Json, *, as_json: bool) -> Json:
     usage: Json = {}
     screen = console()
     wanted = {**body, "stream": True}
@@ -179,7 +179,7 @@ async def _streamed(client: Client, shape: Shape, body: Json, *, as_json: bool) 
     return usage
 
 
-async def _events(client: Client, shape: Shape, body: Json) -> AsyncIterator[Json]:
+async def _events(client: Services, shape: Shape, body: Json) -> AsyncIterator[Json]:
     request = completion_service_pb2.StreamCompleteRequest(path=shape.path, body_json=json.dumps(body).encode())
     stream = client.completions.StreamComplete(request, timeout=LIMIT_S)
     try:

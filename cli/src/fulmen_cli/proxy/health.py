@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fulmen.client import Client, Targets, connect
 from fulmen.errors import FulmenError
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
@@ -112,16 +112,16 @@ async def _show(connection: Connection, name: str, interval_s: float | None, out
                 seen = await _ask(clients, name)
 
 
-async def _client(stack: AsyncExitStack, target: str, connection: Connection) -> Client:
+async def _client(stack: AsyncExitStack, target: str, connection: Connection) -> Services:
     targets = Targets(store=target, algorithm=target, llm_proxy=target)
     return await stack.enter_async_context(connect(targets, token=connection.bearer(), tls=connection.tls()))
 
 
-async def _ask(clients: dict[str, Client], name: str) -> list[Seen]:
+async def _ask(clients: dict[str, Services], name: str) -> list[Seen]:
     return list(await asyncio.gather(*(_ask_one(target, client, name) for target, client in clients.items())))
 
 
-async def _ask_one(target: str, client: Client, name: str) -> Seen:
+async def _ask_one(target: str, client: Services, name: str) -> Seen:
     listing = backend_service_pb2.ListBackendsRequest(page_size=PAGE_SIZE)
     try:
         listed, answer = await asyncio.gather(

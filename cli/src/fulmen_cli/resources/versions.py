@@ -14,7 +14,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from rich.text import Text
 
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
@@ -180,14 +180,14 @@ async def diff(
             screen.print(f"{version.name}: {version.size_bytes} bytes, sha256 {version.sha256.hex()}", markup=False)
 
 
-async def _alias(client: Client, resource: str, alias: str) -> resource_pb2.ResourceAlias | None:
+async def _alias(client: Services, resource: str, alias: str) -> resource_pb2.ResourceAlias | None:
     request = resource_service_pb2.ListResourceVersionsRequest(parent=resource_name(resource), page_size=1)
     answer = await client.resources.ListResourceVersions(request)
     name = f"{resource_name(resource)}/aliases/{alias}"
     return next((each for each in answer.aliases if each.name == name), None)
 
 
-async def _version_before(client: Client, resource: str, version: int) -> int:
+async def _version_before(client: Services, resource: str, version: int) -> int:
     """Returns the number of the newest version before one; removed versions leave gaps."""
     token = ""
     while True:
@@ -205,7 +205,7 @@ async def _version_before(client: Client, resource: str, version: int) -> int:
 
 
 async def _move(
-    client: Client,
+    client: Services,
     resource: str,
     alias: str,
     current: resource_pb2.ResourceAlias | None,

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
+from fulmen_cli.names import run_name
 from fulmen_cli.output import as_dict, console, print_json, print_rows, when
-from fulmen_cli.run.states import run_name
 
 __all__ = ["register", "rules_text"]
 
@@ -35,7 +35,8 @@ async def queue(
         fulmen queue
     """
     async with connection.open() as client:
-        stats = await client.rollouts.GetQueueStats(pb.GetQueueStatsRequest(training_run=run_name(run, connection)))
+        request = pb.GetQueueStatsRequest(training_run=await run_name(run, connection, client))
+        stats = await client.rollouts.GetQueueStats(request)
     if output is Output.JSON:
         print_json([as_dict(stats)])
         return

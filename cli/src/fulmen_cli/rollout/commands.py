@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -15,18 +13,19 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from rich.text import Text
 
-from fulmen.client import Client
-from fulmen.errors import Unavailable
 from fulmen.ids import parse_attempt_name
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.training.following import follow_groups
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.names import ROLLOUT_FORMS, rollout_name, rollout_names, run_name, short_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
 from fulmen_cli.rollout import dead, export
-from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name
+from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, reward_text, time_text
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, print_first_failure
 from fulmen_cli.rollout.rescore import commands as rescore_commands
-from fulmen_cli.run.states import run_name
 
 __all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
 
@@ -96,7 +95,7 @@ async def create(
         for start in range(0, len(wanted), PAGE_SIZE):
             request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=wanted[start : start + PAGE_SIZE])
             created += (await client.rollouts.BatchCreateRollouts(request)).rollouts
-    rows = [(each.name, enum_word(each, "state")) for each in created]
+    rows = [(short_name(each.name), enum_word(each, "state")) for each in created]
     print_rows(output, ("rollout", "state"), rows, messages=created, empty="")
 
 
@@ -108,16 +107,27 @@ async def list_rollouts(
         str,
         typer.Option(
             "--filter",
-            help="Only rollouts that match (AIP-160): state, failure_kind, mode, priority, group_id, task_type, agent, "
-            "create_time, end_time, ended_attempt_count; AND, OR (binds first), NOT.",
+            help="Only rollouts that match (AIP-160): name, state, failure_kind, mode, priority, group_id, task_type, "
+            "agent, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
+            "completion_token_count, cost_micros; AND, OR (binds first), NOT.",
+        ),
+    ] = "",
+    order_by: Annotated[
+        str,
+        typer.Option(
+            help="Order by these fields, separated by commas, each with `desc` behind it for the largest first: "
+            "priority, create_time, end_time, reward, duration, prompt_token_count, completion_token_count, "
+            "cost_micros. By default newest first.",
         ),
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Lists rollouts, newest first.
+    """Lists rollouts, newest first: state, reward, duration, tokens (prompts and completions) and cost.
 
     Examples:
+
+        fulmen rollout list --run latest --filter 'reward < 0.5' --order-by 'duration desc'
 
         fulmen rollout list --state failed --state retry_wait
 
@@ -126,29 +136,34 @@ async def list_rollouts(
         fulmen rollout list --filter 'state = FAILED AND failure_kind != TIMEOUT AND priority >= 10'
     """
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(run, connection),
         states=[rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or ()],
         filter=where,
+        order_by=order_by,
     )
     async with connection.open() as client:
+        request.training_run = await run_name(run, connection, client)
         rollouts = await listed(client, request, limit)
     rows = [
-        (each.name, enum_word(each, "state"), enum_word(each, "failure_kind"), enum_word(each, "mode"),
-         each.group_id, when(each.create_time))
+        (short_name(each.name), enum_word(each, "state"), *figure_cells(each), enum_word(each, "failure_kind"),
+         enum_word(each, "mode"), each.group_id, when(each.create_time))
         for each in rollouts
     ]  # fmt: skip
+    more = ("failure", "mode", "group", "created (UTC)")
     print_rows(
         output,
-        ("rollout", "state", "failure", "mode", "group", "created (UTC)"),
+        ("rollout", "state", *FIGURES, *more),
         rows,
         messages=rollouts,
         empty="No rollouts.",
+        right=FIGURES,
+        spare=("group", "mode", "created (UTC)", "failure"),
     )
+    print_first_failure(output, rollouts)
 
 
 async def show(
     connection: Connection,
-    rollout: Annotated[str, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUID.")],
+    rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Shows a rollout and its attempts: outcomes, runners, times, rewards, failures.
@@ -157,8 +172,8 @@ async def show(
 
         fulmen rollout show 0192f0c1-7a6e-7c53-9f3e-0123456789ab
     """
-    request = rollout_service_pb2.GetRolloutRequest(name=rollout_name(rollout, connection))
     async with connection.open() as client:
+        request = rollout_service_pb2.GetRolloutRequest(name=await rollout_name(rollout, connection, client))
         found = (await client.rollouts.GetRollout(request)).rollout
         is_paused = found.state in _WAITING and await _is_paused(client, found)
     if output is Output.JSON:
@@ -174,7 +189,7 @@ async def show(
         screen.print(Text("\n" + attempt_text(attempt)), soft_wrap=True)
 
 
-async def _is_paused(client: Client, rollout: rollout_pb2.Rollout) -> bool:
+async def _is_paused(client: Services, rollout: rollout_pb2.Rollout) -> bool:
     request = rollout_service_pb2.GetQueueStatsRequest(project=rollout.project)
     paused = (await client.rollouts.GetQueueStats(request)).paused_agents
     return any(each.agent == rollout.agent for each in paused)
@@ -195,12 +210,13 @@ async def watch(
         fulmen rollout watch --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     async with connection.open() as client:
-        await watch_groups(client, training_run=run_name(run, connection), cursor=cursor, as_json=output is Output.JSON)
+        name = await run_name(run, connection, client)
+        await watch_groups(client, training_run=name, cursor=cursor, as_json=output is Output.JSON)
 
 
 async def cancel(
     connection: Connection,
-    rollouts: Annotated[list[str] | None, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUIDs.")] = None,
+    rollouts: Annotated[list[str] | None, typer.Argument(help=f"Each {ROLLOUT_FORMS}.")] = None,
     run: Annotated[str, typer.Option(help="Cancel all rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -214,13 +230,14 @@ async def cancel(
     """
     if bool(rollouts) == bool(run):
         raise CommandFailed("Name rollouts, or a run with --run: one of them.", exit_code=Exit.USAGE)
-    names = [rollout_name(each, connection) for each in rollouts or ()]
     answer = rollout_service_pb2.CancelRolloutsResponse()
     async with connection.open() as client:
+        names = await rollout_names(rollouts or (), connection, client)
+        training_run = await run_name(run, connection, client)
         with working("cancelling") as progress:
             for start in range(0, max(1, len(names)), PAGE_SIZE):
                 request = rollout_service_pb2.CancelRolloutsRequest(
-                    names=names[start : start + PAGE_SIZE], training_run=run_name(run, connection)
+                    names=names[start : start + PAGE_SIZE], training_run=training_run
                 )
                 part = await client.rollouts.CancelRollouts(request)
                 answer.cancelled_count += part.cancelled_count
@@ -242,7 +259,7 @@ def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
     return [(sys.stdin.read() if task == "-" else task or "").encode()]
 
 
-async def _agent_version(client: Client, agent: str) -> str:
+async def _agent_version(client: Services, agent: str) -> str:
     """Returns the version to pin: the given one, or the latest of the agent."""
     name = agent if agent.startswith("resources/") else f"resources/agent.{agent}"
     if "/versions/" in name:
@@ -259,6 +276,11 @@ def facts_of(rollout: rollout_pb2.Rollout) -> Iterator[tuple[str, str]]:
     """Yields label and value of each line that describes a rollout; lines without a value are left out."""
     yield "rollout", rollout.name
     yield "state", " ".join(filter(None, (enum_word(rollout, "state"), enum_word(rollout, "failure_kind"))))
+    yield "failure", rollout.failure_message
+    yield "reward", reward_text(rollout.reward) if rollout.HasField("reward") else ""
+    yield "duration", time_text(rollout.duration.ToNanoseconds() / 1e9) if rollout.HasField("duration") else ""
+    yield "tokens", _tokens(rollout)
+    yield "cost", cost_text(rollout.cost_micros) if rollout.HasField("cost_micros") else ""
     yield "mode", enum_word(rollout, "mode")
     yield "agent", rollout.agent
     yield "task type", rollout.task_type
@@ -301,6 +323,12 @@ def _took(attempt: attempt_pb2.Attempt) -> str:
     return f" ({(attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9:.1f} s)"
 
 
+def _tokens(rollout: rollout_pb2.Rollout) -> str:
+    if not rollout.HasField("prompt_token_count"):
+        return ""
+    return f"{rollout.prompt_token_count:,} of prompts, {rollout.completion_token_count:,} sampled"
+
+
 def _policy(policy: rollout_pb2.RolloutPolicy) -> str:
     kinds = [failure_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower() for kind in policy.retry_on]
     parts = [
@@ -320,41 +348,15 @@ def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
 
 
-PATIENCE_S: Final = 180.0
-REOPEN_WAIT_S: Final = 0.5
-# The store sends a keep-alive every 15 s.
-SILENCE_LIMIT_S: Final = 45.0
-
-
-async def watch_groups(client: Client, *, training_run: str, cursor: str, as_json: bool) -> None:
+async def watch_groups(client: Services, *, training_run: str, cursor: str, as_json: bool) -> None:
     """Prints every finished group after the cursor, until cancelled.
 
     Raises:
-        CommandFailed: if the store cannot be reached for 3 minutes.
-        FulmenError: if the store refuses.
+        FulmenError: if the store refuses, or cannot be reached for 3 minutes.
     """
-    reached = time.monotonic()
-    while True:
-        request = rollout_service_pb2.WatchRolloutsRequest(training_run=training_run, cursor=cursor)
-        stream = client.rollouts.WatchRollouts(request)
-        try:
-            while True:
-                async with asyncio.timeout(SILENCE_LIMIT_S):
-                    answer = await anext(stream, None)
-                if answer is None:
-                    break
-                reached = time.monotonic()
-                for group in answer.groups:
-                    _print(group, as_json=as_json)
-                cursor = answer.cursor or cursor
-        except (Unavailable, TimeoutError):
-            if time.monotonic() - reached > PATIENCE_S:
-                raise CommandFailed(
-                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with --cursor {cursor}."
-                ) from None
-            await asyncio.sleep(REOPEN_WAIT_S)
-        finally:
-            stream.cancel()
+    request = rollout_service_pb2.WatchRolloutsRequest(training_run=training_run, cursor=cursor)
+    async for group in follow_groups(client, request):
+        _print(group, as_json=as_json)
 
 
 def _print(group: rollout_service_pb2.FinishedGroup, *, as_json: bool) -> None:

@@ -6,15 +6,15 @@ from typing import Annotated, Final
 
 import typer
 
-from fulmen.client import Client
 from fulmen.ids import uuid7
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.names import ROLLOUT_FORMS, rollout_names, run_name, short_name
 from fulmen_cli.output import enum_word, print_rows, when, working
-from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name
-from fulmen_cli.run.states import run_name
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, print_first_failure
 
 __all__ = ["register"]
 
@@ -43,25 +43,23 @@ async def dead(
 
         fulmen rollout dead --filter 'failure_kind = TIMEOUT AND create_time > "2026-03-14T00:00:00Z"'
     """
-    request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(run, connection), states=[rollout_pb2.ROLLOUT_STATE_FAILED], filter=where
-    )
+    request = rollout_service_pb2.ListRolloutsRequest(states=[rollout_pb2.ROLLOUT_STATE_FAILED], filter=where)
     async with connection.open() as client:
+        request.training_run = await run_name(run, connection, client)
         found = await listed(client, request, limit)
     rows = [
-        (each.name, enum_word(each, "failure_kind"), str(each.ended_attempt_count), each.task_type or each.agent,
+        (short_name(each.name), enum_word(each, "failure_kind"), str(each.ended_attempt_count), each.task_type or each.agent,
          when(each.create_time), when(each.end_time))
         for each in found
     ]  # fmt: skip
     columns = ("rollout", "failure", "attempts", "task type or agent", "created (UTC)", "ended (UTC)")
-    print_rows(output, columns, rows, messages=found, empty="No dead rollouts.")
+    print_rows(output, columns, rows, messages=found, empty="No dead rollouts.", spare=columns[4:1:-1])
+    print_first_failure(output, found)
 
 
 async def retry(
     connection: Connection,
-    rollouts: Annotated[
-        list[str] | None, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUIDs; all final.")
-    ] = None,
+    rollouts: Annotated[list[str] | None, typer.Argument(help=f"Final rollouts, each {ROLLOUT_FORMS}.")] = None,
     where: Annotated[
         str, typer.Option("--filter", help="Retry dead rollouts that match and were not retried yet; * for all.")
     ] = "",
@@ -84,15 +82,19 @@ async def retry(
         raise CommandFailed("Name rollouts, or select dead ones with --filter: one of them.", exit_code=Exit.USAGE)
     async with connection.open() as client:
         created = (
-            await _by_name(client, [rollout_name(each, connection) for each in rollouts])
+            await _by_name(client, await rollout_names(rollouts, connection, client))
             if rollouts
-            else await _by_filter(client, where, run_name(run, connection))
+            else await _by_filter(client, where, await run_name(run, connection, client))
         )
-    rows = [(each.metadata.get(RETRY_OF, ""), each.name, enum_word(each, "state")) for each in created]
-    print_rows(output, ("ran", "runs again as", "state"), rows, messages=created, empty="Nothing to retry.")
+    rows = [
+        (short_name(each.metadata.get(RETRY_OF, "")), short_name(each.name), enum_word(each, "state"))
+        for each in created
+    ]
+    columns = ("ran", "runs again as", "state")
+    print_rows(output, columns, rows, messages=created, empty="Nothing to retry.", spare=columns[2:])
 
 
-async def _by_name(client: Client, names: list[str]) -> list[rollout_pb2.Rollout]:
+async def _by_name(client: Services, names: list[str]) -> list[rollout_pb2.Rollout]:
     created: list[rollout_pb2.Rollout] = []
     with working("running again") as progress:
         for start in range(0, len(names), PAGE_SIZE):
@@ -104,7 +106,7 @@ async def _by_name(client: Client, names: list[str]) -> list[rollout_pb2.Rollout
     return created
 
 
-async def _by_filter(client: Client, where: str, run: str) -> list[rollout_pb2.Rollout]:
+async def _by_filter(client: Services, where: str, run: str) -> list[rollout_pb2.Rollout]:
     created: list[rollout_pb2.Rollout] = []
     with working("running again") as progress:
         while True:

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fulmen.client import Client
 from fulmen.model_call import ModelCallInvalid
 from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
+from fulmen.rpc.services import Services
 from fulmen.scores import ScoresInvalid, read_scores
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen.trajectories import (
@@ -32,9 +32,9 @@ from fulmen.trajectories.stored import StoredAttempt, stored_attempts
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.names import run_name
 from fulmen_cli.output import print_json
 from fulmen_cli.rollout.rescore.scores import found_scores
-from fulmen_cli.run.states import run_name
 
 __all__ = ["register"]
 
@@ -120,7 +120,6 @@ async def export(
     except CreditSettingsInvalid as error:
         raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(selection.run, connection),
         states=[
             rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}")
             for each in selection.state or (Ended.SUCCEEDED,)
@@ -130,6 +129,7 @@ async def export(
     exporter = _Exporter(view=view, settings=settings, agent=selection.agent)
     try:
         async with connection.open() as client:
+            request.training_run = await run_name(selection.run, connection, client)
             if rewards.scores:
                 exporter.rewards = await _scored(client, rewards.scores)
             with writing(file_format, file, COLUMNS[view]) as writer:
@@ -163,7 +163,7 @@ class _Exporter:
 
     async def run(
         self,
-        client: Client,
+        client: Services,
         request: rollout_service_pb2.ListRolloutsRequest,
         writer: RowWriter,
         limit: int | None,
@@ -238,7 +238,7 @@ class _Exporter:
         self.missing.update(credit.missing)
 
 
-async def _scored(client: Client, name: str) -> dict[str, tuple[AttemptReward, ...]]:
+async def _scored(client: Services, name: str) -> dict[str, tuple[AttemptReward, ...]]:
     """Returns the rewards of published scores by attempt; rollouts without a score are left out."""
     version = await found_scores(client, name)
     try:

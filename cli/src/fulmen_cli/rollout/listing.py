@@ -1,22 +1,25 @@
-"""Pages through rollouts, and completes names."""
+"""Pages through rollouts, and says below a table which of them failed first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from fulmen import ids
-from fulmen.client import Client
-from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
-from fulmen_cli.connection import Connection
-from fulmen_cli.output import working
+from rich.text import Text
 
-__all__ = ["PAGE_SIZE", "listed", "rollout_name"]
+from fulmen.rpc.services import Services
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen_cli.command import Output
+from fulmen_cli.output import console, working
+from fulmen_cli.rollout.figures import first_failure
+
+__all__ = ["PAGE_SIZE", "listed", "print_first_failure"]
 
 PAGE_SIZE: Final = 1000
 
 
 async def listed(
-    client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int
+    client: Services, request: rollout_service_pb2.ListRolloutsRequest, limit: int
 ) -> list[rollout_pb2.Rollout]:
     """Reads pages until `limit` rollouts or the end; a short page is not the end."""
     found: list[rollout_pb2.Rollout] = []
@@ -32,6 +35,8 @@ async def listed(
     return found
 
 
-def rollout_name(given: str, connection: Connection) -> str:
-    """Completes a bare UUID to the name of a rollout in the token's project; also one with `/attempts/N` behind it."""
-    return given if given.startswith("projects/") else ids.rollout_name(connection.project, given)
+def print_first_failure(output: Output, rollouts: Sequence[rollout_pb2.Rollout]) -> None:
+    """Prints below a table of rollouts which one failed first and what failed in it."""
+    text = first_failure(rollouts, separator="\n  ")
+    if text and output is Output.TABLE:
+        console().print(Text(text), no_wrap=True, overflow="ellipsis")

@@ -10,15 +10,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fulmen.client import Client
 from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
+from fulmen.rpc.services import Services
 from fulmen.spans.export import SPAN_COLUMNS, SpanRows
 from fulmen.store.v1 import span_service_pb2
 from fulmen_cli.command import new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.rollout.listing import rollout_name
-from fulmen_cli.run.states import run_name
+from fulmen_cli.names import rollout_names, run_name
 
 __all__ = ["register"]
 
@@ -72,14 +71,14 @@ async def export(
     )
     if selection.min_duration_s is not None:
         wanted.min_duration.FromNanoseconds(round(selection.min_duration_s * 1e9))
-    request = span_service_pb2.StreamSpansRequest(
-        parents=[rollout_name(each, connection) for each in selection.rollout or []],
-        training_run=run_name(selection.training_run, connection, project=selection.project),
-        project=selection.project,
-        filter=wanted if wanted.ByteSize() else None,
-    )
     try:
         async with connection.open() as client:
+            request = span_service_pb2.StreamSpansRequest(
+                parents=await rollout_names(selection.rollout or [], connection, client),
+                training_run=await run_name(selection.training_run, connection, client, project=selection.project),
+                project=selection.project,
+                filter=wanted if wanted.ByteSize() else None,
+            )
             with writing(file_format, out, SPAN_COLUMNS) as writer:
                 count = await _copy(client, request, writer)
     except ExtraMissing as error:
@@ -89,7 +88,7 @@ async def export(
     Console(stderr=True, highlight=False).print(f"{count} spans in {out}.")
 
 
-async def _copy(client: Client, request: span_service_pb2.StreamSpansRequest, writer: RowWriter) -> int:
+async def _copy(client: Services, request: span_service_pb2.StreamSpansRequest, writer: RowWriter) -> int:
     rows, count = SpanRows(), 0
     shown = Progress(
         SpinnerColumn(), TextColumn("{task.completed} spans"), TimeElapsedColumn(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,17 +13,19 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fulmen.ids import parse_attempt_name
+from fulmen.model_call import ENTRY_BYTES, ModelCallInvalid, read_model_call
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
+from fulmen_cli.names import ROLLOUT_FORMS, rollout_name
 from fulmen_cli.output import as_dict, console, print_json
-from fulmen_cli.rollout.listing import rollout_name
+from fulmen_cli.rollout.contents import MAX_MESSAGE_CHARS, Conversations, printable
+from fulmen_cli.rollout.following import follow as follow_spans
 
-__all__ = ["SpanNode", "conversation_lines", "cut", "decoded", "grow", "register"]
+__all__ = ["SpanNode", "cut", "grow", "last_message", "register"]
 
 PAGE_SIZE: Final = 1000
-BYTES_PER_TOKEN_ID: Final = 4
 
 
 def register(app: typer.Typer) -> None:
@@ -34,21 +35,32 @@ def register(app: typer.Typer) -> None:
 
 async def trace(
     connection: Connection,
-    rollout: Annotated[
-        str, typer.Argument(help="projects/PROJECT/rollouts/UUID, or the UUID; with /attempts/N for one attempt.")
-    ],
+    rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}; with /attempts/N behind it for one attempt.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show spans as they are stored, until the rollout ends.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long messages in full.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows the spans of a rollout as a tree, with tokens and policy versions of model calls.
+    """Shows the spans of a rollout as a tree, with tokens, policy versions and contents of model calls.
 
-    Example:
+    Of each model call it shows the messages that are new to the conversation, the tools that the model calls, and its
+    answer. Attempt keys and secrets of agents are masked before spans are stored.
+
+    Examples:
 
         fulmen trace 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+
+        fulmen trace latest --follow
     """
-    name = rollout_name(rollout, connection)
-    request = span_service_pb2.ListSpansRequest(parent=name, page_size=PAGE_SIZE)
     found: list[span_service_pb2.AttemptSpan] = []
+    max_chars = None if full else MAX_MESSAGE_CHARS
     async with connection.open() as client:
+        name = await rollout_name(rollout, connection, client)
+        if follow:
+            await follow_spans(client, name, output, max_chars=max_chars, describe=_lines, as_json=_as_json)
+            return
+        request = span_service_pb2.ListSpansRequest(parent=name, page_size=PAGE_SIZE)
         while True:
             page = await client.spans.ListSpans(request)
             found += page.spans
@@ -60,36 +72,39 @@ async def trace(
     elif not found:
         console().print(f"{name} has no spans.")
     else:
-        console().print(_tree(name, found))
+        console().print(_tree(name, found, max_chars))
 
 
-def _tree(name: str, spans: list[span_service_pb2.AttemptSpan]) -> Tree:
+def _tree(name: str, spans: list[span_service_pb2.AttemptSpan], max_chars: int | None) -> Tree:
     root = Tree(Text(name, style="bold"))
     by_attempt: dict[str, list[span_service_pb2.AttemptSpan]] = defaultdict(list)
     for span in spans:
         by_attempt[span.attempt].append(span)
     for attempt, members in by_attempt.items():
         branch = root.add(Text(f"attempt {parse_attempt_name(attempt).number}", style="bold"))
-        grow(branch, [SpanNode(span=trace_pb2.Span.FromString(e.span.otlp_span), lines=_lines(e)) for e in members])
+        said = Conversations(max_chars=max_chars)
+        grow(
+            branch,
+            [SpanNode(span=trace_pb2.Span.FromString(e.span.otlp_span), lines=_lines(e, said)) for e in members],
+        )
     return root
 
 
-def _lines(record: span_service_pb2.AttemptSpan) -> list[str]:
+def _lines(record: span_service_pb2.AttemptSpan, said: Conversations) -> list[str]:
     if not record.span.model_call:
         return []
-    return _call_lines(model_call_pb2.ModelCallRecord.FromString(record.span.model_call))
-
-
-def _call_lines(call: model_call_pb2.ModelCallRecord) -> list[str]:
-    prompt = len(call.prompt_token_ids) // BYTES_PER_TOKEN_ID
-    completion = len(call.completion_token_ids) // BYTES_PER_TOKEN_ID
-    versions = ", ".join(str(each.version) for each in call.policy_versions)
+    try:
+        call = read_model_call(record.span)
+    except ModelCallInvalid as error:
+        return [f"its record cannot be read: {error}"]
+    prompt, completion = (len(packed) // ENTRY_BYTES for packed in (call.prompt, call.completion))
+    versions = ", ".join(str(each.version) for each in call.versions)
     words = [f"{call.model}: {prompt} prompt tokens, {completion} completion tokens, {call.finish_reason}"]
     if call.policy:
         words.append(f"policy {call.policy} version {versions or '?'}")
     if not call.usable:
         words.append(f"not usable: {call.unusable_reason}")
-    return [*words, *conversation_lines(decoded(call.request_json), decoded(call.response_json))]
+    return [printable("; ".join(words)), *said.lines(call)]
 
 
 def _as_json(record: span_service_pb2.AttemptSpan) -> dict[str, object]:
@@ -136,26 +151,12 @@ def grow(branch: Tree, nodes: Iterable[SpanNode]) -> None:
         waiting = later
 
 
-def conversation_lines(request: object, answer: object) -> list[str]:
-    """Returns the last message of a request and the answer, one line each."""
-    lines = []
+def last_message(request: object) -> list[str]:
+    """Returns the last message of a request as one line; nothing if it has no text."""
     match request:
         case {"messages": [*_, {"role": str(role), "content": str(content)}]}:
-            lines.append(cut(f"{role}: {content}"))
-    match answer:
-        case {"choices": [{"message": {"tool_calls": [_, *_] as tool_calls}}, *_]}:
-            lines.append(cut(f"assistant calls {json.dumps(tool_calls, ensure_ascii=False)}"))
-        case {"choices": [{"message": {"content": str(content)}}, *_]}:
-            lines.append(cut(f"assistant: {content}"))
-    return lines
-
-
-def decoded(content: bytes) -> object:
-    """Parses a JSON document; None if it is malformed."""
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
+            return [cut(f"{role}: {content}")]
+    return []
 
 
 def cut(text: str) -> str:
@@ -168,10 +169,10 @@ def _label(node: SpanNode) -> Text:
     span = node.span
     milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / NANOSECONDS_PER_MS
     failed = span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
-    text = Text(span.name, style=_ERROR_STYLE if failed else "")
+    text = Text(printable(span.name), style=_ERROR_STYLE if failed else "")
     text.append(f"  {milliseconds:.0f} ms", style="dim")
     if failed and span.status.message:
-        text.append(f"  {span.status.message[:MAX_TEXT]}", style=_ERROR_STYLE)
+        text.append(f"  {printable(span.status.message[:MAX_TEXT])}", style=_ERROR_STYLE)
     if node.lines:
         text.append("\n" + "\n".join(node.lines), style="dim")
     return text

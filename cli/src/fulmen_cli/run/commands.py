@@ -9,10 +9,13 @@ from typing import Annotated, Final
 import typer
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.training.following import follow_run
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
+from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when
+from fulmen_cli.rollout.figures import failure_of_run
 from fulmen_cli.run.compare import compare
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.reproduce import reproduce
@@ -22,12 +25,9 @@ from fulmen_cli.run.states import (
     pause,
     resume,
     rollback,
-    run_name,
-    short_name,
     state_of,
     stop,
 )
-from fulmen_cli.run.watch import follow_run
 
 __all__ = ["register"]
 
@@ -70,7 +70,8 @@ async def list_runs(
         for run in runs
     ]  # fmt: skip
     columns = ("run", "state", "step", "policy version", "created (UTC)")
-    print_rows(output, columns, rows, messages=runs, empty="No training runs yet: `fulmen train CONFIG` creates one.")
+    empty = "No training runs yet: `fulmen train CONFIG` creates one."
+    print_rows(output, columns, rows, messages=runs, empty=empty, spare=("created (UTC)", "policy version"))
 
 
 async def show(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
@@ -80,9 +81,10 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
 
         fulmen run show arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(run, connection))
     async with connection.open() as client:
+        request = training_run_service_pb2.GetTrainingRunRequest(name=await run_name(run, connection, client))
         found = (await client.training_runs.GetTrainingRun(request)).training_run
+        failure = await failure_of_run(client, found.name) if output is Output.TABLE else ""
     if output is Output.JSON:
         print_json(as_dict(found))
         return
@@ -92,6 +94,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
         ("waits for", found.waiting_reason),
         ("run by", found.owner_address),
         ("failure", found.failure_message),
+        ("rollouts", failure),
         ("algorithm", found.algorithm),
         *((f"setting {key}", json.dumps(value)) for key, value in json.loads(found.settings_json or "{}").items()),
         ("step", f"{found.step}/{found.step_count}"),
@@ -114,10 +117,10 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
 
         fulmen run watch arithmetic-20260314-101500-x7k2-2-grpo
     """
-    name = run_name(run, connection)
     screen = console()
     quiet = output is Output.JSON
     async with connection.open() as client:
+        name = await run_name(run, connection, client)
         ended: training_run_pb2.TrainingRun | None = None
         with RunProgress(screen, short_name(name), step_count=0, quiet=quiet) as shown:
             async for event in follow_run(client, name, on_interruption=shown.interrupted):

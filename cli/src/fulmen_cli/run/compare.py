@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
+from fulmen.rpc.services import Services
+from fulmen.training.following import read_steps
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
+from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import console, enum_word, print_json, working
-from fulmen_cli.run.states import RunArgument, run_name, short_name
-from fulmen_cli.run.watch import FINAL_STATES
+from fulmen_cli.run.states import RunArgument
 
 __all__ = ["RunHistory", "compare", "differing", "read_history"]
 
 CURVE_WIDTH: Final = 60
-IDLE_LIMIT_S: Final = 10.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVES: Final = ("reward_mean", "validation_accuracy", "loss")
 
@@ -80,7 +79,9 @@ async def compare(
     """
     async with connection.open() as client:
         with working("Reading both runs…"):
-            histories = [await read_history(client, run_name(name, connection)) for name in (first, second)]
+            histories = [
+                await read_history(client, await run_name(name, connection, client)) for name in (first, second)
+            ]
     if picture is not None:
         _save_picture(picture, histories)
     unlike = differing(histories[0].facts, histories[1].facts)
@@ -104,48 +105,11 @@ async def compare(
         _print_curves(name, histories)
 
 
-async def read_history(client: Client, name: str) -> RunHistory:
+async def read_history(client: Services, name: str) -> RunHistory:
     """Reads a run and the metrics of its steps, as far as it is."""
     request = training_run_service_pb2.GetTrainingRunRequest(name=name)
     run = (await client.training_runs.GetTrainingRun(request)).training_run
-    return RunHistory(run=run, steps=await _steps(client, run))
-
-
-async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
-    """Reads the run's events up to where it was, and waits for no more.
-
-    Of a step that was done again the last metrics count; what a rollback took back does not until it is done again.
-    """
-    steps: dict[int, training_run_pb2.StepMetrics] = {}
-    branch = 0
-    stream = client.training_runs.WatchTrainingRun(training_run_service_pb2.WatchTrainingRunRequest(name=run.name))
-    try:
-        async with asyncio.timeout(IDLE_LIMIT_S) as limit:
-            async for answer in stream:
-                limit.reschedule(asyncio.get_running_loop().time() + IDLE_LIMIT_S)
-                event = answer.event
-                if event.HasField("run") and event.run.rollback_count > branch:
-                    branch = event.run.rollback_count
-                    steps = {step: metrics for step, metrics in steps.items() if step <= event.run.step}
-                if event.HasField("step"):
-                    number = event.step.step
-                    steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
-                if branch >= run.rollback_count and _reached(event, run):
-                    break
-    except TimeoutError:
-        pass  # It has not come to its first step.
-    finally:
-        stream.cancel()
-    return [metrics for _, metrics in sorted(steps.items())]
-
-
-def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
-    """Returns whether an event of the run's last branch shows the run's state as it was read."""
-    if run.state in FINAL_STATES:
-        return event.HasField("run") and event.run.state in FINAL_STATES
-    if event.HasField("run"):
-        return event.run.rollback_count > 0 and event.run.step >= run.step
-    return event.HasField("step") and event.step.step >= run.step
+    return RunHistory(run=run, steps=await read_steps(client, run))
 
 
 def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:

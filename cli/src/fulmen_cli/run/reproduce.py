@@ -12,21 +12,23 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
 from fulmen.ids import training_run_name
+from fulmen.rpc.services import Services
+from fulmen.training.following import follow_run
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
+from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json
 from fulmen_cli.run.compare import RunHistory, differing, read_history
 from fulmen_cli.run.progress import RunProgress
-from fulmen_cli.run.states import RunArgument, run_name, short_name
-from fulmen_cli.run.watch import follow_run
+from fulmen_cli.run.states import RunArgument
 
 __all__ = ["reproduce"]
 
 RANDOM_BYTES: Final = 2
 MAX_ID_LENGTH: Final = 63
+BASE: Final = "policy.base"
 FIRST_VERSION: Final = "policy.first_version"
 # What depends on the weights and the rollouts alone. Times and rates are never the same twice.
 COMPARED: Final = ("loss", "grad_norm", "reward_mean", "validation_accuracy", "validation_loss", "entropy_estimate")
@@ -63,7 +65,7 @@ async def reproduce(
     """
     quiet = output is Output.JSON
     async with connection.open() as client:
-        first = await read_history(client, run_name(run, connection))
+        first = await read_history(client, await run_name(run, connection, client))
         if not first.run.provenance:
             raise CommandFailed(f"{first.run.name} has never run.")
         created = await _created(client, first.run)
@@ -88,7 +90,7 @@ async def reproduce(
         raise CommandFailed(f"{deviation.metric} differs from step {deviation.step} on.")
 
 
-async def _created(client: Client, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
+async def _created(client: Services, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
     """Creates the same run under another name."""
     ending = f"-again-{secrets.token_hex(RANDOM_BYTES)}"
     short = short_name(run.name)[: MAX_ID_LENGTH - len(ending)].rstrip("-")
@@ -105,6 +107,9 @@ async def _created(client: Client, run: training_run_pb2.TrainingRun) -> trainin
     if version := run.provenance.get(FIRST_VERSION):
         # "The newest version" was this one when the run began.
         again.policy.version = version
+    if base := run.provenance.get(BASE):
+        # Likewise, "main" was this commit.
+        again.policy.base = base
     request = training_run_service_pb2.CreateTrainingRunRequest(training_run=again, request_id=again.name)
     return (await client.training_runs.CreateTrainingRun(request)).training_run
 

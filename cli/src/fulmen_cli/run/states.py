@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.ids import training_run_name
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
+from fulmen_cli.names import RUN_FORMS, run_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when
 
-__all__ = ["RunArgument", "checkpoints", "pause", "resume", "rollback", "run_name", "short_name", "state_of", "stop"]
+__all__ = ["RunArgument", "checkpoints", "pause", "resume", "rollback", "state_of", "stop"]
 
-RunArgument = Annotated[str, typer.Argument(help="projects/PROJECT/trainingRuns/ID, or the ID.")]
+RunArgument = Annotated[str, typer.Argument(help=f"{RUN_FORMS}.")]
 
 
 async def pause(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
@@ -24,8 +24,8 @@ async def pause(connection: Connection, run: RunArgument, output: OutputOption =
 
         fulmen run pause arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.PauseTrainingRunRequest(name=run_name(run, connection))
     async with connection.open() as client:
+        request = training_run_service_pb2.PauseTrainingRunRequest(name=await run_name(run, connection, client))
         found = (await client.training_runs.PauseTrainingRun(request)).training_run
     if found.state == training_run_pb2.TRAINING_RUN_STATE_RUNNING:
         _show(found, output, note="will pause as soon as the current step allows")
@@ -40,8 +40,8 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 
         fulmen run resume arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.ResumeTrainingRunRequest(name=run_name(run, connection))
     async with connection.open() as client:
+        request = training_run_service_pb2.ResumeTrainingRunRequest(name=await run_name(run, connection, client))
         _show((await client.training_runs.ResumeTrainingRun(request)).training_run, output)
 
 
@@ -52,8 +52,8 @@ async def stop(connection: Connection, run: RunArgument, output: OutputOption = 
 
         fulmen run stop arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.CancelTrainingRunRequest(name=run_name(run, connection))
     async with connection.open() as client:
+        request = training_run_service_pb2.CancelTrainingRunRequest(name=await run_name(run, connection, client))
         _show((await client.training_runs.CancelTrainingRun(request)).training_run, output)
 
 
@@ -64,8 +64,8 @@ async def checkpoints(connection: Connection, run: RunArgument, output: OutputOp
 
         fulmen run checkpoints arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.ListCheckpointsRequest(parent=run_name(run, connection))
     async with connection.open() as client:
+        request = training_run_service_pb2.ListCheckpointsRequest(parent=await run_name(run, connection, client))
         found = list((await client.training_runs.ListCheckpoints(request)).checkpoints)
     rows = [
         (str(each.sequence), str(each.step), f"{each.reward_mean:.3g}" if each.HasField("reward_mean") else "",
@@ -91,22 +91,11 @@ async def rollback(
 
         fulmen run rollback arithmetic-20260314-101500-x7k2-2-grpo 3
     """
-    name = f"{run_name(run, connection)}/checkpoints/{checkpoint}"
-    request = training_run_service_pb2.RollbackTrainingRunRequest(checkpoint=name)
     async with connection.open() as client:
+        name = f"{await run_name(run, connection, client)}/checkpoints/{checkpoint}"
+        request = training_run_service_pb2.RollbackTrainingRunRequest(checkpoint=name)
         found = (await client.training_runs.RollbackTrainingRun(request)).training_run
     _show(found, output, note=f"resumes from step {found.step} once a run slot is free")
-
-
-def run_name(given: str, connection: Connection, *, project: str = "") -> str:
-    """Completes the id of a run to its name, by default in the token's project; empty stays empty."""
-    is_whole = not given or given.startswith("projects/")
-    return given if is_whole else training_run_name(project or connection.project, given)
-
-
-def short_name(run: str) -> str:
-    """Returns the id of a run, given its name."""
-    return run.rpartition("/")[2]
 
 
 def state_of(run: training_run_pb2.TrainingRun) -> str:

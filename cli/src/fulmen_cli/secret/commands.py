@@ -5,22 +5,21 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from fulmen.client import Client
 from fulmen.secret_names import MAX_VALUE_BYTES, VENDORS, is_backend_key, name_problem
 from fulmen.store.v1 import secret_service_pb2 as pb
+from fulmen.training.agent_secrets import list_secrets
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import console, print_rows, when
 from fulmen_cli.project.commands import project_name
 
-__all__ = ["list_secrets", "register", "set_from_environment"]
+__all__ = ["register"]
 
 NameArgument = Annotated[
     str,
@@ -129,18 +128,6 @@ async def remove(connection: Connection, name: NameArgument, project: ProjectOpt
     async with connection.open() as client:
         await client.secrets.DeleteSecret(request)
     console().print(f"Removed {name}.", markup=False)
-
-
-async def list_secrets(client: Client, project: str = "") -> Sequence[pb.Secret]:
-    """Returns the secrets of a project; by default those of the token's project."""
-    return (await client.secrets.ListSecrets(pb.ListSecretsRequest(project=project))).secrets
-
-
-async def set_from_environment(client: Client, names: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Sets an agent's secrets from the variables of the same names; those that are not set are left out."""
-    for name in names:
-        if environ.get(name):
-            await client.secrets.SetSecret(pb.SetSecretRequest(name=name, value=environ[name].encode()))
 
 
 def _hosts(name: str, given: list[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -19,19 +18,23 @@ from rich.live import Live
 
 from fulmen_cli.command import Output, OutputOption, StateDirOption, local_command
 from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.local.background import (
+    POLL_INTERVAL_S,
+    STOP_LIMIT_S,
+    start_supervisor,
+    wait_for_end,
+    wait_until_ready,
+)
 from fulmen_cli.local.fleet import FleetRange, fleet_range
 from fulmen_cli.local.ports import DEFAULT_PORTS
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState, private_opener
+from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord
 from fulmen_cli.local.services import DEFAULTS, port_names, require_installed
 from fulmen_cli.output import console, print_json
 from fulmen_cli.stack.status import stack_table, status_of
 
 __all__ = ["register"]
 
-START_LIMIT_S: Final = 240.0
-STOP_LIMIT_S: Final = 240.0
-POLL_INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_S: Final = 0.2
 DEFAULT_TAIL_LINES: Final = 50
 
@@ -98,7 +101,7 @@ def up(
         "ports": _ports(port or [], port_names(wanted.maximum)),
     }
     folder.create()
-    supervisor = _start_supervisor(folder, settings, tied=not detach)
+    supervisor = start_supervisor(folder, settings, tied=not detach)
     try:
         _follow_start(folder, supervisor)
         if not detach:
@@ -106,7 +109,7 @@ def up(
     except KeyboardInterrupt:
         console().print("Stopping…")
         supervisor.terminate()
-        _wait_for_end(supervisor)
+        wait_for_end(supervisor)
         raise typer.Exit(0) from None
 
 
@@ -217,44 +220,15 @@ def _ports(given: list[str], names: list[str]) -> dict[str, int]:
     return ports
 
 
-def _start_supervisor(folder: StackFolder, settings: dict[str, object], *, tied: bool) -> subprocess.Popen[bytes]:
-    """Starts the supervisor, and what restarts it, in a session of its own; if tied, both die with this process."""
-    folder.record_file.unlink(missing_ok=True)
-    python = [sys.executable, "-P", "-m"]
-    command = [*python, "fulmen_service_kit.heartbeat", "--restart"]
-    command += [*python, "fulmen_cli.local.supervisor", json.dumps(settings)]
-    if tied:
-        from fulmen_service_kit import launch
-
-        command = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command]
-    with open(folder.log_file("supervisor"), "wb", opener=private_opener) as log:  # Path.open has none.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder.path
-        )
-
-
 def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> None:
     """Shows the table of the stack until all services are ready.
 
     Raises:
-        CommandFailed: if the supervisor gives up, or does not come to an end within 4 minutes.
+        StackError: if the supervisor gives up, or does not come to an end within 4 minutes.
     """
-    deadline = time.monotonic() + START_LIMIT_S
     screen = console()
     with _live(screen) as show:
-        while True:
-            ended = supervisor.poll() is not None
-            record = folder.read()
-            if record is not None and record.keeper_pid == supervisor.pid:
-                show(record)
-                if record.state is StackState.READY:
-                    break
-            if ended:
-                raise CommandFailed(_why_it_failed(folder))
-            if time.monotonic() > deadline:
-                supervisor.terminate()
-                raise CommandFailed(f"The stack was not ready after {START_LIMIT_S:.0f} s and was stopped.")
-            time.sleep(POLL_INTERVAL_S)
+        record = wait_until_ready(folder, supervisor, show=show)
     _say_ready(screen, record)
 
 
@@ -295,26 +269,10 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
 
 
-def _why_it_failed(folder: StackFolder) -> str:
-    record = folder.read()
-    if record is not None and record.message:
-        return record.message
-    lines = _tail(folder.log_file("supervisor"), DEFAULT_TAIL_LINES)
-    return "".join(lines).strip().removeprefix("error: ") or "The supervisor ended without a message."
-
-
 def _stay(supervisor: subprocess.Popen[bytes]) -> None:
     console().print("Press Ctrl-C to stop.")
     if supervisor.wait() != 0:  # As long as the stack lives: there is nothing to do but wait for its end or a signal.
         raise CommandFailed("The stack exited unexpectedly: see `fulmen logs supervisor`.")
-
-
-def _wait_for_end(supervisor: subprocess.Popen[bytes]) -> None:
-    try:
-        supervisor.wait(timeout=STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        supervisor.kill()
-        raise CommandFailed(f"The stack did not stop within {STOP_LIMIT_S:.0f} s and was killed.") from None
 
 
 def _tail(path: Path, lines: int) -> list[str]:

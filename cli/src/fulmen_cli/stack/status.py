@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fulmen.client import Targets, connect
 from fulmen.errors import FulmenError
+from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen_cli.local.health import is_serving
 from fulmen_cli.local.ports import LOOPBACK

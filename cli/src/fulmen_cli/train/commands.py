@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,23 +16,26 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.algorithm.v1 import algorithm_pb2, training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
-from fulmen.errors import ArgumentInvalid, SettingsInvalid
+from fulmen.rpc.services import Services
 from fulmen.train_toml.reader import hint
-from fulmen.train_toml.train import ConfigError, TrainConfig, load_train_config, with_overrides
+from fulmen.train_toml.train import ConfigError, load_train_config, read_train_config, with_overrides
+from fulmen.training.agent_secrets import require_secrets
+from fulmen.training.bundle import Bundle, bundle_lines, pack_bundle
+from fulmen.training.following import follow_run
+from fulmen.training.plan import RunNames
+from fulmen.training.task_files import read_datasets
+from fulmen.training.training import Training
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.record import make_private
+from fulmen_cli.model.transfer import with_uploaded_base
+from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import as_dict, console, print_json, print_rows
+from fulmen_cli.rollout.figures import failure_of_run
 from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
-from fulmen_cli.run.states import run_name, short_name
-from fulmen_cli.run.watch import follow_run
-from fulmen_cli.train.bundle import Bundle, bundle_lines, pack_bundle
 from fulmen_cli.train.in_process import run_training, unhurried
-from fulmen_cli.train.plan import RunNames, training_run
-from fulmen_cli.train.publish import best_prompt, publish, published_prompt, require_secrets
 from fulmen_cli.train.report import (
     SamplePair,
     StageOutcome,
@@ -45,15 +46,13 @@ from fulmen_cli.train.report import (
     save_report,
     trained_model,
 )
-from fulmen_cli.train.task_files import Dataset, read_datasets
+from fulmen_cli.train.settings_check import stage_problems
 
 __all__ = ["register"]
 
 REPORTS_FOLDER: Final = "reports"
 SUMMARY_FILE: Final = "summary.json"
-RANDOM_BYTES: Final = 2
-INPUTS_PREFIX: Final = "inputs."
-SEARCHES_PROMPTS: Final = "apo"
+UNCHECKED: Final = "the settings of its stages, which were not checked: the algorithm service is not installed here."
 
 
 def register(app: typer.Typer) -> None:
@@ -80,7 +79,10 @@ async def train(
         typer.Option("--in-process", help="Run all services in this process, for debugging; no stack is needed."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the files and list what the bundle takes; publish and run nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", "--check", help="Check files and settings and list what the bundle takes; run nothing."
+        ),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -94,14 +96,19 @@ async def train(
     ended for taking long. The database is a child process, as are the script that builds the first weights and agents
     that are commands. State starts empty and ends with the command; run few steps.
 
+    A folder in [policy] path is uploaded first if the algorithm service is on another machine.
+
     The folder of the train.toml becomes the agent's bundle, without what may hold secrets and what .gitignore and
     .fulmenignore name. --dry-run shows the list, as does the first publication.
+
+    --check, which is the same as --dry-run, needs no stack: it checks the files, every line of the data, and the settings of
+    every stage by the rules of the algorithm service that is installed here (`fulmen[local]`).
 
     Examples:
 
         fulmen train examples/arithmetic/train.toml
 
-        fulmen train train.toml --dry-run
+        fulmen train train.toml --check
 
         fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20 --set grpo.loss.kind=gspo
 
@@ -109,22 +116,24 @@ async def train(
 
         fulmen train train.toml --in-process --set sft.steps=20 --set sft.warmup_steps=2
     """
+    if dry_run:
+        _check(config, assignments or [], seed, output)
+        return
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
     plan = unhurried(plan) if in_process else plan
-    plan = replace(plan, data=replace(plan.data, rollouts=run_name(plan.data.rollouts, connection)))
     datasets = read_datasets(plan.data)
     bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
-    if dry_run:
-        _show_files(bundle, output)
-        return
     screen = console()
     screen.quiet = output is Output.JSON
-    stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
-    folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
+    names = RunNames.now(connection.project, plan.name)
+    folder = report_dir or connection.state_dir / REPORTS_FOLDER / names.prefix
     async with connection.open() as client:
-        names = RunNames(project=connection.project, prefix=f"{plan.name}-{stamp}")
-        training = await _begun(client, plan, bundle, datasets, names=names, screen=screen, in_process=in_process)
-        outcomes = await training.run()
+        rollouts = await run_name(plan.data.rollouts, connection, client)
+        plan = replace(plan, data=replace(plan.data, rollouts=rollouts))
+        plan = await with_uploaded_base(connection, client, plan, screen)
+        training = Training(services=client, config=plan, bundle=bundle, datasets=datasets, names=names)
+        stages = await _begun(client, training, screen=screen, in_process=in_process)
+        outcomes = await stages.run()
         compared = compared_stage(outcomes)
         sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
     if report_dir is None:
@@ -146,101 +155,56 @@ def _show_end(
     screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 
-def _show_files(bundle: Bundle, output: Output) -> None:
-    if output is Output.TABLE:
-        console().print("\n".join([*bundle_lines(bundle), "Nothing was published."]), markup=False, soft_wrap=True)
+def _check(path: Path, assignments: Sequence[str], seed: int | None, output: Output) -> None:
+    """Checks a configuration without a stack, and shows what its bundle takes.
+
+    Raises:
+        ConfigError: with every problem of the file, of its stages and of its data.
+    """
+    plan, problems = read_train_config(path)
+    plan = with_overrides(plan, assignments, seed=seed)
+    found = stage_problems(plan)
+    problems += found or ()
+    if all(file.is_file() for file in plan.data.files):
+        try:
+            read_datasets(plan.data)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(f"{path} is not valid.", problems)
+    bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
+    if output is Output.JSON:
+        files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
+        left_out = [{"name": each.name, "why": each.why} for each in bundle.left_out]
+        print_json({"files": files, "left_out": left_out, "settings_checked": found is not None})
         return
-    files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
-    print_json({"files": files, "left_out": [{"name": each.name, "why": each.why} for each in bundle.left_out]})
+    verdict = f"{path.name} is valid." if found is not None else f"{path.name} is valid, but for {UNCHECKED}"
+    console().print("\n".join([*bundle_lines(bundle), verdict, "Nothing was published."]), markup=False, soft_wrap=True)
 
 
-async def _begun(
-    client: Client,
-    plan: TrainConfig,
-    bundle: Bundle,
-    datasets: dict[str, Dataset],
-    *,
-    names: RunNames,
-    screen: Console,
-    in_process: bool,
-) -> _Training:
+async def _begun(client: Services, plan: Training, *, screen: Console, in_process: bool) -> _Stages:
     """Validates a training, publishes its inputs, and validates it with them."""
-    counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
-    screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
-    await require_secrets(client, plan.agent.secrets, in_process=in_process)
-    known = await _algorithms(client)
-    training = _Training(
-        client=client, plan=plan, inputs={}, algorithms=known, names=names, screen=screen, in_process=in_process
-    )
-    await training.validate()
-    training.inputs = await _published(client, plan, bundle, datasets, screen)
-    await training.validate()
-    return training
-
-
-async def _published(
-    client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset], screen: Console
-) -> dict[str, str]:
-    """Publishes the inputs of the runs; returns the versions by use."""
+    counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in plan.datasets.items()]
+    screen.print(f"{plan.config.name}: {', '.join([f'{len(plan.bundle.files)} files', *counts])}")
 
     def show(first: Bundle) -> None:
         screen.print("\n".join(bundle_lines(first)), markup=False, soft_wrap=True)
 
-    more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
-    if plan.data.rollouts:
-        more["rollouts"] = plan.data.rollouts
-    published = await publish(
-        client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets, show_first=show
-    )
-    if plan.data.prompt is not None:
-        more["prompt"] = await published_prompt(client, plan.name, plan.data.prompt)
-    return {**published.inputs, **more}
+    if plan.config.data.scores:
+        plan.inputs["scores"] = str((await found_scores(client, plan.config.data.scores)).name)
+    await require_secrets(client, plan.config.agent.secrets, in_process=in_process)
+    await plan.begin(show_first=show)
+    return _Stages(client=client, plan=plan, screen=screen, in_process=in_process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """An algorithm of the service: the inputs that it reads, and whether it trains weights."""
-
-    inputs: tuple[str, ...]
-    trains: bool
-
-
-async def _algorithms(client: Client) -> dict[str, _Known]:
-    """Lists the algorithms of the service."""
-    answer = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
-    return {
-        each.name: _Known(
-            inputs=(*each.required_inputs, *each.optional_inputs, *each.any_of_inputs), trains=each.trains
-        )
-        for each in answer.algorithms
-    }
-
-
-@dataclass(slots=True, kw_only=True)
-class _Training:
+class _Stages:
     """The stages of one `fulmen train`."""
 
-    client: Client
-    plan: TrainConfig
-    inputs: dict[str, str]
-    algorithms: dict[str, _Known]
-    names: RunNames
+    client: Services
+    plan: Training
     screen: Console
     in_process: bool
-
-    async def validate(self) -> None:
-        """Validates every stage at the service; the start version of later ones is not known yet.
-
-        Before anything is published, all but the inputs is checked.
-
-        Raises:
-            ConfigError: with every problem of every stage.
-        """
-        problems: list[str] = []
-        for number in range(1, len(self.plan.stages) + 1):
-            problems += await self._problems(number, self._training_run(number, start_version=""))
-        if problems:
-            raise ConfigError(f"{self.plan.file} is not valid; no run was created.", problems)
 
     async def run(self) -> list[StageOutcome]:
         """Runs the stages; each starts from the policy version of the previous one.
@@ -250,53 +214,20 @@ class _Training:
         """
         outcomes: list[StageOutcome] = []
         start_version = ""
-        for number in range(1, len(self.plan.stages) + 1):
-            left = [stage.algorithm for stage in self.plan.stages[number:]]
-            outcome = await self._stage(self._training_run(number, start_version=start_version), left)
+        stages = self.plan.config.stages
+        for number in range(1, len(stages) + 1):
+            left = [stage.algorithm for stage in stages[number:]]
+            outcome = await self._stage(number, start_version, left)
             outcomes.append(outcome)
             start_version = outcome.run.policy_version or start_version
-            await self._take_prompt(outcome.run)
+            await self.plan.take_prompt(outcome.run)
         return outcomes
 
-    async def _take_prompt(self, run: training_run_pb2.TrainingRun) -> None:
-        """Passes the best prompt of a search on to the following stages."""
-        if run.algorithm == SEARCHES_PROMPTS:
-            self.inputs["prompt"] = await best_prompt(self.client, run.inputs["prompt"])
-
-    def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
-        stage = self.plan.stages[number - 1]
-        return training_run(
-            self.plan,
-            stage,
-            name=self.names.of(number, stage),
-            inputs=self.inputs,
-            read={name: each.inputs for name, each in self.algorithms.items()},
-            start_version=start_version,
-            trains=stage.algorithm not in self.algorithms or self.algorithms[stage.algorithm].trains,
-        )
-
-    async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
-        try:
-            await self.client.training_runs.CreateTrainingRun(
-                training_run_service_pb2.CreateTrainingRunRequest(training_run=run, validate_only=True)
-            )
-        except (ArgumentInvalid, SettingsInvalid) as error:
-            where = f"stage {number} ({run.algorithm})"
-            if not error.violations:
-                return [f"{where}: {error.message}"]
-            return [
-                f"{where}: {each.field}: {each.description}"
-                for each in error.violations
-                if self.inputs or not each.field.startswith(INPUTS_PREFIX)
-            ]
-        return []
-
-    async def _stage(self, run: training_run_pb2.TrainingRun, left: Sequence[str]) -> StageOutcome:
+    async def _stage(self, number: int, start_version: str, left: Sequence[str]) -> StageOutcome:
         started = time.monotonic()
-        request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
-        created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
+        created = await self.plan.create(number, start_version=start_version)
         short = short_name(created.name)
-        self.screen.print(f"{run.algorithm}: run {short}")
+        self.screen.print(f"{created.algorithm}: run {short}")
         try:
             ended = await self._follow(created)
         except asyncio.CancelledError:
@@ -309,12 +240,19 @@ class _Training:
                 self.screen.print(f"Stages that this command does not begin any more: {', '.join(left)}.")
             raise
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
-            raise CommandFailed(_why(ended), exit_code=Exit.FAILED)
+            failure = await failure_of_run(self.client, ended.name)
+            raise CommandFailed("\n".join(filter(None, (_why(ended), failure))), exit_code=Exit.FAILED)
         report = await self.client.training_runs.GetTrainingRunReport(
             training_run_service_pb2.GetTrainingRunReportRequest(name=ended.name)
         )
         seconds = time.monotonic() - started
-        return StageOutcome(run=ended, seconds=seconds, markdown=report.markdown, curve_png=report.curve_png)
+        return StageOutcome(
+            run=ended,
+            seconds=seconds,
+            markdown=report.markdown,
+            curve_png=report.curve_png,
+            failure=await failure_of_run(self.client, ended.name),
+        )
 
     async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
         ended = run

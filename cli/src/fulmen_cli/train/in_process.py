@@ -12,7 +12,7 @@ from fulmen.train_toml.agent import LimitsConfig
 from fulmen.train_toml.train import TrainConfig
 from fulmen_cli.command import run_at_once
 from fulmen_cli.connection import Connection
-from fulmen_cli.local.in_process import DEBUGGING, InProcessStack, run_with_agents_in_main_thread
+from fulmen_cli.local.in_process import DEBUGGING, LOG, InProcessStack, run_with_agents_in_main_thread
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import StackFolder, make_private
 from fulmen_cli.local.stack import StackSettings
@@ -62,7 +62,7 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
     make_private(connection.state_dir.resolve())
     folder.create()
     config: Path = given["config"]
-    run_with_agents_in_main_thread(work, folder=config.resolve().parent, log_file=folder.log_file("services"))
+    run_with_agents_in_main_thread(work, folder=config.resolve().parent, log_file=folder.log_file(LOG))
 
 
 def unhurried(config: TrainConfig) -> TrainConfig:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 
 __all__ = [
@@ -36,12 +36,13 @@ AFTER = "validation_accuracy_after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutcome:
-    """A finished stage: its run, duration in seconds, and the service's report."""
+    """A finished stage: its run, duration in seconds, the service's report, and which rollout failed first, if one did."""
 
     run: training_run_pb2.TrainingRun
     seconds: float
     markdown: str
     curve_png: bytes
+    failure: str = ""
 
 
 def compared_stage(outcomes: list[StageOutcome]) -> StageOutcome | None:
@@ -76,6 +77,9 @@ def print_summary(
         table.add_row(*(Text(cell) for cell in _row(outcome)))
     screen.print()
     screen.print(table)
+    for outcome in outcomes:
+        if outcome.failure:
+            screen.print(Text(f"{outcome.run.algorithm}: {outcome.failure}"))
     if sample is not None:
         screen.print()
         screen.print(Text(f"One validation task, before and after: {sample.before.task}"))
@@ -166,7 +170,7 @@ class SamplePair:
     after: Sample
 
 
-async def sample_before_and_after(client: Client, training_run: str) -> SamplePair | None:
+async def sample_before_and_after(client: Services, training_run: str) -> SamplePair | None:
     """Picks the validation task whose reward grew most; None without two validations.
 
     Raises:
@@ -181,7 +185,7 @@ async def sample_before_and_after(client: Client, training_run: str) -> SamplePa
     return max(pairs, key=_growth, default=None)
 
 
-async def _validation_rollouts(client: Client, training_run: str) -> list[rollout_pb2.Rollout]:
+async def _validation_rollouts(client: Services, training_run: str) -> list[rollout_pb2.Rollout]:
     found: list[rollout_pb2.Rollout] = []
     request = rollout_service_pb2.ListRolloutsRequest(training_run=training_run, page_size=PAGE_SIZE)
     for _ in range(MAX_PAGES):
@@ -193,13 +197,13 @@ async def _validation_rollouts(client: Client, training_run: str) -> list[rollou
     return found
 
 
-async def _pair(client: Client, rollouts: list[rollout_pb2.Rollout]) -> SamplePair:
+async def _pair(client: Services, rollouts: list[rollout_pb2.Rollout]) -> SamplePair:
     ordered = sorted(rollouts, key=lambda each: each.create_time.ToNanoseconds())
     before, after = await asyncio.gather(_sample(client, ordered[0].name), _sample(client, ordered[-1].name))
     return SamplePair(before=before, after=after)
 
 
-async def _sample(client: Client, name: str) -> Sample:
+async def _sample(client: Services, name: str) -> Sample:
     answer = await client.rollouts.GetRollout(rollout_service_pb2.GetRolloutRequest(name=name))
     rollout = answer.rollout
     attempt = rollout.attempts[-1] if rollout.attempts else None

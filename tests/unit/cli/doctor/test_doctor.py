@@ -7,6 +7,7 @@ import datetime
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from fulmen_cli.doctor import machine as checks
 from fulmen_cli.doctor.deployment import clocks, token
-from fulmen_cli.local.record import StackRecord, StackState
+from fulmen_cli.local.record import StackFolder, StackRecord, StackState
 from fulmen_cli.main import app
 
 NOW = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
@@ -124,3 +125,33 @@ def test_a_clock_that_differs_from_the_stores_is_a_failure_and_named() -> None:
     found = clocks({"store": 40.0, "proxy": 40.0})
     assert (found.ok, found.text) == (False, "this machine is 40.0 s behind the store")
     assert clocks({"proxy": 0.0}).ok is None
+
+
+@pytest.fixture
+def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port that is in use, and the only default port; its service is the store."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(checks, "DEFAULT_PORTS", {"store": port})
+        yield port
+
+
+def test_a_default_port_belongs_to_the_stack_that_runs_here_only_if_that_stack_chose_it(
+    tmp_path: Path, taken_port: int
+) -> None:
+    folder = StackFolder(tmp_path)
+    folder.create()
+    folder.keep_ports({"store": taken_port})
+    others = f"in use by another program: store {taken_port}"
+
+    stopped = checks.ports(folder)
+    assert (stopped.ok, stopped.text) == (None, others)
+    assert "`fulmen up` chooses others" in stopped.advice
+    with folder.hold():
+        found = checks.ports(folder)
+        assert (found.ok, found.text) == (True, f"in use by this stack: store {taken_port}")
+        folder.keep_ports({"store": 26719})
+        found = checks.ports(folder)
+        assert (found.ok, found.text, found.advice) == (None, others, "")

@@ -9,8 +9,8 @@ import pytest
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
+from fulmen.rpc.services import Services
 from fulmen_cli.exchange.commands import amount, size
 from fulmen_cli.exchange.events import NOTICES_KEPT, ExchangeEvents, Metric, follow_events
 from fulmen_cli.exchange.shards import ServiceShards, ask_all, last_round
@@ -133,7 +133,7 @@ class Holder:
 
 
 async def test_all_shards_of_a_service_are_asked_for_and_their_last_whole_rounds() -> None:
-    [services] = await ask_all({"a": cast(Client, Holder())}, "projects/default/trainingRuns/a", are_named=True)
+    [services] = await ask_all({"a": cast(Services, Holder())}, "projects/default/trainingRuns/a", are_named=True)
 
     assert [shard.terms.shard for shard in services.shards] == [0, 1, 2]
     assert {shard: (number, list(one.ranks)) for shard, (number, one) in services.rounds.items()} == {

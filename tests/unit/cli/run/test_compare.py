@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.run.compare import RunHistory, _save_picture, _sparkline, differing, read_history
 from fulmen_cli.run.reproduce import Deviation, first_deviation
@@ -139,7 +139,7 @@ def step(number: int, **values: float) -> training_run_pb2.TrainingRunEvent:
 
 
 async def curve(service: Service) -> list[tuple[int, float]]:
-    return (await asyncio.wait_for(read_history(cast(Client, service), "a"), 5)).curve("loss")
+    return (await asyncio.wait_for(read_history(cast(Services, service), "a"), 5)).curve("loss")
 
 
 OLD = (state(RUNNING), step(1, loss=5), step(2, loss=4), step(3, loss=3))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from rich.console import Console
 
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.train_toml.train import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
-from fulmen_cli.train.plan import RunNames, training_run
+from fulmen.training.plan import RunNames, training_run
 from fulmen_cli.train.report import (
     Sample,
     SamplePair,
     StageOutcome,
     accuracy_line,
     compared_stage,
+    print_summary,
     save_report,
     trained_model,
 )
@@ -58,6 +63,14 @@ def test_an_evaluation_at_the_end_hides_neither_the_model_nor_what_was_compared(
     assert trained_model([trained, evaluated]) == "/models/3"
     assert trained_model([evaluated]) == ""
     assert accuracy_line([trained, evaluated]) == "test pass@1 0.900 (0.850 to 0.950)"
+
+
+def test_the_summary_names_the_rollout_that_failed_first(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [outcome("sft"), replace(outcome("grpo"), failure="first failure: 1: ValueError: no")]
+    print_summary(Console(), stages, None, Path("reports"), has_store=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "failure" in line] == ["grpo: first failure: 1: ValueError: no"]
 
 
 def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:

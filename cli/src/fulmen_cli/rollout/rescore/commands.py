@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.scores import CONTENT_TYPE, KIND, Scores, ScoresTooLarge, Source, write_scores
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen.training.publish import Publisher
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import StackFolder
+from fulmen_cli.names import run_name
 from fulmen_cli.output import console, print_json, prints_beside, quieten_runner, working
 from fulmen_cli.rollout.rescore.grader import ChosenGrader, GraderOptions, JudgeOptions, chosen_grader
 from fulmen_cli.rollout.rescore.partial import Compared, Partial, opened, partial_path
 from fulmen_cli.rollout.rescore.rescoring import Rescoring
 from fulmen_cli.rollout.rescore.scores import summary_of
-from fulmen_cli.run.states import run_name
-from fulmen_cli.train.publish import Publisher
 
 if TYPE_CHECKING:
     from fulmen_runner.regrade import Bench
@@ -66,10 +66,11 @@ class SelectionOptions:
         int | None, typer.Option(min=1, metavar="N", help="Score N rollouts, show old and new rewards, keep nothing.")
     ] = None
 
-    def source(self, connection: Connection) -> Source:
+    async def source(self, connection: Connection, client: Services) -> Source:
         """Returns the selection, as published with the scores."""
         states = ("succeeded", "failed") if self.include_failed else ("succeeded",)
-        return Source(training_run=run_name(self.run, connection), filter=self.where, states=states)
+        run = await run_name(self.run, connection, client)
+        return Source(training_run=run, filter=self.where, states=states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +116,14 @@ async def rescore(
     with extra_needed("Graders are run by the runner"):
         import fulmen_runner.regrade  # noqa: F401  # Everything below needs it.
     quieten_runner()
-    source = selection.source(connection)
     path = None
-    if selection.dry_run is None:
-        store = connection.targets().store
-        path = partial_path(connection.state_dir.resolve(), chosen.identity, source, store)
     bench = _bench(chosen, connection, model, limits.timeout)
-    with opened(path, restart=limits.restart) as partial:
-        async with connection.open() as client:
+    async with connection.open() as client:
+        source = await selection.source(connection, client)
+        if selection.dry_run is None:
+            store = connection.targets().store
+            path = partial_path(connection.state_dir.resolve(), chosen.identity, source, store)
+        with opened(path, restart=limits.restart) as partial:
             job = _Job(client=client, chosen=chosen, source=source, partial=partial)
             with prints_beside(output):
                 results = await job.score(bench, limits.concurrency, selection.dry_run)
@@ -144,7 +145,7 @@ async def rescore(
 class _Job:
     """One rescoring."""
 
-    client: Client
+    client: Services
     chosen: ChosenGrader
     source: Source
     partial: Partial

@@ -15,8 +15,8 @@ from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.scores import GraderIdentity
 from fulmen.train_toml.agent import AgentConfig, agent_spec, read_agent
 from fulmen.train_toml.reader import ConfigError, TableReader
+from fulmen.training.bundle import pack_bundle
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.train.bundle import pack_bundle
 
 __all__ = ["ChosenGrader", "GraderOptions", "JudgeOptions", "chosen_grader"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.scores import Problem, RolloutScore, final_reward
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.trajectories.rewards import read_rewards
@@ -39,7 +39,7 @@ class Rescoring:
         on_result: Called after each result.
     """
 
-    client: Client
+    client: Services
     regrader: Regrader
     partial: Partial
     concurrency: int

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fulmen.client import Client
 from fulmen.errors import ResourceNotFound
+from fulmen.rpc.services import Services
 from fulmen.scores import KIND
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_cli.exits import CommandFailed, Exit
@@ -97,7 +97,7 @@ def _moved(group: Sequence[tuple[float, float]]) -> int:
     return sum(one != other for one, other in zip(before, now, strict=True))
 
 
-async def found_scores(client: Client, given: str) -> resource_pb2.ResourceVersion:
+async def found_scores(client: Services, given: str) -> resource_pb2.ResourceVersion:
     """Returns the published scores of a name such as `scores.better@3`, by default the latest; an alias may follow the `@`.
 
     Raises:

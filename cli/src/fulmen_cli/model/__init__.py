@@ -1,0 +1,1 @@
+"""Trained models: what they need, where they came from, and taking them elsewhere."""

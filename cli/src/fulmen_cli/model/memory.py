@@ -1,0 +1,169 @@
+"""How much memory a training needs, by part. Bytes are those of one GPU; the formulas name their sources.
+
+All tensors that grow with the model or the batch are counted. What a library keeps for itself is a flat allowance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fulmen_cli.model.shape import ModelShape
+
+__all__ = [
+    "EnginePlan",
+    "Part",
+    "TrainingPlan",
+    "activation_bytes_per_token",
+    "engine_parts",
+    "total_bytes",
+    "training_parts",
+]
+
+FLOAT32: Final = 4
+BFLOAT16: Final = 2
+LOGITS_AT_ONCE: Final = 2**25
+LIBRARY_BYTES: Final = 2**30
+"""Allowance for one process: the context of CUDA, kernels, and the allocator's rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One use of memory: what for, bytes, and how it comes about."""
+
+    name: str
+    size_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How a model is trained.
+
+    Attributes:
+        gpus: GPUs over which `fsdp2` spreads the weights; 1 for one process.
+        lora_rank: Rank of the adapters; 0 trains all weights.
+        batch_tokens: Positions of a micro-batch, `token_budget`.
+        trained_share: Share of the positions whose log-probabilities are computed.
+        checkpointing: Whether `gradient_checkpointing` is on.
+        optimizer: `adamw` or `sgd`.
+        reference: Whether a second copy of the weights is held for a KL penalty.
+    """
+
+    gpus: int = 1
+    lora_rank: int = 0
+    batch_tokens: int = 8192
+    trained_share: float = 1.0
+    checkpointing: bool = False
+    optimizer: str = "adamw"
+    reference: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """How a model is served.
+
+    Attributes:
+        gpus: GPUs over which it is split, `tensor_parallel`.
+        sequences: Calls at a time.
+        length: Tokens of a call, prompt and answer together.
+    """
+
+    gpus: int = 1
+    sequences: int = 64
+    length: int = 4096
+
+
+def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
+    """Returns the memory of the trainer on one GPU, in bf16 with weights and moments in float32 (docs/parallel.md).
+
+    Weights, gradients and moments are 16 bytes per parameter with AdamW, as in mixed-precision training of the ZeRO paper
+    (arXiv:1910.02054, section 3.1), but gradients are float32 and the copy in bf16 exists only for a pass. With `fsdp2`
+    each GPU holds its share (ZeRO stage 3, section 5) and one gathered layer, with the next one under way.
+    """
+    whole, adapters = shape.parameters, shape.adapter_parameters(plan.lora_rank) if plan.lora_rank else 0
+    trained = adapters or whole
+    share = plan.gpus
+    moments = {"adamw": 2, "sgd": 0}[plan.optimizer]
+    parts = [
+        Part(name="weights", size_bytes=FLOAT32 * (whole + adapters) // share, reason="4 bytes per parameter"),
+        Part(name="gradients", size_bytes=FLOAT32 * trained // share, reason="4 bytes per trained parameter"),
+        Part(
+            name="optimiser", size_bytes=FLOAT32 * moments * trained // share, reason=f"{4 * moments} bytes per trained"
+        ),
+        Part(name="working copy", size_bytes=_working_copy(shape, plan), reason="weights in bf16 during a pass"),
+        Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.batch_tokens} positions"),
+        Part(name="logits", size_bytes=_logits(shape, plan), reason="in pieces of 2^25"),
+    ]
+    if adapters:
+        parts.insert(1, Part(name="adapters", size_bytes=FLOAT32 * adapters // share, reason=f"rank {plan.lora_rank}"))
+        parts[0] = Part(name="weights", size_bytes=FLOAT32 * whole // share, reason="4 bytes per parameter, frozen")
+    if plan.reference:
+        parts.append(Part(name="reference", size_bytes=FLOAT32 * whole // share, reason="the first weights, for a KL"))
+    return [*parts, Part(name="libraries", size_bytes=LIBRARY_BYTES, reason="an allowance")]
+
+
+def engine_parts(shape: ModelShape, plan: EnginePlan) -> list[Part]:
+    """Returns the memory of a vLLM engine on one GPU, in bf16.
+
+    A token in the cache has a key and a value of every layer: 2 · L · key heads · head · 2 bytes (arXiv:2309.06180,
+    section 3). Heads of keys are split over GPUs as far as there are some for each.
+    """
+    split = min(plan.gpus, shape.key_heads)
+    token_bytes = 2 * shape.layers * shape.key_heads * shape.head * BFLOAT16
+    tokens = plan.sequences * plan.length
+    return [
+        Part(
+            name="engine's weights", size_bytes=BFLOAT16 * shape.parameters // plan.gpus, reason="2 bytes per parameter"
+        ),
+        Part(
+            name="engine's cache",
+            size_bytes=token_bytes * tokens // split,
+            reason=f"{plan.sequences} calls of {plan.length} tokens",
+        ),
+        Part(name="engine's libraries", size_bytes=LIBRARY_BYTES, reason="an allowance"),
+    ]
+
+
+def total_bytes(parts: list[Part]) -> int:
+    """Returns the sum of some parts."""
+    return sum(part.size_bytes for part in parts)
+
+
+def activation_bytes_per_token(shape: ModelShape) -> int:
+    """Returns what one layer keeps of one position for the backward pass, in bf16 with attention that keeps no scores.
+
+    Counted tensor by tensor as in arXiv:2205.05198, section 4.1, for the layers of `transformers` under autocast: norms
+    compute in float32 and keep two tensors; each linear layer keeps a bf16 copy of its input. Experts are counted as so many
+    MLPs.
+    """
+    wide, queries, keys = shape.hidden, shape.heads * shape.head, shape.key_heads * shape.head
+    norms = 2 * 2 * FLOAT32 * wide
+    inputs = (3 + (2 if shape.gated else 1) * (shape.active_experts or 1)) * BFLOAT16 * wide
+    attention = (2 * queries + 2 * keys) * BFLOAT16
+    head_norms = (FLOAT32 + BFLOAT16) * (queries + keys) if shape.head_norms else 0
+    mlp = (4 if shape.gated else 2) * BFLOAT16 * shape.inner * (shape.active_experts or 1)
+    return norms + inputs + attention + head_norms + mlp
+
+
+def _activations(shape: ModelShape, plan: TrainingPlan) -> int:
+    per_token = activation_bytes_per_token(shape)
+    stream = FLOAT32 * shape.hidden
+    if plan.checkpointing:
+        # The input of each layer, and one layer's inside while it is computed again (arXiv:1604.06174).
+        return plan.batch_tokens * (stream * shape.layers + per_token)
+    return plan.batch_tokens * per_token * shape.layers
+
+
+def _working_copy(shape: ModelShape, plan: TrainingPlan) -> int:
+    """Weights in bf16: of all layers, since the backward pass needs them; of two where they are gathered or made again."""
+    embeddings = shape.vocabulary * shape.hidden
+    if plan.gpus > 1 or plan.checkpointing:
+        return BFLOAT16 * (2 * shape.layer_parameters + embeddings * (1 if shape.tied else 2))
+    return BFLOAT16 * shape.parameters
+
+
+def _logits(shape: ModelShape, plan: TrainingPlan) -> int:
+    """One piece in bf16 and in float32, with the gradients of both (`training/scorer.py`)."""
+    numbers = min(int(plan.batch_tokens * plan.trained_share) * shape.vocabulary, LOGITS_AT_ONCE)
+    return numbers * 2 * (BFLOAT16 + FLOAT32)

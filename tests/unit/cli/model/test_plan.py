@@ -1,0 +1,223 @@
+"""The memory of a training is computed from the shape of a model, and agrees with the real thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
+from fulmen_cli.model.memory import (
+    EnginePlan,
+    TrainingPlan,
+    activation_bytes_per_token,
+    engine_parts,
+    training_parts,
+)
+from fulmen_cli.model.shape import ModelShape, ShapeUnknown
+from tests.support.algorithm.hub import Repository, running_hub
+from tests.support.cli.commands import run_module
+from tests.support.cli.screens import check_screen
+
+QWEN3_0_6B = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 256,
+}
+runner = CliRunner()
+ROOT = typer.main.get_command(app)
+
+
+@pytest.fixture(autouse=True)
+def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
+
+
+def made(kind: str, **changed: Any) -> Any:
+    return AutoConfig.for_model(kind, **{**SMALL, **changed})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("qwen2", {"tie_word_embeddings": False}),
+        ("llama", {"tie_word_embeddings": False}),
+        ("mistral", {"head_dim": 16}),
+        (
+            "qwen3_moe",
+            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 16},
+        ),
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ],
+)
+def test_parameters_are_those_that_the_library_has(kind: str, changed: dict[str, Any]) -> None:
+    config = made(kind, **changed)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert ModelShape.read(config.to_dict()).parameters == model.num_parameters()
+
+
+def test_the_shape_of_a_model_on_a_hub_gives_the_size_in_its_name() -> None:
+    assert round(ModelShape.read(QWEN3_0_6B).parameters / 1e9, 2) == 0.60
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_adapters_are_those_that_peft_makes() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = made("llama")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_config(config), LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert ModelShape.read(config.to_dict()).adapter_parameters(8) == trained
+
+
+@pytest.mark.parametrize(("kind", "head"), [("qwen3", 32), ("llama", 16)])
+def test_what_a_layer_keeps_for_the_backward_pass_is_what_is_counted(kind: str, head: int) -> None:
+    tokens = 100
+    config = made(kind, head_dim=head, hidden_size=128, intermediate_size=384, num_hidden_layers=6)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").model
+    counted = [kept_bytes(model, layers, tokens) for layers in (2, 6)]
+    per_token = (counted[1] - counted[0]) / 4 / tokens
+    assert per_token == pytest.approx(activation_bytes_per_token(ModelShape.read(config.to_dict())), rel=0.02)
+
+
+def kept_bytes(decoder: Any, layers: int, tokens: int) -> int:
+    """Returns the bytes that a pass of some layers in bf16 keeps, without the weights."""
+    kept: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    alive: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_copy_of_weight = tensor.dim() == 2 and tensor.shape[0] != 1 and tokens not in tensor.shape
+        if storage.data_ptr() not in weights and not is_copy_of_weight:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    whole, decoder.layers = decoder.layers, decoder.layers[:layers]
+    try:
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16),
+        ):
+            decoder(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    finally:
+        decoder.layers = whole
+    return sum(kept.values())
+
+
+def sizes(plan: TrainingPlan, config: dict[str, Any] = QWEN3_0_6B) -> dict[str, int]:
+    return {part.name: part.size_bytes for part in training_parts(ModelShape.read(config), plan)}
+
+
+def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_spread_over_gpus() -> None:
+    parameters = ModelShape.read(QWEN3_0_6B).parameters
+    one, four = sizes(TrainingPlan()), sizes(TrainingPlan(gpus=4))
+    held = ("weights", "gradients", "optimiser")
+    assert sum(one[name] for name in held) == 16 * parameters
+    assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
+
+
+def test_adapters_need_no_gradients_and_moments_of_the_model() -> None:
+    shape, lora = ModelShape.read(QWEN3_0_6B), sizes(TrainingPlan(lora_rank=16))
+    assert lora["weights"] == 4 * shape.parameters
+    assert lora["gradients"] + lora["optimiser"] == 12 * shape.adapter_parameters(16)
+
+
+def test_checkpointing_keeps_one_layer_instead_of_all() -> None:
+    assert sizes(TrainingPlan(checkpointing=True))["activations"] < sizes(TrainingPlan())["activations"] / 8
+
+
+def test_the_cache_of_the_engine_grows_with_calls_and_is_split_by_heads_of_keys() -> None:
+    shape = ModelShape.read(QWEN3_0_6B)
+    one = engine_parts(shape, EnginePlan(sequences=1, length=1000))[1].size_bytes
+    assert one == 2 * 28 * 8 * 128 * 2 * 1000
+    assert engine_parts(shape, EnginePlan(gpus=16, sequences=4, length=1000))[1].size_bytes == one * 4 // 8
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [({}, "hidden_size, num_hidden_layers"), ({**SMALL, "hidden_size": -1}, "hidden_size is -1")],
+)
+def test_a_configuration_without_the_numbers_is_refused_with_their_names(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(ShapeUnknown, match=text):
+        ModelShape.read(config)
+
+
+def test_a_plan_prints_parts_and_cards(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
+    done = runner.invoke(app, ["model", "plan", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    check_screen("model-plan", done.output)
+
+
+def test_a_plan_for_programs_says_how_many_gpus_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_0_6B, "num_hidden_layers": 112, "hidden_size": 4096}))
+    plan = json.loads(
+        runner.invoke(app, ["model", "plan", str(tmp_path), "--gradient-checkpointing", "-o", "json"]).output
+    )
+    assert plan["total_bytes"] == sum(part["size_bytes"] for part in plan["parts"])
+    needed = {card["name"]: card["gpus"] for card in plan["cards"]}
+    assert needed["RTX 3090 / 4090, 24 GB"] == 0
+    assert needed["H200, 141 GB"] > 1
+
+
+def test_sizes_may_be_given_instead_of_a_model() -> None:
+    given = ",".join(f"{name}={json.dumps(value)}" for name, value in SMALL.items())
+    done = runner.invoke(app, ["model", "plan", given, "--max-model-len", "256", "-o", "json"])
+    assert json.loads(done.output)["parameters"] == ModelShape.read(SMALL).parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["/nowhere"], Exit.NOT_FOUND, "cannot be read"),
+        (["hidden_size=many"], Exit.USAGE, "is no size"),
+        (["hidden_size=8"], Exit.USAGE, "has no num_hidden_layers"),
+        (["hf:not a name"], Exit.USAGE, "must be hf:organisation/name"),
+    ],
+)
+def test_what_is_no_model_is_refused(arguments: list[str], code: Exit, text: str) -> None:
+    done = runner.invoke(app, ["model", "plan", *arguments])
+    assert done.exit_code == code
+    assert text in done.output
+
+
+async def test_a_plan_of_a_model_on_a_hub_reads_its_configuration_alone(tmp_path: Path) -> None:
+    files = {"config.json": json.dumps(QWEN3_0_6B).encode(), "model.safetensors": b"x" * 1000}
+    with running_hub() as hub:
+        hub.repositories["Acme/Tiny"] = Repository.of(files)
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        done = await run_module("fulmen_cli", "model", "plan", "hf:Acme/Tiny", "-o", "json", environment=environment)
+        unknown = await run_module("fulmen_cli", "model", "plan", "hf:Acme/None", environment=environment)
+    assert json.loads(done.stdout)["parameters"] == ModelShape.read(QWEN3_0_6B).parameters
+    assert hub.files_asked() == ["config.json"]
+    assert unknown.status == Exit.NOT_FOUND
+    assert "no model Acme/None" in unknown.stderr
