@@ -103,7 +103,7 @@ stores=(--store-target "ipv4:127.0.0.1:$FULMEN_STORE_PORT,127.0.0.1:$FULMEN_STOR
   --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_PORT,127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" || fail "the doctor finds something wrong"
 
 begun=$SECONDS
-timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml "${stores[@]}" \
+timeout 1200 .venv/bin/fulmen train examples/arithmetic/train.toml "${stores[@]}" \
   --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" \
   --report-dir "$folder/report" --set sft.steps=400 --set grpo.steps=6 --set grpo.warmup_steps=4 "$@" > "$folder/train.log" 2>&1 &
 training=$!

@@ -14,6 +14,7 @@ check "formatting" .venv/bin/ruff format --check --quiet .
 check "import rules" .venv/bin/lint-imports --no-logo
 check "protos" tools/check_protos.sh
 check "sizes" .venv/bin/python tools/check_sizes.py
+check "files of public schemas" tools/check_schemas.sh
 check "types" make --no-print-directory types
 
 [ ${#failed[@]} -eq 0 ] || { echo "lint: failed: ${failed[*]}" >&2; exit 1; }
