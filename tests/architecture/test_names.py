@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +28,19 @@ WITH_SQL = frozenset({"database/migrations.py"})
 SQL = re.compile(r"^\s*(SELECT\b.*\bFROM|INSERT\s+INTO|UPDATE\b.*\bSET|DELETE\s+FROM|CREATE\s+TABLE)\b", re.I | re.S)
 
 
-def strings_of(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yields the string constants of a module outside docstrings and enum definitions."""
-    left_out = {id(value) for node in ast.walk(tree) for value in _exempt(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
-            yield node
+@functools.cache
+def strings_of(distribution: Distribution) -> list[tuple[Path, ast.Constant]]:
+    """Returns the string constants of all modules outside docstrings and enum definitions."""
+    found = []
+    for path, tree in distribution.modules():
+        nodes = list(ast.walk(tree))
+        left_out = {id(value) for node in nodes for value in _exempt(node)}
+        found += [
+            (path, node)
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out
+        ]
+    return found
 
 
 def _exempt(node: ast.AST) -> Iterator[ast.AST]:
@@ -56,8 +65,7 @@ def test_no_module_is_named_vaguely_or_like_the_standard_library(distribution: D
 def test_rollout_states_are_never_bare_strings(distribution: Distribution) -> None:
     quoted = [
         f"{path}:{constant.lineno}: {constant.value!r}"
-        for path, tree in distribution.modules()
-        for constant in strings_of(tree)
+        for path, constant in strings_of(distribution)
         if str(constant.value).removeprefix(STATE_PREFIX) in ROLLOUT_STATES
     ]
 
@@ -68,10 +76,8 @@ def test_rollout_states_are_never_bare_strings(distribution: Distribution) -> No
 def test_sql_lives_in_sql_files(distribution: Distribution) -> None:
     embedded = [
         f"{path}:{constant.lineno}"
-        for path, tree in distribution.modules()
-        if not path.as_posix().endswith(tuple(WITH_SQL))
-        for constant in strings_of(tree)
-        if SQL.match(str(constant.value))
+        for path, constant in strings_of(distribution)
+        if not path.as_posix().endswith(tuple(WITH_SQL)) and SQL.match(str(constant.value))
     ]
 
     assert not embedded

@@ -10,6 +10,7 @@ import pytest
 
 LIMIT_S = 60
 SDK_BUDGET_MB = 60
+NAME_BUDGET_MB = 40
 HEAVY = frozenset(
     {
         *("torch", "transformers", "tokenizers", "safetensors", "vllm", "numpy", "matplotlib", "pandas"),
@@ -66,10 +67,17 @@ def test_a_heavy_library_would_be_noticed() -> None:
 
 
 def test_the_sdk_brings_nothing_heavy_and_fits_its_budget() -> None:
-    loaded, resident_mb = probe("fulmen", "fulmen.client")
+    loaded, resident_mb = probe("fulmen", "fulmen.client.sync.client", "fulmen.rpc.services")
 
     assert not loaded & (HEAVY | SERVER_SIDE | COMMAND_LINE)
     assert resident_mb < SDK_BUDGET_MB
+
+
+def test_the_name_fulmen_alone_costs_next_to_nothing() -> None:
+    loaded, resident_mb = probe("fulmen")
+
+    assert not loaded & ({"grpc", "google", "opentelemetry", "asyncio"} | HEAVY | SERVER_SIDE | COMMAND_LINE)
+    assert resident_mb < NAME_BUDGET_MB
 
 
 def test_the_sdk_itself_does_not_even_load_grpc() -> None:

@@ -17,7 +17,8 @@ def pytest_command(root: Path, *make_arguments: str) -> list[str]:
     """Returns the words of the tools/test.sh that `make ...` runs."""
     dry = ["make", "--dry-run", "--no-print-directory", *make_arguments]
     # A make around the tests would hand its own variables on.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    given = ("MAKE", "ARGS", "SHORT", "SOAK")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(given)}
     printed = subprocess.run(
         dry, cwd=root, env=environment, capture_output=True, text=True, check=True, timeout=20
     ).stdout

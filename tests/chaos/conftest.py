@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen.client import connect
+from fulmen.rpc.services import connect
 from tests.support.algorithm.models import build_model
 from tests.support.chaos.killed_training import Arena
 from tests.support.stack import running_stack, stack_targets

@@ -10,7 +10,7 @@ import pytest
 from tests.support.chaos.killed_training import Arena, Kill, train_and_kill
 from tests.support.chaos.kills import Victim
 
-pytestmark = [pytest.mark.long(short=True), pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
 
 
 async def test_a_run_survives_the_death_of_the_trainer_between_checkpoints(arena: Arena) -> None:

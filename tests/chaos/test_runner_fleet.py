@@ -63,7 +63,7 @@ async def fleet(store: RealStore, tmp_path: Path) -> AsyncIterator[Fleet]:
         await proxy.close()
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(SEED, SEED + SOAK))
 async def test_every_rollout_ends_exactly_once_whatever_happens_to_runners(
     store: RealStore, fleet: Fleet, tmp_path: Path, number: int

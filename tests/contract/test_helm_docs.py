@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.deploy.helm_chart import CHART, ROOT, helm, problems, render
+from tests.support.docs.blocks import code_blocks
 
 DOCUMENT = ROOT / "docs" / "kubernetes.md"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -19,10 +19,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(enc
 
 def examples() -> list[dict[str, Any]]:
     """Returns the blocks of the document that are values of the chart."""
-    blocks = re.findall(r"(?:^ {4,}\S.*\n(?:(?: {4,}.*)?\n)*)", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    found = [textwrap.dedent(block) for block in blocks]
-    keys = "|".join(SCHEMA["properties"])
-    return [yaml.safe_load(text) for text in found if re.match(rf"(# .*\n)?({keys}):", text)]
+    return [yaml.safe_load(block.text) for block in code_blocks("yaml") if ROOT / block.page == DOCUMENT]
 
 
 @pytest.mark.parametrize("values", examples(), ids=lambda values: next(iter(values)))
@@ -34,6 +31,7 @@ def test_there_are_examples() -> None:
     assert [list(each) for each in examples()] == [
         ["image", "runner", "tls"],
         ["networkPolicy"],
+        ["algorithm"],
         ["algorithm"],
         ["torchrun"],
         ["tls"],

@@ -21,7 +21,7 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fulmen.client import Client, connect
+from fulmen.rpc.services import Services, connect
 from fulmen.store.v1.runner_registry_service_pb2 import GetFleetDemandRequest
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.local.stack import LocalStack
@@ -173,7 +173,27 @@ def test_every_alert_says_how_bad_it_is_and_has_its_section_in_the_runbook() -> 
     for rule in ALERTS:
         assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{rule['alert'].lower()}"
+        assert (
+            rule["annotations"]["runbook_url"] == f"{{{{ $externalURL }}}}/user/runbooks.html#{rule['alert'].lower()}"
+        )
+
+
+def test_prometheus_serves_the_section_of_every_alert_where_the_alert_says() -> None:
+    check = [sys.executable, PROMETHEUS / "build.py", "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    page = (PROMETHEUS / "pages/runbooks.html").read_text(encoding="utf-8")
+    assert {rule["alert"].lower() for rule in ALERTS} <= set(re.findall(r'<h3 id="(\w+)"', page))
+    # No link of the page leads to a document that is not served.
+    assert not re.findall(r'href="(?!https?://|#)[^"]*"', page)
+    prometheus = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))["services"][
+        "prometheus"
+    ]
+    assert "./prometheus:/etc/prometheus:ro" in prometheus["volumes"]
+    assert "--web.user-assets=/etc/prometheus/pages" in prometheus["command"]
+    # `$externalURL` would be the container's own name.
+    assert any(each.startswith("--web.external-url=http://127.0.0.1:") for each in prometheus["command"])
 
 
 def test_the_runbook_names_commands_that_exist() -> None:
@@ -265,7 +285,6 @@ class Exported:
 
 @pytest.mark.long(short=True)
 @pytest.mark.serial
-@pytest.mark.xdist_group("serial")
 @pytest.mark.timeout(300)
 async def test_every_name_that_is_used_is_exported_by_a_live_service_and_every_question_has_an_answer(
     short_tmp_path: Path, tmp_path: Path
@@ -323,7 +342,7 @@ def ports_of(stack: LocalStack) -> dict[str, list[int]]:
     return found
 
 
-async def train(client: Client) -> None:
+async def train(client: Services) -> None:
     """Begins a run that goes on until the stack stops."""
     inputs = await publish_training_inputs(client, ROOT)
     await create_run(client, "watched", inputs, GRPO)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -70,10 +71,55 @@ def test_nothing_is_written_if_a_registry_does_not_answer(repository_root: Path,
     assert not (tmp_path / "images.env").exists()
 
 
-def test_the_release_workflow_audits_strictly_and_calls_targets_that_exist(repository_root: Path) -> None:
-    workflow = yaml.safe_load((repository_root / ".github/workflows/release.yml").read_text())
-    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+def workflow(repository_root: Path, name: str) -> dict[str, Any]:
+    """Returns a workflow."""
+    text = (repository_root / ".github/workflows" / name).read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+def steps(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the steps of all jobs, with a command for every entry of a matrix."""
+    return [
+        {**step, "run": step["run"].replace("${{ matrix.command }}", entry.get("command", ""))}
+        if "run" in step
+        else step
+        for job in found["jobs"].values()
+        for step in job.get("steps", [])
+        for entry in job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+    ]
+
+
+@pytest.mark.parametrize("name", ["test.yml", "release.yml"])
+def test_workflows_call_what_exists_with_no_right_that_they_do_not_need(repository_root: Path, name: str) -> None:
+    found = workflow(repository_root, name)
+    commands = [step["run"] for step in steps(found) if "run" in step]
     targets = {target for command in commands for target in re.findall(r"make ([a-z-]+)", command)}
-    assert "make audit STRICT=1" in commands
+    programs = {program for command in commands for program in re.findall(r"\b(tools/\w+\.(?:sh|py))", command)}
+
     assert targets <= set(re.findall(r"^([a-z-]+):", (repository_root / "Makefile").read_text(), re.M))
-    assert workflow["permissions"] == {}
+    assert all((repository_root / program).exists() for program in programs)
+    assert targets
+    assert found["permissions"] == {}
+    assert all("permissions" in job for job in found["jobs"].values())
+
+
+def test_nothing_is_published_before_the_tests_and_a_strict_audit_have_passed(repository_root: Path) -> None:
+    jobs = workflow(repository_root, "release.yml")["jobs"]
+
+    assert "make audit STRICT=1" in [step.get("run") for step in jobs["audit"]["steps"]]
+    assert jobs["test"]["uses"] == "./.github/workflows/test.yml"
+    for name in ("pypi", "npm", "images"):
+        assert {"test", "audit"} <= set(jobs[name]["needs"]), name
+
+
+def test_ci_and_the_workflow_run_the_same_targets(repository_root: Path) -> None:
+    targets = re.compile(r"make ([a-z-]+(?: [A-Z]+=\S+)*)")
+    script = re.sub(r"^ *#.*", "", (repository_root / ".ci/run").read_text(encoding="utf-8"), flags=re.M)
+    local = set(targets.findall(script))
+    remote = {
+        each for step in steps(workflow(repository_root, "test.yml")) for each in targets.findall(step.get("run", ""))
+    }
+
+    assert local - remote == {"clients"}  # built by the tests that need them
+    assert remote - local == set()

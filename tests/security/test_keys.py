@@ -26,7 +26,7 @@ from fulmen_service_kit.security.keys import RoleKey, StoreKeys, attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.service_kit.key_store import KeyService, serving_keys
-from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, running_store
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 ALLOWED = 3
 HEADER = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
@@ -209,31 +209,50 @@ async def test_malformed_claims_are_refused_as_such_and_not_counted_as_forged(da
             assert await status_of(proxy, token) == 401, what
 
 
-async def test_a_clock_that_is_ahead_forges_nothing(database_url: str) -> None:
+async def test_a_clock_that_was_ahead_forges_nothing(database_url: str) -> None:
     key, now_s = StoreKeys(SIGNING_KEY).signing(), int(time.time())
     async with running_store(database_url, auth_failures_per_minute=ALLOWED) as store:
-        for ahead_s in (1, 50):
+        for ahead_s in (1, 50, 3600):
             assert await told_by_store(store, signed_token(key, ADMIN | {"iat": now_s + ahead_s})) is None
-            assert await told_by_store(store, signed_token(key, ADMIN | {"nbf": now_s + ahead_s})) is None
+        assert await told_by_store(store, signed_token(key, ADMIN | {"nbf": now_s + 50})) is None
         for _ in range(ALLOWED + 2):
-            refused = await told_by_store(store, signed_token(key, ADMIN | {"iat": now_s + 600}))
+            refused = await told_by_store(store, signed_token(key, ADMIN | {"nbf": now_s + 600}))
             assert refused is not None
             assert refused.metadata == {"problem": "early"}
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0], ids=["an hour ahead", "an hour behind"])
-async def test_a_proxy_judges_keys_by_the_stores_clock(ahead_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_judges_keys_by_the_stores_clock(ahead_s: float) -> None:
     keys = KeyService(SIGNING_KEY)
     keys.ahead_s = ahead_s
-    real = time.time
     async with serving_keys(keys) as target, running_proxy(target, signing_key=SIGNING_KEY) as proxy:
-        monkeypatch.setattr("fulmen_service_kit.security.tokens.time.time", lambda: real() + ahead_s)
-        token = TokenSigner(SIGNING_KEY).issue(Role.CLIENT, subject="ann", ttl_s=600)
-        monkeypatch.undo()
+        signer = TokenSigner(SIGNING_KEY, clock=lambda: time.time() + ahead_s)
+        token = signer.issue(Role.CLIENT, subject="ann", ttl_s=600)
         # Before the first poll the keys are not known: that is not the caller's fault.
         while (status := await status_of(proxy, token)) == 503:
             pass
         assert status == 200
+
+
+async def test_a_stores_own_clock_decides_nothing(
+    store: StoreHandle, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, short = time.time, TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="ann", ttl_s=60)
+    # Ahead, since the calls of this test have deadlines by the same clock.
+    monkeypatch.setattr("time.time", lambda: real() + 3600.0)
+    monkeypatch.setattr("time.time_ns", lambda: int((real() + 3600.0) * 1e9))
+    assert await told_by_store(store, short) is None
+    request = prj.IssueTokenRequest(project="projects/*", role=prj.TOKEN_ROLE_RUNNER, subject="r")
+    request.ttl.FromSeconds(600)
+    token = (await stubs.projects.IssueToken(request)).token
+    claims = jwt.decode(token, options={"verify_signature": False})
+    assert abs(claims["iat"] - real()) < 60
+    published = await stubs.projects.ListSigningKeys(prj.ListSigningKeysRequest())
+    assert abs(published.server_time.seconds - real()) < 60
+    await create(stubs)
+    (held,) = await (await Runner(stubs).open()).take(1)
+    claims = jwt.decode(held.attempt_key, options={"verify_signature": False})
+    assert abs(claims["iat"] - real()) < 60
 
 
 async def test_a_new_signing_key_is_accepted_at_once_and_strangers_cause_no_flood_of_polls() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import aiohttp
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from fulmen.errors import TokenInvalid
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_pb2, span_service_pb2
-from fulmen_service_kit.security.tokens import Role
-from tests.support.store.running import Runner, StoreHandle, create, running_store
+from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, create, running_store
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -109,3 +112,37 @@ async def test_the_key_of_a_running_attempt_and_of_a_retried_one_is_judged_by_it
         (running,) = await runner.take(1)
         answer = await over_grpc(store, running.attempt_key, export(running, "now"))
         assert not answer.partial_success.rejected_spans
+
+
+def looks_expired(assignment: lease_pb2.Assignment) -> str:
+    """Returns a key of the attempt as a store makes it whose clock is an hour behind."""
+    return TokenSigner(SIGNING_KEY, clock=lambda: time.time() - 3600).attempt_key(
+        assignment.attempt,
+        project=assignment.rollout.project,
+        lease_id=assignment.lease_id,
+        epoch=assignment.epoch,
+        mode="train",
+        ttl_s=600,
+    )
+
+
+@pytest.mark.parametrize("send", [over_grpc, over_http])
+async def test_a_key_that_looks_expired_adds_spans_while_its_attempt_runs(store: StoreHandle, send) -> None:  # type: ignore[no-untyped-def]
+    stubs = await store.stubs()
+    runner = await Runner(stubs).open()
+    await create(stubs)
+    (assignment,) = await runner.take(1)
+    answer = await send(store, looks_expired(assignment), export(assignment, "late"))
+    assert not answer.partial_success.rejected_spans
+    assert await names(store, assignment.attempt) == 1
+
+
+async def test_a_key_that_looks_expired_reads_and_adds_nothing_of_an_attempt_that_has_ended(store: StoreHandle) -> None:
+    assignment = await ended(store)
+    key = looks_expired(assignment)
+    with pytest.raises(TokenInvalid, match="expired"):
+        await over_grpc(store, key, export(assignment, "late"))
+    agent = await store.stubs(token=key)
+    with pytest.raises(TokenInvalid, match="expired"):
+        await agent.spans.ListSpans(span_service_pb2.ListSpansRequest(parent=assignment.attempt))
+    assert await names(store, assignment.attempt) == 0

@@ -25,24 +25,39 @@ OTHER_PROJECT = "projects/other"
 PROJECTS = (DEFAULT_PROJECT, OTHER_PROJECT, ALL_PROJECTS)
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
 
-ALGORITHM = {
-    f"/fulmen.algorithm.v1.{rpc}": roles
-    for rpcs, roles in (
-        ("CreateTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun", {A, S, C}),
-        ("GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport", {A, S, C, V}),
-        ("ListAlgorithms", {A, S, C, V}),
-    )
-    for rpc in (f"TrainingRunService/{name}" for name in rpcs.split())
-} | {
-    f"/fulmen.algorithm.v1.GradientExchangeService/{rpc}": roles
-    for rpc, roles in {
-        "Join": {A, S},
-        "Leave": {A, S},
-        "Exchange": {A, S},
-        "GetRound": {A, S, C, V},
-        "GetExchange": {A, S, C, V},
-    }.items()
-}
+ALGORITHM = (
+    {
+        f"/fulmen.algorithm.v1.{rpc}": roles
+        for rpcs, roles in (
+            ("CreateTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun", {A, S, C}),
+            ("GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport", {A, S, C, V}),
+            ("ListAlgorithms", {A, S, C, V}),
+        )
+        for rpc in (f"TrainingRunService/{name}" for name in rpcs.split())
+    }
+    | {
+        f"/fulmen.algorithm.v1.GradientExchangeService/{rpc}": roles
+        for rpc, roles in {
+            "Join": {A, S},
+            "Leave": {A, S},
+            "Exchange": {A, S},
+            "GetRound": {A, S, C, V},
+            "GetExchange": {A, S, C, V},
+        }.items()
+    }
+    | {
+        f"/fulmen.algorithm.v1.WeightService/{rpc}": roles
+        for rpc, roles in {
+            "BeginUpload": {A, S, C},
+            "UploadChunks": {A, S, C},
+            "CommitUpload": {A, S, C},
+            "ListModels": {A, S, C, V},
+            "DeleteModel": {A, S, C},
+            "GetWeights": {A, S, C},
+            "DownloadChunks": {A, S, C},
+        }.items()
+    }
+)
 LLM_PROXY = (
     {
         f"/fulmen.llm_proxy.v1.RouteService/{rpc}": {A, S}

@@ -159,7 +159,7 @@ def half_spent(*, ttl_s: float = 600) -> str:
 
 async def test_a_holder_keeps_its_file_fresh_and_to_itself(tmp_path: Path) -> None:
     path = tmp_path / "runner.token"
-    first = half_spent(ttl_s=2)
+    first = half_spent(ttl_s=8)
     async with serving_keys(KeyService(SIGNING_KEY)) as target, asyncio.timeout(LIMIT_S):
         token = held(path, first)
         async with open_channel(target, token=token) as channel:
@@ -227,6 +227,24 @@ async def test_a_store_that_is_away_costs_nothing_but_time(tmp_path: Path) -> No
     async with serving_keys(keys) as target, open_channel(target, token=token) as channel:
         await TokenRefresher(token, channel).refresh()
     assert token() != before
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0], ids=["an hour ahead", "an hour behind"])
+def test_a_fresh_token_is_refreshed_at_half_of_its_validity_whatever_the_clock_says(ahead_s: float) -> None:
+    monotonic_s = 0.0
+    token = HeldToken(Secret(""), clock=lambda: time.time() + ahead_s, monotonic=lambda: monotonic_s)
+    token.replace(half_spent(ttl_s=600))
+    assert token.wait_s == 300
+    monotonic_s = 301.0
+    assert token.wait_s < 0
+
+
+def test_a_clock_that_falls_behind_delays_no_refresh_beyond_half_of_the_validity() -> None:
+    monotonic_s = 0.0
+    token = HeldToken(Secret(half_spent(ttl_s=600)), clock=lambda: time.time() - 3600, monotonic=lambda: monotonic_s)
+    assert 0 < token.wait_s <= 300
+    monotonic_s = 301.0
+    assert token.wait_s < 0
 
 
 @pytest.mark.parametrize("role", ["runner", "service"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "cli/src/fulmen_cli/init/files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,9 @@ class Distribution:
         return project
 
     def modules(self) -> Iterator[tuple[Path, ast.Module]]:
-        """Yields every hand-written module, parsed."""
+        """Yields every hand-written module, parsed; files of users' projects are none."""
         for path in sorted(self.sources.rglob("*.py")):
-            if "_pb2" not in path.name:
+            if "_pb2" not in path.name and not path.is_relative_to(TEMPLATES):
                 yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
 
 

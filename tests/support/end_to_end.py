@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen_cli.local.stack import LocalStack
 from tests.support.cli.commands import Done, fulmen
 
@@ -15,7 +15,7 @@ class World:
     """A running stack, its client, and the folder that the command line finds it by."""
 
     stack: LocalStack
-    client: Client
+    client: Services
     state_dir: Path
 
     async def fulmen(self, *arguments: str | Path) -> Done:

@@ -35,7 +35,13 @@ CONTAINER_IMAGE = "postgres:17"
 VARIABLE = "FULMEN_TEST_POSTGRES"
 TEMPLATE = "fulmen_template"
 # Small and quick. Without fsync a power cut would lose commits; killed processes, as tests have them, lose none.
-TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60", "fsync": "off", "full_page_writes": "off"}
+TEST_SETTINGS = {
+    "shared_buffers": "64MB",
+    "max_connections": "60",
+    "max_wal_size": "128MB",
+    "fsync": "off",
+    "full_page_writes": "off",
+}
 
 _counter = itertools.count(1)
 
@@ -74,6 +80,8 @@ class PostgresServer:
         settings = [argument for name, value in TEST_SETTINGS.items() for argument in ("-c", f"{name}={value}")]
         self._container = PostgresContainer(CONTAINER_IMAGE, driver=None).with_command(["postgres", *settings])
         self._container.with_env("POSTGRES_INITDB_ARGS", "--no-sync")
+        # In memory: a database is copied for each test.
+        self._container.with_tmpfs_mount("/var/lib/postgresql/data")
         self._container.start()
         self._dsn = self._container.get_connection_url()
 

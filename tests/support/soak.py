@@ -1,4 +1,4 @@
-"""How long tests with a random course last: FULMEN_TEST_SOAK times as long as usual, with the seed FULMEN_TEST_SEED."""
+"""How long tests with a random course last, and how many examples tests of properties try: FULMEN_TEST_SOAK times as long as usual, with the seed FULMEN_TEST_SEED."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fulmen.client import Targets
+from fulmen.rpc.services import Targets
 from fulmen_cli.local.ports import choose_ports
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.local.services import port_names
@@ -68,6 +68,6 @@ async def running_stack(
 
 
 def stack_targets(stack: LocalStack) -> Targets:
-    """Returns where the services of a stack listen, for `fulmen.client.connect`."""
+    """Returns where the services of a stack listen, for `fulmen.rpc.services.connect`."""
     targets = stack.targets
     return Targets(store=targets["store"], algorithm=targets["algorithm"], llm_proxy=targets["llm_proxy"])

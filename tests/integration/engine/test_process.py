@@ -54,6 +54,7 @@ async def test_it_serves_callers_with_the_token_and_ends_with_its_parent(started
     assert await asyncio.wait_for(process.wait(), END_DEADLINE_S) == 0
 
 
+@pytest.mark.long(short=True)
 async def test_it_ends_on_sigterm(started):
     process, _ = started
     process.send_signal(signal.SIGTERM)

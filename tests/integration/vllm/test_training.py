@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.client import connect
 from fulmen.ids import trace_id_of
 from fulmen.llm_proxy.v1 import backend_service_pb2
+from fulmen.rpc.services import connect
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.attempt_pb2 import ATTEMPT_STATE_FAILED
 from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
@@ -52,8 +52,9 @@ TOKENS = 400
 CALLS = 8
 BEGUN_LINES = 600
 """Of a stream: 300 events, so that what is computed anew after a swap is more than vLLM prefills at once."""
-LIMIT_S = 60
-ROUNDS_LIMIT_S = 240
+# vLLM on a CPU that two other stacks keep busy.
+LIMIT_S = 240
+ROUNDS_LIMIT_S = 700
 LAST_LINES = 120
 TOLD = [f"FULMEN_{service}_OTLP_ENDPOINT" for service in ("STORE", "RUNNER", "LLM_PROXY", "ALGORITHM")]
 
@@ -275,6 +276,8 @@ async def answered(
             lines.append(line.decode())
             if begun is not None and len(lines) == BEGUN_LINES:
                 begun.release()
+    if begun is not None and len(lines) < BEGUN_LINES:
+        begun.release()  # a busy server puts several tokens into one event
     text = "".join(lines)
     assert answer.status == 200, text
     assert '"error"' not in text
@@ -291,8 +294,8 @@ async def records_over_a_swap(served: Served, mode: SwapMode, *, recompute_cache
         for _ in range(CALLS // 2):
             await begun.acquire()
         # Whole answers say nothing before they end, but that they were sent is counted.
-        while (await proxy.health(BACKEND)).request_count < sent + CALLS:
-            pass
+        while (await proxy.health(BACKEND)).request_count < sent + CALLS:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.02)
         await served.swap(102, mode=mode, weights=weights, recompute_cache=recompute_cache)
     records: list[ModelCallRecord] = []
     for attempt, _ in attempts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen_cli.local.stack import LocalStack
 from tests.chaos.agent.grader import LEAST
 from tests.support.algorithm.runs import FINAL_RUN_STATES, eventually, read_run, start_run
@@ -26,7 +26,7 @@ class Arena:
     """A stack to do harm to, and what to train on it."""
 
     stack: LocalStack
-    client: Client
+    client: Services
     state_dir: Path
     agent: Path
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import psutil
 
-from fulmen.client import Client
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.module_processes import ENGINE, processes_of
@@ -37,13 +37,13 @@ class Victim(StrEnum):
 _HOLDABLE = frozenset({Victim.RUNNER, Victim.PROXY})
 
 
-async def work_is_under_way(client: Client, run: str) -> bool:
+async def work_is_under_way(client: Services, run: str) -> bool:
     """Tells whether rollouts of a run are leased now."""
     stats = await client.rollouts.GetQueueStats(rollout_service_pb2.GetQueueStatsRequest(training_run=run))
     return bool(stats.running_count)
 
 
-async def kill_in_mid_work(stack: LocalStack, client: Client, run: str, victim: Victim) -> None:
+async def kill_in_mid_work(stack: LocalStack, client: Services, run: str, victim: Victim) -> None:
     """Kills (SIGKILL) a part of the stack while rollouts of a run are under way, and starts it again.
 
     Raises:
@@ -76,7 +76,7 @@ async def kill_in_mid_work(stack: LocalStack, client: Client, run: str, victim: 
             await stack.start_service(victim.value)
 
 
-async def restart_in_mid_work(stack: LocalStack, client: Client, run: str, service: Victim) -> None:
+async def restart_in_mid_work(stack: LocalStack, client: Services, run: str, service: Victim) -> None:
     """Stops a service as an upgrade does (SIGTERM) while rollouts of a run are under way, and starts it again.
 
     Raises:

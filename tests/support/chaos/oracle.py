@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fulmen.client import Client
 from fulmen.errors import Unavailable
+from fulmen.rpc.services import Services
 from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
 from fulmen.trajectories import Trajectory, trajectories
 from tests.support.algorithm.runs import FINAL_ROLLOUT_STATES, eventually, list_rollouts
@@ -53,7 +53,7 @@ class Books:
     rows: Mapping[str, int]
 
 
-async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
+async def collect_books(client: Services, run: str, state_dir: Path) -> Books:
     """Reads the books of a run that has ended, once all its rollouts have.
 
     Args:
@@ -205,12 +205,12 @@ def _repeated(items: Iterable[str]) -> list[tuple[str, int]]:
     return [(item, count) for item, count in Counter(items).items() if count > 1]
 
 
-async def _read(client: Client, name: str) -> rollout_pb2.Rollout:
+async def _read(client: Services, name: str) -> rollout_pb2.Rollout:
     answer = await client.rollouts.GetRollout(rollout_service_pb2.GetRolloutRequest(name=name))
     return answer.rollout
 
 
-async def _read_feed(client: Client, run: str, *, count: int) -> list[tuple[str, tuple[str, ...]]]:
+async def _read_feed(client: Services, run: str, *, count: int) -> list[tuple[str, tuple[str, ...]]]:
     """Reads the feed of a run from its beginning until it has named so many rollouts."""
     feed: list[tuple[str, tuple[str, ...]]] = []
     cursor = ""
@@ -231,7 +231,7 @@ async def _read_feed(client: Client, run: str, *, count: int) -> list[tuple[str,
     return feed
 
 
-async def _read_trajectories(client: Client, rollouts: Sequence[rollout_pb2.Rollout]) -> dict[str, Trajectory]:
+async def _read_trajectories(client: Services, rollouts: Sequence[rollout_pb2.Rollout]) -> dict[str, Trajectory]:
     """Reads the usable captured calls of every deciding attempt that succeeded, by rollout."""
     attempts = {
         rollout.attempts[-1].name: rollout.name

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client
 from fulmen.errors import FulmenError
+from fulmen.rpc.services import Services
 
 __all__ = ["RUNNING", "SUCCEEDED", "Event", "RunService", "run", "step"]
 
@@ -47,9 +47,9 @@ class RunService:
         self.cancelled = False
 
     @property
-    def client(self) -> Client:
+    def client(self) -> Services:
         """The service as the command line sees it."""
-        return cast(Client, self)
+        return cast(Services, self)
 
     @property
     def training_runs(self) -> RunService:

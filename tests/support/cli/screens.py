@@ -21,7 +21,7 @@ _VARIABLE = (
     (re.compile(r"127\.0\.0\.1:\d+ *"), "ADDRESS "),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "YYYY-MM-DD HH:MM:SS"),
 )
-_DURATION = re.compile(r" *\b\d+(\.\d+)? (ms|s)\b")
+_DURATION = re.compile(r" *\b\d+(\.\d+)? ?(ms|s)\b")
 # Services that run in the process of a test log to its standard error.
 _LOG = '{"event":'
 

@@ -64,7 +64,6 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 bounded = settings(
-    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,

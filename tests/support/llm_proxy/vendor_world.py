@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ EVERY_OPENAI_API: Final = [
 ]
 
 
+# A context of their own would read every certificate of the machine, for each client; none goes over TLS.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VendorWorld:
     """The proxy, and what stands behind it."""
@@ -51,11 +56,15 @@ class VendorWorld:
 
     def openai_agent(self, key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
         """Returns OpenAI's own client; all it knows of the proxy is the address."""
-        return openai.AsyncOpenAI(base_url=self.proxy.url, api_key=key or self.key(), **{"max_retries": 0} | options)
+        return openai.AsyncOpenAI(
+            base_url=self.proxy.url,
+            api_key=key or self.key(),
+            **{"max_retries": 0, "http_client": openai.DefaultAsyncHttpxClient(verify=NO_TLS)} | options,
+        )
 
     def anthropic_agent(self, key: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:
         """Returns Anthropic's own client; all it knows of the proxy is the address."""
-        options = {"max_retries": 0} | options
+        options = {"max_retries": 0, "http_client": anthropic.DefaultAsyncHttpxClient(verify=NO_TLS)} | options
         return anthropic.AsyncAnthropic(base_url=self.anthropic_url, api_key=key or self.key(), **options)
 
     def key(self) -> str:

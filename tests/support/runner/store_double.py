@@ -310,6 +310,7 @@ class StoreDouble(
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 self.otlp_spans += scope.spans
+        await self._notify()
         return trace_service_pb2.ExportTraceServiceResponse()
 
     # --- inside ---

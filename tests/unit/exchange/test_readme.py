@@ -16,7 +16,7 @@ assert not {name.partition(".")[0] for name in sys.modules} & {"fulmen_algorithm
 """
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 def test_its_example_learns_with_fewer_bytes_and_imports_no_service(repository_root: Path, tmp_path: Path) -> None:
     page = (repository_root / "libs/gradient_exchange/README.md").read_text(encoding="utf-8")
     [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

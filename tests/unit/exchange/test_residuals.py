@@ -194,7 +194,7 @@ def test_states_of_another_run_are_refused() -> None:
     assert on_ranks(work, "topk", world=1, ratio=10.0) == [BEFORE]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     ends=st.lists(st.integers(0, 40), max_size=4),

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.algorithm.v1.gradient_exchange_pb2 import PayloadHeader, PayloadPart
@@ -52,7 +52,6 @@ def test_the_bytes_are_those_that_are_written_down():
     assert [part.tolist() for part in parts] == [[2, 1], [0, 4095, 903], [1.5, -0.25, 3.0]]
 
 
-@settings(max_examples=60)
 @given(
     size=st.integers(0, 2**40),
     codec=st.text(max_size=20),
@@ -137,7 +136,6 @@ def test_a_payload_that_is_none_is_refused_even_if_its_checksum_is_right(data, r
         wire.decode(data)
 
 
-@settings(max_examples=200)
 @given(data=st.binary(max_size=60))
 def test_any_bytes_with_a_right_checksum_are_decoded_or_refused(data):
     try:

@@ -360,6 +360,4 @@ class Rounds(RuleBasedStateMachine):
 
 
 TestRounds = Rounds.TestCase
-TestRounds.settings = settings(
-    max_examples=40, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestRounds.settings = settings(stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_exchange import wire
@@ -167,7 +167,6 @@ def test_a_shard_that_refuses_its_first_payload_takes_one_of_another_size_after_
     assert shard.reduce(0, [whole(codec)], round_).size == SIZE
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_any_payload_is_decoded_or_refused_and_nothing_else(data):
     name = data.draw(st.sampled_from(sorted(ALL)))

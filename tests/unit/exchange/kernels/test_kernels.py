@@ -18,10 +18,11 @@ from fulmen_exchange.kernels.loader import COMPILERS, compile_portable, load
 from fulmen_exchange.kernels.native import NativeKernels
 from fulmen_exchange.kernels.selection import Kernels
 from tests.support.exchange.kernel_inputs import SIZES, assert_same, numbers, results, rounded_multiples
+from tests.support.soak import SOAK
 
 THRESHOLDS = (0.0, -0.0, 1e-42, 1e-3, 1.0, 1e30, float("inf"))
 sizes, seeds = st.sampled_from(SIZES), st.integers(0, 2**32)
-EXAMPLES = 60
+EXAMPLES = 20 * SOAK
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def test_the_ratio_grows_as_published():
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None)
 @given(ratio=st.floats(1, 4096), rounds=st.integers(0, 50))
 def test_the_ratio_never_shrinks_in_the_warm_up_and_ends_at_its_own(ratio, rounds):
     found = [warmup_ratio(ratio, number, rounds) for number in range(1, rounds + 2)]

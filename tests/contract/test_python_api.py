@@ -1,0 +1,36 @@
+"""What is generated of the Python API is what its tools make, and type checkers know the whole of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 110
+
+
+@pytest.mark.parametrize(
+    "tool", ["tools/sync_client.py", "tools/algorithm_classes.py", "tools/train_toml_reference.py"]
+)
+def test_generated_files_are_what_their_tool_makes(repository_root: Path, tool: str) -> None:
+    checked = subprocess.run(
+        [sys.executable, tool, "--check"], cwd=repository_root, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_type_checker_knows_what_everything_is_and_what_is_wrong(repository_root: Path, tmp_path: Path) -> None:
+    program = repository_root / "tests/contract/data/python_api/typed_program.py"
+    options = ["--strict", "--warn-unused-ignores", "--follow-imports=silent", "--cache-dir", tmp_path]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, program],
+        cwd=repository_root,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+    assert checked.returncode == 0, checked.stdout
