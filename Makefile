@@ -8,9 +8,9 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto \
+.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
 	proto-check lock clean licences sbom bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
-	fuzz crash-matrix helm helm-settings up down compose-smoke
+	fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +32,12 @@ clients: $(NODE_READY) ## Builds the clients in other languages, those whose too
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
 
-test: setup $(NODE_READY) ## Runs the tests, but not those of test-long and test-frameworks
-	@tools/test.sh -m "not long" $(ARGS)
+test: setup $(NODE_READY) ## Runs the tests, but not those of test-long and test-frameworks (SOAK=10: ten times the examples of properties)
+	@FULMEN_TEST_SOAK=$(or $(SOAK),1) tools/test.sh -m "not long" $(ARGS)
 
 test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole matrices (SHORT=1: some; SOAK=10, SEED=1, ARGS=tests/chaos)
-	@FULMEN_TEST_SOAK=$(or $(SOAK),$(if $(SHORT),1,10)) FULMEN_TEST_SEED=$(SEED) \
+	@# Whole stacks with deadlines fill two cores sooner.
+	@WORKERS=3 FULMEN_TEST_SOAK=$(or $(SOAK),$(if $(SHORT),1,10)) FULMEN_TEST_SEED=$(SEED) \
 		tools/test.sh -v -m "$(if $(SHORT),long(short=True),long)" $(ARGS)
 
 test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewAI and others, as they are (1.3 GB in .venv-frameworks)
@@ -45,6 +46,9 @@ test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewA
 
 test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -rs tests/gpu
+
+test-docs: setup ## Runs or reads every code block of the documentation, and prints how many in which way
+	@tools/test.sh tests/docs tests/contract/test_docs_toml.py tests/architecture/test_docs.py tests/e2e/test_python_api.py $(ARGS)
 
 test-store: setup ## Runs the store's tests on one PostgreSQL: POSTGRES=container (postgres:17) or embedded; SHORT=1: fewer
 	FULMEN_TEST_POSTGRES=$(POSTGRES) OMP_NUM_THREADS=1 \
@@ -72,6 +76,11 @@ types: setup ## Checks types alone
 
 proto: setup ## Generates the Python stubs from protos/
 	tools/generate_stubs.sh
+
+python-api: setup ## Generates the blocking Python API of the asynchronous one, its classes of algorithms, and docs/train-toml.md
+	$(PYTHON_BIN)/python tools/sync_client.py
+	$(PYTHON_BIN)/python tools/algorithm_classes.py
+	$(PYTHON_BIN)/python tools/train_toml_reference.py
 
 proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking changes, stubs
 	@tools/check_protos.sh
@@ -102,6 +111,9 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 	$(PYTHON_BIN)/python -m benchmarks.exchange.grpc_loopback $(if $(SHORT),--trials 2,--out benchmarks/results/exchange_grpc.json)
 	$(PYTHON_BIN)/python -m benchmarks.exchange $(if $(SHORT),--quick)
 
+bench-cli: setup ## Measures what `import fulmen` and `fulmen --help` take
+	$(PYTHON_BIN)/python -m benchmarks.cli
+
 bench-scale: setup ## Loads the whole system with 3,000 runner sessions, and says what 10,000 runners and 128 GPUs need
 	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
 	$(if $(SHORT),,$(PYTHON_BIN)/python -m benchmarks.scale.plan)
@@ -115,8 +127,9 @@ up: deploy/.env ## Builds and starts everything in containers (MONITORING=1: wit
 down: ## Stops the containers; their data is kept
 	$(COMPOSE) --profile monitoring down
 
-dashboards: ## Makes Grafana's dashboards of deploy/grafana/boards
+dashboards: setup ## Makes Grafana's dashboards of deploy/grafana/boards, and the page of runbooks that Prometheus serves
 	python3 deploy/grafana/build.py
+	$(PYTHON_BIN)/python deploy/prometheus/build.py
 
 deploy/.env:
 	python3 deploy/make_env.py
@@ -145,6 +158,17 @@ sbom: setup ## Writes what the environment consists of into dist/fulmen.cdx.json
 	$(PYTHON_BIN)/uv tool run --system-certs --from cyclonedx-bom==7.5.0 cyclonedx-py environment --output-reproducible \
 		--output-file dist/fulmen.cdx.json $(PYTHON_BIN)/python
 
+dist: setup $(NODE_READY) ## Builds packages of Python, npm, Go and Helm into dist/ (ARGS="python chart": some; REPOSITORY=URL of the source)
+	@REPOSITORY=$(REPOSITORY) $(PYTHON_BIN)/python tools/dist.py $(ARGS)
+
+dist-images: ## Builds the images of the four services (REGISTRY=host/path; PUSH=1: pushes and signs them)
+	@REGISTRY=$(REGISTRY) PUSH=$(PUSH) tools/dist_images.sh
+
+docs: setup $(NODE_READY) ## Builds the documentation's site into build/site; a broken link fails (SERVE=1: serves it as it is edited)
+	@tools/docs_env.sh
+	npx buf build protos --output - | $(PYTHON_BIN)/python tools/proto_reference.py build/protos.md
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(if $(SERVE),serve,build --strict)
+
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
+	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm .venv-docs dist build node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,8 +26,8 @@ import psutil
 
 from benchmarks.demo import CONFIG, ROOT, UP_LIMIT_S, fulmen
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.client import Client, Targets, connect
 from fulmen.errors import FulmenError
+from fulmen.rpc.services import Services, Targets, connect
 from fulmen_cli.local.record import ServiceState, StackFolder
 
 STAGE = "grpo"
@@ -57,7 +57,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> float:
 class Demo:
     """The running demo."""
 
-    def __init__(self, folder: Path, client: Client) -> None:
+    def __init__(self, folder: Path, client: Services) -> None:
         self._folder = StackFolder(folder.resolve())
         self._client = client
 

@@ -62,7 +62,7 @@ async def run_cell(stand: Stand, workload: Workload, cell: Cell) -> dict[str, An
         went_on = await _went_on(watch.progress, times.over)
         watch.end_fault()
         workload.hurry()
-        await _until(lambda: watch.progress.ended, END_LIMIT_S, None)
+        await _ended(watch.progress)
     ended = watch.progress.succeeded
     verdict = await _judged(workload, run, ended=ended, harm=harm)
     return _figures(cell, watch, times, verdict, harm=harm, went_on=went_on, ended=ended)
@@ -92,6 +92,18 @@ async def _until(holds: Any, limit_s: float, progress: Progress | None) -> bool:
             return False
         await asyncio.sleep(INTERVAL_S)
     return True
+
+
+async def _ended(progress: Progress) -> None:
+    """Waits until a run has ended, for as long as it takes steps: on a busy machine it takes longer."""
+    seen = -1
+
+    def moved() -> bool:
+        return progress.ended or len(progress.steps) != seen
+
+    while moved() and not progress.ended:
+        seen = len(progress.steps)
+        await _until(moved, END_LIMIT_S, None)
 
 
 async def _went_on(progress: Progress, over: float) -> bool:
@@ -134,8 +146,13 @@ def _figures(
         _after(progress.steps, times.over, STEPS),
     )
     noticed = None if cell.fault is Fault.NONE else watch.noticed
-    notes = [*harm.notes, *([progress.failure] if progress.failure else [])]
-    good = went_on and ended and not (verdict.lost or verdict.doubled or verdict.skipped or verdict.trained_twice)
+    notes = [*harm.notes, *watch.blind, *([progress.failure] if progress.failure else [])]
+    good = (
+        went_on
+        and ended
+        and not watch.blind
+        and not (verdict.lost or verdict.doubled or verdict.skipped or verdict.trained_twice)
+    )
     return {
         "key": cell.key,
         "victims": [str(victim) for victim in cell.victims],

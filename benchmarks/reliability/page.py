@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.reliability.cell import LIMIT_S
 from benchmarks.reliability.plan import Fault, Victim
 
 __all__ = ["write_page"]
@@ -56,12 +57,14 @@ groups of prompts that were passed over; *trained twice* are rollouts that two s
 
 ## Run it
 
-    make crash-matrix                                   # all cells and 20 power cuts
-    make crash-matrix SHORT=1                           # six cells
-    make crash-matrix ARGS="--victim store --fault kill"
-    make crash-matrix ARGS=--resume                     # goes on after an interruption
-    make crash-matrix ARGS="--power-cuts 20"
-    make crash-matrix ARGS="--stack-cuts 5"             # of whole stacks alone; keeps no figures
+```sh
+make crash-matrix                                   # all cells and 20 power cuts
+make crash-matrix SHORT=1                           # three cells
+make crash-matrix ARGS="--victim store --fault kill"
+make crash-matrix ARGS=--resume                     # goes on after an interruption
+make crash-matrix ARGS="--power-cuts 20"
+make crash-matrix ARGS="--stack-cuts 5"             # of whole stacks alone; keeps no figures
+```
 
 It needs Linux. Root is needed for namespaces, dropped packets, full disks and power cuts; `nft` (Debian: nftables) for dropped
 packets, `libfaketime` for clocks. A cell that cannot be run is listed with the reason. The raw figures are in
@@ -155,11 +158,22 @@ def _deaths(cells: list[dict[str, Any]]) -> str:
 def _falls_short(cells: list[dict[str, Any]], not_made: dict[str, str]) -> str:
     short = [cell for cell in cells if not (cell["holds"] and cell["within_limit"])]
     lines = ["## What falls short", ""] if short or not_made else []
-    for cell in short:
-        said = "; ".join([*cell["notes"], *cell.get("problems", ())]) or "work went on later than 30 s after the fault"
-        lines.append(f"- `{cell['key']}`: {_one_line(said)}")
+    lines += [f"- `{cell['key']}`: {_one_line(_why_short(cell))}" for cell in short]
     lines += [f"- `{key}` was not run: {reason}" for key, reason in not_made.items()]
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def _why_short(cell: dict[str, Any]) -> str:
+    """Returns what a cell falls short of: its notes, what was broken, and the last line of the first error."""
+    said = list(cell["notes"])
+    if problems := cell.get("problems"):
+        said += [f"rollouts that failed: {cell['failed']}"] if cell["failed"] else []
+        said.append(next((each for each in problems if "\n" in each), problems[0]).strip().splitlines()[-1])
+    if not cell.get("run_ended", True):
+        said.append("the run did not end")
+    elif not cell["within_limit"]:
+        said.append(f"work did not go on within {LIMIT_S:.0f} s after the fault")
+    return "; ".join(said)
 
 
 def _one_line(text: str) -> str:

@@ -112,11 +112,8 @@ SHORT = tuple(
     Cell(victims=victims, fault=fault)
     for victims, fault in (
         ((Victim.STORE,), Fault.NONE),
-        ((Victim.STORE,), Fault.RESET),
-        ((Victim.PROXY,), Fault.KILL),
         ((Victim.RUNNER,), Fault.KILL),
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
-        ((Victim.POSTMASTER,), Fault.KILL),
     )
 )
-"""What the gate runs: a cell of each kind of mending that takes seconds."""
+"""What the gate runs."""

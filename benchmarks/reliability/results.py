@@ -24,6 +24,7 @@ the end of the fault, lets the run end, and reads the books of all its rollouts:
 lineage of the run, and in PostgreSQL by a connection of its own. Detection is the first change of the supervisor's record or of
 another service's readiness, or the first warning in a log."""
 GOAL_CELLS = 60
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Results:
@@ -115,7 +116,12 @@ class Results:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+        self._path.write_text(without_checkout(json.dumps(self.document(), indent=1)) + "\n", encoding="utf-8")
+
+
+def without_checkout(text: str) -> str:
+    """Removes the checkout's folder from the paths in a text: tracebacks of agents name it."""
+    return text.replace(f"{ROOT}/", "")
 
 
 @cache

@@ -20,7 +20,7 @@ import asyncpg
 import psutil
 
 from benchmarks.reliability.plan import Victim
-from fulmen.client import Targets
+from fulmen.rpc.services import Targets
 from fulmen_cli.local.health import is_serving
 from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.postgres import EmbeddedPostgres
@@ -34,6 +34,8 @@ HEALTHY_LIMIT_S = 120.0
 POLL_INTERVAL_S = 0.1
 RUNNERS, SLOTS = 2, 4
 AGGREGATOR_BACKOFF_S = 0.5
+CONFUSED = (asyncpg.InterfaceError, asyncpg.InternalClientError, AttributeError)
+"""What the driver raises if a connection ends between two steps of a statement: it accesses an attribute that is gone."""
 REPOSITORY = Path(__file__).parents[2]
 CLOCKS = Path(__file__).parent / "clock"
 DISKS = {".": 768, "algorithm": 256, "llm_proxy": 64}
@@ -121,7 +123,8 @@ class Stand:
         given["FULMEN_ALGORITHM_MAX_CONCURRENT_RUNS"] = "2"
         if self.kind == "clock":
             self.clocks.mkdir(exist_ok=True)
-            given |= {"CRASH_MATRIX_CLOCKS": str(self.clocks), "PYTHONPATH": str(CLOCKS)}
+            path = os.pathsep.join(filter(None, [str(CLOCKS), given.get("PYTHONPATH", "")]))
+            given |= {"CRASH_MATRIX_CLOCKS": str(self.clocks), "PYTHONPATH": path}
         return given
 
     def _mount(self) -> None:
@@ -215,14 +218,14 @@ class Stand:
         """Asks PostgreSQL directly, beside all services.
 
         Raises:
-            OSError, TimeoutError, asyncpg.PostgresError: if it does not answer.
+            OSError: if it does not answer.
         """
         try:
             async with asyncio.timeout(QUERY_LIMIT_S):
                 if self._database is None or self._database.is_closed():
                     self._database = await asyncpg.connect(EmbeddedPostgres(self.state.database).dsn)
                 return list(await self._database.fetch(sql, *arguments))
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (OSError, TimeoutError, asyncpg.PostgresError, *CONFUSED) as error:
             await self.forget_database()
             raise OSError(str(error)) from error
 

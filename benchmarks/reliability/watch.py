@@ -86,6 +86,8 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self.progress = Progress()
+        self.blind: list[str] = []
+        """What this program could not see any more, in words; known when the watch has ended."""
         self.noticed: tuple[float, str] | None = None
 
     async def __aenter__(self) -> Watch:
@@ -96,7 +98,10 @@ class Watch:
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task, end in zip(self._tasks, await asyncio.gather(*self._tasks, return_exceptions=True), strict=True):
+            if isinstance(end, Exception):
+                # What was not looked at any more must not read as "never".
+                self.blind.append(f"the matrix was blind: {task.get_name()}: {type(end).__name__}: {end}"[:300])
 
     async def begin_fault(self) -> None:
         """Remembers how everything is; whatever differs from now on is a sign."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.reliability.plan import Victim
 from benchmarks.reliability.stand import REPOSITORY, Stand
-from fulmen.client import Client, connect
+from fulmen.rpc.services import Services, connect
 from tests.support.algorithm.runs import start_run
 from tests.support.chaos.oracle import TRAIN_PREFIX, Books, collect_books, failure_counts, problems_of
 
@@ -104,7 +104,7 @@ class Workload:
         self._pace = stand.folder / "pace"
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    async def client(self) -> AsyncIterator[Services]:
         """Opens new connections: a client that outlived a fault would measure its own back-off."""
         async with connect(self._stand.targets, token=self._stand.token) as client:
             yield client

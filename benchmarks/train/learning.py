@@ -186,8 +186,8 @@ class _Connections:
         return await InProcessTrainer.open(setup, thread=self._process.thread, device="cpu")
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
-        script = load_script(self._process.config.folder / target.partition(":")[0])
-        script.build(str(files.initial), seed=seed)
+        file, _, function = target.partition(":")
+        getattr(load_script(self._process.config.folder / file), function)(str(files.initial), seed=seed)
 
 
 class _NoChat:
@@ -276,7 +276,8 @@ async def _first_stage(
 
 def _key(config: TrainConfig, stage: StageConfig) -> str:
     """Names what decides about the weights after a stage."""
-    digest = hashlib.sha256(json.dumps([stage.algorithm, dict(stage.settings)], sort_keys=True).encode())
+    made_of = [config.policy.build, stage.algorithm, dict(stage.settings)]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
     for path in (*sorted(config.folder.glob("*.py")), Path(tiny_model.__file__), config.data.demonstrations):
         digest.update(path.read_bytes() if path else b"")
     return f"{config.name}-{digest.hexdigest()[:12]}"

@@ -11,6 +11,7 @@ import contextvars
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -138,7 +139,9 @@ class Agent:
 
 
 def load_script(path: Path) -> ModuleType:
-    """Imports a script by its file."""
+    """Imports a script by its file, which may import others of its folder."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"example_{path.parent.name}_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(path)

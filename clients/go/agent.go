@@ -13,10 +13,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	llmproxyv1 "stubs/fulmen/llm_proxy/v1"
-	storev1 "stubs/fulmen/store/v1"
-	commonv1 "stubs/opentelemetry/proto/common/v1"
-	tracev1 "stubs/opentelemetry/proto/trace/v1"
+	llmproxyv1 "fulmen.dev/client/stubs/fulmen/llm_proxy/v1"
+	storev1 "fulmen.dev/client/stubs/fulmen/store/v1"
+	commonv1 "fulmen.dev/client/stubs/opentelemetry/proto/common/v1"
+	tracev1 "fulmen.dev/client/stubs/opentelemetry/proto/trace/v1"
 )
 
 // attempted runs one attempt to its end; how it failed is part of the result. A real agent stands where solve does; the

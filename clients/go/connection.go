@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 
-	llmproxyv1 "stubs/fulmen/llm_proxy/v1"
-	storev1 "stubs/fulmen/store/v1"
+	llmproxyv1 "fulmen.dev/client/stubs/fulmen/llm_proxy/v1"
+	storev1 "fulmen.dev/client/stubs/fulmen/store/v1"
 )
 
 const retryPause = 200 * time.Millisecond

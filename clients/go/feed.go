@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	storev1 "stubs/fulmen/store/v1"
+	storev1 "fulmen.dev/client/stubs/fulmen/store/v1"
 )
 
 // create makes a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled.

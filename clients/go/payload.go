@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	algorithmv1 "stubs/fulmen/algorithm/v1"
+	algorithmv1 "fulmen.dev/client/stubs/fulmen/algorithm/v1"
 )
 
 const (

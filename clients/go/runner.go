@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
-	storev1 "stubs/fulmen/store/v1"
+	storev1 "fulmen.dev/client/stubs/fulmen/store/v1"
 )
 
 const releaseLimit = 5 * time.Second
