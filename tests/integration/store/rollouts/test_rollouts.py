@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import pytest
 
@@ -12,7 +14,7 @@ from fulmen.errors import (
     RolloutNotFound,
 )
 from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, rollout_name, uuid7
-from fulmen.store.v1 import rollout_pb2
+from fulmen.store.v1 import attempt_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store.rollouts import moment
 from tests.support.store.running import Runner, Stubs, create, create_project, get, pages_of, queue_stats, until_state
@@ -27,6 +29,33 @@ async def test_a_created_rollout_can_be_read_back_with_its_defaults(stubs: Stubs
     assert rollout.policy.max_attempts == 3
     assert rollout.policy.attempt_timeout.seconds == 900
     assert rollout.HasField("create_time")
+
+
+async def test_a_rollout_is_read_as_it_was_at_one_moment(stubs: Stubs) -> None:
+    """Readers ask while attempts end and rollouts become final."""
+    runner = await Runner(stubs).open()
+    done = False
+
+    async def read(name: str) -> None:
+        while not done:
+            rollout = await get(stubs, name)
+            names = [attempt.name for attempt in rollout.attempts]
+            states = [attempt.state for attempt in rollout.attempts]
+            assert len(names) == len(set(names)) == 1
+            is_final = rollout.state != rollout_pb2.ROLLOUT_STATE_RUNNING
+            assert rollout.attempts[0].final == is_final, rollout
+            assert rollout.ended_attempt_count == sum(state != attempt_pb2.ATTEMPT_STATE_RUNNING for state in states)
+
+    for _ in range(20):
+        await create(stubs, 8)
+        taken = await runner.take(8)
+        async with asyncio.TaskGroup() as group:
+            for one in taken * 2:
+                group.create_task(read(one.rollout.name))
+            await asyncio.sleep(0.02)
+            await runner.complete(taken)
+            done = True
+        done = False
 
 
 async def test_requests_on_a_stream_are_answered_in_their_order(stubs: Stubs) -> None:

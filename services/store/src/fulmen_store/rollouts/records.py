@@ -10,13 +10,14 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import FulmenError
-from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
 
 __all__ = [
     "NO_RUN",
     "CancelOutcome",
     "Cancelled",
     "DeadRollout",
+    "EndedAttempt",
     "NameKind",
     "RolloutAppeared",
     "RolloutRetried",
@@ -55,11 +56,27 @@ class RunningAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """An ended attempt, and the state that its end gave the rollout."""
+
+    number: int
+    state: AttemptState
+    failure_kind: FailureKind
+    rollout_state: RolloutState
+    session_id: UUID
+    host: str
+    started_at: datetime.datetime
+    ended_at: datetime.datetime
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
     """A snapshot of a rollout.
 
     Attributes:
         running: Running attempts by number: one, two if the rollout is hedged, or none.
+        ended: Ended attempts by number, if they are asked for.
         ended_attempts: Number of ended attempts; set in lists only.
         priority: Priority.
         reward: Final reward of the attempt that decided the state; None without one.
@@ -78,6 +95,7 @@ class RolloutView:
     created_at: datetime.datetime
     ended_at: datetime.datetime | None
     running: Sequence[RunningAttempt]
+    ended: Sequence[EndedAttempt] = ()
     ended_attempts: int = 0
     priority: int = 0
     reward: float | None = None

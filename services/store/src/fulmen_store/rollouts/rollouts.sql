@@ -65,7 +65,14 @@ select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed,
     i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, r.sort_priority,
     e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
-    u.prompt_token_count, u.completion_token_count, u.cost_micros
+    u.prompt_token_count, u.completion_token_count, u.cost_micros,
+    array(
+        select (
+            q.number, q.state, q.failure_kind, q.rollout_state, q.session, q.started_at, q.ended_at, q.report,
+            (select s.host from runner_session s where s.id = q.session)
+        )
+        from attempt q where $3::boolean and q.rollout_id = x.id order by q.number
+    ) as attempts
 from unnest($1::uuid[]) with ordinality as x (id, n)
 cross join lateral (
     select q.id, q.project_id, q.request, q.created_at, q.sort_priority from rollout q where q.id = x.id limit 1
@@ -89,19 +96,6 @@ left join lateral (
     from usage_attempt q where $2::boolean and q.rollout_id = x.id
 ) u on true
 order by x.n;
-
--- name: get_attempts
-select
-    a.rollout_id, a.number, a.state, a.failure_kind, a.rollout_state, a.session, a.started_at, a.ended_at, a.report,
-    a.host
-from unnest($1::uuid[]) as x (id)
-cross join lateral (
-    select
-        q.rollout_id, q.number, q.state, q.failure_kind, q.rollout_state, q.session, q.started_at, q.ended_at,
-        q.report, (select s.host from runner_session s where s.id = q.session) as host
-    from attempt q where q.rollout_id = x.id
-) a
-order by a.rollout_id, a.number;
 
 -- name: live_rollouts_of_run
 select i.sort_priority, i.id from item i

@@ -18,6 +18,7 @@ from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import (
     NO_RUN,
     Cancelled,
+    EndedAttempt,
     NameKind,
     RolloutAppeared,
     RolloutRetried,
@@ -30,7 +31,6 @@ from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.run_leases.table import hold_fences
 
 __all__ = [
-    "AttemptView",
     "FeedRow",
     "FeedTable",
     "RolloutTable",
@@ -42,22 +42,6 @@ ID_BYTES = 16
 RETRY_TABLE = "rollout_retry"
 ITEM_TABLE = "item"
 ROLLOUT_PARTITION = "rollout_"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptView:
-    """An ended attempt."""
-
-    rollout_id: UUID
-    number: int
-    state: AttemptState
-    failure_kind: FailureKind
-    rollout_state: RolloutState
-    session_id: UUID
-    host: str
-    started_at: datetime.datetime
-    ended_at: datetime.datetime
-    report: bytes
 
 
 class RolloutTable:
@@ -147,27 +131,15 @@ class RolloutTable:
         rows = await self._database.fetch("stored_requests", rollout_ids)
         return {row["id"]: (row["project_id"], row["request"]) for row in rows}
 
-    async def view(self, rollout_ids: Sequence[UUID], *, with_usage: bool = False) -> list[RolloutView]:
-        """Returns those rollouts that exist, in the order of the ids, with the usage of their calls if it is asked for."""
-        return [view_of(row) for row in await self._database.fetch("get_rollouts", rollout_ids, with_usage)]
+    async def view(
+        self, rollout_ids: Sequence[UUID], *, with_usage: bool = False, with_attempts: bool = False
+    ) -> list[RolloutView]:
+        """Returns those rollouts that exist, in the order of the ids, each with all that is asked for as of one moment.
 
-    async def attempts(self, rollout_ids: Sequence[UUID]) -> list[AttemptView]:
-        """Returns the ended attempts of rollouts, by rollout and number."""
-        return [
-            AttemptView(
-                rollout_id=row["rollout_id"],
-                number=row["number"],
-                state=AttemptState(row["state"]),
-                failure_kind=FailureKind(row["failure_kind"]),
-                rollout_state=RolloutState(row["rollout_state"]),
-                session_id=row["session"],
-                host=row["host"] or "",
-                started_at=row["started_at"],
-                ended_at=row["ended_at"],
-                report=row["report"],
-            )
-            for row in await self._database.fetch("get_attempts", rollout_ids)
-        ]
+        `with_usage` reads the usage of their calls, `with_attempts` their ended attempts.
+        """
+        rows = await self._database.fetch("get_rollouts", rollout_ids, with_usage, with_attempts)
+        return [view_of(row) for row in rows]
 
     async def live_of_run(
         self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
@@ -255,6 +227,7 @@ def view_of(row: asyncpg.Record) -> RolloutView:
         created_at=row["created_at"],
         ended_at=row["ended_at"],
         running=sorted(running, key=lambda attempt: attempt.number),
+        ended=[_ended(attempt) for attempt in row.get("attempts", ())],
         ended_attempts=row.get("ended_attempts", 0),
         priority=-row["sort_priority"],
         reward=row["reward"],
@@ -272,6 +245,21 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         session_id=row[f"{prefix}session"],
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
+    )
+
+
+def _ended(row: asyncpg.Record) -> EndedAttempt:
+    number, state, failure_kind, rollout_state, session_id, started_at, ended_at, report, host = row
+    return EndedAttempt(
+        number=number,
+        state=AttemptState(state),
+        failure_kind=FailureKind(failure_kind),
+        rollout_state=RolloutState(rollout_state),
+        session_id=session_id,
+        host=host or "",
+        started_at=started_at,
+        ended_at=ended_at,
+        report=report,
     )
 
 

@@ -17,8 +17,8 @@ from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.leases.leases import Grant
 from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
 from fulmen_store.rollouts.feed_cursor import Selection
-from fulmen_store.rollouts.records import RolloutView
-from fulmen_store.rollouts.table import AttemptView, RolloutTable
+from fulmen_store.rollouts.records import EndedAttempt, RolloutView, RunningAttempt
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, AttemptState, FailureKind
 
 __all__ = [
@@ -61,25 +61,14 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
     return message
 
 
-def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> rollout_pb2.Rollout:
-    """Encodes a rollout with its attempts, oldest first."""
+def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
+    """Encodes a rollout with its attempts, oldest first; the view has the ended ones."""
     message = rollout_of(view)
-    message.ended_attempt_count = len(attempts)
-    numbers = [*(attempt.number for attempt in attempts), *(live.number for live in view.running)]
-    for attempt in attempts:
-        message.attempts.append(_attempt(attempt, attempt_of(message.name, attempt.number)))
-    for live in view.running:
-        running = message.attempts.add(
-            name=attempt_of(message.name, live.number),
-            state=AttemptState.RUNNING.value,
-            runner=runner_name(live.session_id),
-            runner_host=live.host,
-        )
-        _set(running.start_time, live.started_at)
-    if view.running and attempts:
-        # A second attempt may have ended before the first.
-        order = dict(zip((each.name for each in message.attempts), numbers, strict=True))
-        message.attempts.sort(key=lambda each: order[each.name])
+    message.ended_attempt_count = len(view.ended)
+    # A second attempt may have ended before the first.
+    for attempt in sorted((*view.ended, *view.running), key=lambda each: each.number):
+        name = attempt_of(message.name, attempt.number)
+        message.attempts.append(_ended(attempt, name) if isinstance(attempt, EndedAttempt) else _running(attempt, name))
     return message
 
 
@@ -114,7 +103,15 @@ def _time_to_run_s(rollout: rollout_pb2.Rollout, *, now_s: float) -> float:
     return max(MIN_TIMEOUT_S, min(policy_s, left_s))
 
 
-def _attempt(view: AttemptView, name: str) -> attempt_pb2.Attempt:
+def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
+    message = attempt_pb2.Attempt(
+        name=name, state=AttemptState.RUNNING.value, runner=runner_name(view.session_id), runner_host=view.host
+    )
+    _set(message.start_time, view.started_at)
+    return message
+
+
+def _ended(view: EndedAttempt, name: str) -> attempt_pb2.Attempt:
     message = attempt_pb2.Attempt.FromString(view.report)
     message.name = name
     message.state = view.state.value
@@ -170,15 +167,10 @@ def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
 
 async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: RolloutTable) -> list[pb.FinishedGroup]:
     ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
-    views = {view.rollout_id: view for view in await table.view(ids)}
-    attempts: dict[UUID, list[AttemptView]] = {}
-    for attempt in await table.attempts(ids):
-        attempts.setdefault(attempt.rollout_id, []).append(attempt)
+    views = {view.rollout_id: view for view in await table.view(ids, with_attempts=True)}
     read = []
     for group in groups:
-        members = [
-            finished_rollout(views[rollout_id], attempts.get(rollout_id, [])) for rollout_id in group.rollout_ids
-        ]
+        members = [finished_rollout(views[rollout_id]) for rollout_id in group.rollout_ids]
         read.append(
             pb.FinishedGroup(
                 group_id=members[0].group_id or members[0].name,

@@ -94,8 +94,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetRolloutRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetRolloutResponse:
         """Returns one rollout with its attempts."""
-        (view,) = await self._views([parse_rollout_name(request.name)], with_usage=True)
-        return pb.GetRolloutResponse(rollout=finished_rollout(view, await self._table.attempts([view.rollout_id])))
+        (view,) = await self._views([parse_rollout_name(request.name)], in_full=True)
+        return pb.GetRolloutResponse(rollout=finished_rollout(view))
 
     async def ListRollouts(
         self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
@@ -214,9 +214,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project_id = await self._table.project_id(project)
         return project_id, await self._table.find_run(project_id, training_run) if training_run else None
 
-    async def _views(self, names: Sequence[RolloutName], *, with_usage: bool = False) -> list[RolloutView]:
-        """Returns rollouts; fails if one does not exist or the caller may not access it."""
-        views = await self._table.view([name.rollout_id for name in names], with_usage=with_usage)
+    async def _views(self, names: Sequence[RolloutName], *, in_full: bool = False) -> list[RolloutView]:
+        """Returns rollouts, in full with usage and ended attempts; fails if one does not exist or the caller may not access it."""
+        ids = [name.rollout_id for name in names]
+        views = await self._table.view(ids, with_usage=in_full, with_attempts=in_full)
         found = {view.rollout_id: view for view in views}
         may_access = current_caller().may_access
         projects = await self._table.projects.find_all(name.project for name in names)

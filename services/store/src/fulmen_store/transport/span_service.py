@@ -152,11 +152,10 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
 
     async def _is_over(self, parent: SpanParent) -> bool:
         """Returns whether a rollout is final, or was removed, or an attempt has ended."""
-        views = await self._rollouts.view([parent.rollout_id])
+        views = await self._rollouts.view([parent.rollout_id], with_attempts=bool(parent.number))
         if not views or views[0].state in FINAL_STATES:
             return True
-        ended = await self._rollouts.attempts([parent.rollout_id]) if parent.number else []
-        return any(attempt.number == parent.number for attempt in ended)
+        return any(attempt.number == parent.number for attempt in views[0].ended)
 
     async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
         """Yields the parents that the caller may access, in small batches."""
