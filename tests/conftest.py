@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support import forked
 from tests.support.soak import SOAK
 
 # Before anything imports torch or numpy: with more threads than idle cores they run several times slower.
@@ -25,6 +26,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What the person who runs the tests has set for real deployments must not reach a test.
 for variable in [name for name in os.environ if name.startswith("FULMEN_") and not name.startswith("FULMEN_TEST_")]:
     del os.environ[variable]
+
+forked.install()
 
 # A shell without job control starts background jobs with SIGINT ignored, and processes inherit that: those that tests
 # interrupt would go on.
