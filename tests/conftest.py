@@ -62,8 +62,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
+def pytest_collection() -> None:
+    """Spares the garbage collector's rounds while a million objects come that stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Takes what was imported and collected, a million objects, out of the garbage collector's rounds."""
+    """Takes them out of its rounds for good."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -74,7 +74,6 @@ class _Server:
         self._control.sendall(orders)
         return int.from_bytes(_read(self._control, LENGTH_BYTES), "big")
 
-
     def close(self) -> None:
         """Ends the server, not what it has forked."""
         self._control.close()
@@ -198,10 +197,10 @@ def _run(module: str, orders: Mapping[str, Any], descriptors: Sequence[int]) -> 
     moved = [_moved(descriptor, above + index) for index, descriptor in enumerate(moved)]
     for descriptor, number in zip(moved, kept, strict=True):
         os.dup2(descriptor, number)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) not in kept:
             with suppress(OSError):
-                os.close(int(name))
+                os.close(int(entry.name))
     os.environ.clear()
     os.environ.update(orders["environment"])
     # What importing the service kit adds.

@@ -159,6 +159,7 @@ QUEUE = Board(
                         "rejected": total("fulmen_store_spans_rejected_total"),
                         "repeated": total("fulmen_store_spans_repeated_total"),
                         "unreadable chunks": total("fulmen_store_chunks_unreadable_total"),
+                        "unreadable messages": total("fulmen_store_columns_unreadable_total"),
                     },
                 ),
                 Panel(

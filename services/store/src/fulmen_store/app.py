@@ -327,7 +327,7 @@ class _Services:
         self.rollouts = RolloutService(
             rollouts=queue.rollouts,
             table=rollouts,
-            lists=RolloutLists(database),
+            lists=RolloutLists(database, queue.project_names),
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=FeedTable(database), wakeups=wakeups, poll_interval_s=poll_s),
             dispatcher=queue.dispatcher,

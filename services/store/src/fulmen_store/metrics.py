@@ -10,6 +10,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from fulmen.kinds import CHECKED_KINDS
+from fulmen_store.database.stored import unreadable_columns
 from fulmen_store.runners.demand import LabelDemand
 
 __all__ = ["StoreMetrics"]
@@ -73,6 +74,12 @@ class StoreMetrics:
             "fulmen.store.unowned.cancelled",
             unit="{rollout}",
             description="Rollouts cancelled because no algorithm service ran their training run.",
+        )
+        self._meter.create_observable_counter(
+            "fulmen.store.columns.unreadable",
+            callbacks=[_observer(unreadable_columns)],
+            unit="{value}",
+            description="Different stored messages that could not be read.",
         )
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (

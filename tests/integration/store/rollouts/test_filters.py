@@ -21,6 +21,7 @@ from fulmen.store.v1 import failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL, filtered
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.filter import (
     Comparison,
     Expression,
@@ -69,7 +70,7 @@ class FilteredRollouts:
         self.runner = runner
         self.facts = facts
         self.database = database
-        self.lists = RolloutLists(database, window_rows=7)
+        self.lists = RolloutLists(database, ProjectNames(database), window_rows=7)
 
     def all_pages(self, where: Expression | None, *, limit: int = 5, limit_s: float = 60.0) -> list[list[UUID]]:
         """Reads every page."""
@@ -157,7 +158,8 @@ def test_pages_in_an_order_hold_every_selected_rollout_once_and_in_its_place(
 
 
 def test_a_list_that_is_too_long_to_be_sorted_is_refused(filtered_rollouts: FilteredRollouts) -> None:
-    lists = RolloutLists(filtered_rollouts.database, max_sorted=len(filtered_rollouts.facts) - 1)
+    database, max_sorted = filtered_rollouts.database, len(filtered_rollouts.facts) - 1
+    lists = RolloutLists(database, ProjectNames(database), max_sorted=max_sorted)
     order = [SortKey(field=Field.REWARD)]
     with pytest.raises(ArgumentInvalid, match="too long"):
         filtered_rollouts.runner.run(lists.sorted_page(1, None, where=None, order=order, after=None, limit=5))

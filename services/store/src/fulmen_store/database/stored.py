@@ -8,7 +8,10 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-__all__ = ["read_column"]
+__all__ = ["UNREADABLE", "read_column", "unreadable_columns"]
+
+UNREADABLE = "What the store has of it cannot be read."
+"""Tells people of a failure to read a message."""
 
 _log = structlog.get_logger()
 
@@ -27,6 +30,11 @@ def read_column(message: Any, stored: bytes | None) -> Any:
     except DecodeError:
         _report(message.DESCRIPTOR.full_name, stored)
         return None
+
+
+def unreadable_columns() -> int:
+    """Returns how many different values this process could not read."""
+    return _report.cache_info().misses
 
 
 @lru_cache(maxsize=256)

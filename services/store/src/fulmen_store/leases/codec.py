@@ -12,13 +12,15 @@ from uuid import UUID
 
 from fulmen.ids import AttemptName
 from fulmen.store.v1 import attempt_pb2, lease_pb2
-from fulmen_store.leases.leases import AttemptReport
+from fulmen_store.database.stored import UNREADABLE
+from fulmen_store.leases.leases import AttemptReport, Grant
 from fulmen_store.rollouts.transitions import FailureKind
 
 __all__ = [
     "explained",
     "failure_line",
     "report_of",
+    "unreadable_report",
 ]
 
 MAX_REWARDS: Final = 256
@@ -113,6 +115,19 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         report=report.SerializeToString(deterministic=True),
         reward=_final(rewards),
         failure=failure_line(report.failure_message) if result.failure_kind else None,
+    )
+
+
+def unreadable_report(grant: Grant) -> AttemptReport:
+    """Returns the end of an attempt whose stored request is unreadable; nothing that its runner did failed."""
+    return AttemptReport(
+        project_id=grant.project_id,
+        rollout_id=grant.rollout_id,
+        session_id=grant.session_id,
+        epoch=grant.epoch,
+        kind=FailureKind.INFRA,
+        report=explained(UNREADABLE),
+        failure=failure_line(UNREADABLE),
     )
 
 

@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import rollout_name
 from fulmen.store.v1 import rollout_pb2
+from fulmen_store.database.stored import read_column
 from fulmen_store.rollouts.records import RolloutView
 from fulmen_store.rollouts.requests import NONE, RETRY_OF, NewRollout
 
@@ -71,9 +72,11 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
     )
 
 
-def repeated_rollout(view: RolloutView) -> NewRollout:
-    """Returns the request that runs a final rollout again, in a group of one."""
-    message = rollout_pb2.Rollout.FromString(view.request)
+def repeated_rollout(view: RolloutView) -> NewRollout | None:
+    """Returns the request that runs a final rollout again, in a group of one; None if what is stored is unreadable."""
+    message = read_column(rollout_pb2.Rollout, view.request)
+    if message is None:
+        return None
     message.metadata[RETRY_OF] = rollout_name(message.project, view.rollout_id)
     for field in ("group_id", "group_size", "not_before_time", "deadline_time"):
         message.ClearField(field)

@@ -58,16 +58,21 @@ class DeadLetters:
         """Runs each of these final rollouts again.
 
         Raises:
-            RolloutStateInvalid: If one is not final.
+            RolloutStateInvalid: If one is not final, or its stored request is unreadable.
         """
-        drafts = [repeated_rollout(view) for view in views]
-        for view, draft in zip(views, drafts, strict=True):
+        for view in views:
             if view.state not in FINAL_STATES:
                 raise RolloutStateInvalid(
                     "Only a final rollout can be run again.",
-                    rollout=rollout_name(draft.project, view.rollout_id),
+                    rollout=rollout_name(view.project, view.rollout_id),
                     state=view.state.name,
                 )
+        drafts = []
+        for view in views:
+            draft = repeated_rollout(view)
+            if draft is None:
+                raise _unreadable(view)
+            drafts.append(draft)
         return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
 
     async def retry_dead(
@@ -77,6 +82,7 @@ class DeadLetters:
 
         Raises:
             QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
+            RolloutStateInvalid: If the stored requests of all that are left are unreadable.
         """
         for _ in range(MAX_ROUNDS):
             found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)
@@ -111,8 +117,18 @@ class DeadLetters:
 
     async def _run_again(self, chosen: Sequence[DeadRollout], request_id: str) -> list[UUID]:
         views = await self._table.view([one.rollout_id for one in chosen])
-        drafts = [replace(repeated_rollout(view), retry_once=True) for view in views]
+        drafts = [replace(draft, retry_once=True) for view in views if (draft := repeated_rollout(view)) is not None]
+        if not drafts:
+            raise _unreadable(views[0])
         return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
+
+
+def _unreadable(view: RolloutView) -> RolloutStateInvalid:
+    return RolloutStateInvalid(
+        "The stored request of the rollout cannot be read, so it cannot be run again.",
+        rollout=rollout_name(view.project, view.rollout_id),
+        state=view.state.name,
+    )
 
 
 def _bounded(found: Sequence[DeadRollout]) -> list[DeadRollout]:

@@ -19,6 +19,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
 from fulmen_store.database.queries import FRAGMENTS
+from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.filter import (
     Comparison,
     Conjunction,
@@ -94,6 +95,7 @@ class RolloutLists:
     def __init__(
         self,
         database: Database,
+        projects: ProjectNames,
         *,
         window_rows: int = WINDOW_ROWS,
         max_sorted: int = MAX_SORTED,
@@ -101,6 +103,7 @@ class RolloutLists:
     ) -> None:
         """Creates the reader; a statement reads at most `window_rows` rows, or sorts at most `max_sorted`."""
         self._database = database
+        self._projects = projects
         self._window_rows = window_rows
         self._max_sorted = max_sorted
         self._clock = (clock or Clock()).monotonic_s
@@ -196,7 +199,8 @@ class RolloutLists:
         rows: list[asyncpg.Record] = await self._database.fetch_filtered(
             name, condition, *arguments, *values, order=order_sql(order)
         )
-        return [view_of(row) for row in rows]
+        await self._projects.load([selected.project_id])
+        return [view_of(row, self._projects) for row in rows]
 
 
 def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:

@@ -17,7 +17,7 @@ __all__ = [
     "CancelOutcome",
     "Cancelled",
     "DeadRollout",
-    "EndedAttempt",
+    "AttemptView",
     "NameKind",
     "RolloutAppeared",
     "RolloutRetried",
@@ -56,7 +56,7 @@ class RunningAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedAttempt:
+class AttemptView:
     """An ended attempt, and the state that its end gave the rollout."""
 
     number: int
@@ -75,6 +75,8 @@ class RolloutView:
     """A snapshot of a rollout.
 
     Attributes:
+        project: Name of its project.
+        request: The stored `Rollout` message, as requested.
         running: Running attempts by number: one, two if the rollout is hedged, or none.
         ended: Ended attempts by number, if they are asked for.
         ended_attempts: Number of ended attempts; set in lists only.
@@ -89,13 +91,14 @@ class RolloutView:
 
     rollout_id: UUID
     project_id: int
+    project: str
     request: bytes
     state: RolloutState
     failure_kind: FailureKind
     created_at: datetime.datetime
     ended_at: datetime.datetime | None
     running: Sequence[RunningAttempt]
-    ended: Sequence[EndedAttempt] = ()
+    ended: Sequence[AttemptView] = ()
     ended_attempts: int = 0
     priority: int = 0
     reward: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import (
     NO_RUN,
+    AttemptView,
     Cancelled,
-    EndedAttempt,
     NameKind,
     RolloutAppeared,
     RolloutRetried,
@@ -139,7 +138,8 @@ class RolloutTable:
         `with_usage` reads the usage of their calls, `with_attempts` their ended attempts.
         """
         rows = await self._database.fetch("get_rollouts", rollout_ids, with_usage, with_attempts)
-        return [view_of(row) for row in rows]
+        await self.projects.load(row["project_id"] for row in rows)
+        return [view_of(row, self.projects) for row in rows]
 
     async def live_of_run(
         self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
@@ -203,8 +203,8 @@ def _unpacked(packed: bytes) -> list[UUID]:
     return [UUID(bytes=packed[start : start + ID_BYTES]) for start in range(0, len(packed), ID_BYTES)]
 
 
-def view_of(row: asyncpg.Record) -> RolloutView:
-    """Decodes a snapshot of a rollout."""
+def view_of(row: asyncpg.Record, projects: ProjectNames) -> RolloutView:
+    """Decodes a snapshot of a rollout; the name of its project is known."""
     if row["end_state"] is not None:
         state = RolloutState(row["end_state"])
     elif row["session"] is not None:
@@ -221,6 +221,7 @@ def view_of(row: asyncpg.Record) -> RolloutView:
     return RolloutView(
         rollout_id=row["id"],
         project_id=row["project_id"],
+        project=projects.name(row["project_id"]),
         request=row["request"],
         state=state,
         failure_kind=FailureKind(row["failure_kind"] or 0),
@@ -248,9 +249,9 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
     )
 
 
-def _ended(row: asyncpg.Record) -> EndedAttempt:
+def _ended(row: asyncpg.Record) -> AttemptView:
     number, state, failure_kind, rollout_state, session_id, started_at, ended_at, report, host = row
-    return EndedAttempt(
+    return AttemptView(
         number=number,
         state=AttemptState(state),
         failure_kind=FailureKind(failure_kind),

@@ -10,6 +10,7 @@ from fulmen.ids import attempt_name, parse_attempt_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
+from fulmen_store.database.stored import read_column
 from fulmen_store.leases.attempt_checks import CheckedAttempt
 from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.projects.names import ProjectNames
@@ -102,14 +103,15 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
     """Encodes a runner."""
     runner = registry_pb.Runner(
         name=runner_name(view.session_id),
-        info=lease_pb2.RunnerInfo.FromString(view.info),
+        info=_info(view),
         running_count=view.running,
         attempts=view.attempts,
         ended_count=view.ended,
         failed_count=view.failed,
     )
-    if view.load is not None:
-        runner.load.ParseFromString(view.load)
+    load = read_column(lease_pb2.RunnerLoad, view.load)
+    if load is not None:
+        runner.load.CopyFrom(load)
     runner.create_time.FromDatetime(view.opened_at)
     runner.lease_expire_time.FromDatetime(view.lease_until)
     return runner
@@ -121,10 +123,14 @@ def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
     def wanted(view: RunnerView) -> bool:
         if not labels:
             return True
-        own = lease_pb2.RunnerInfo.FromString(view.info).labels
+        own = _info(view).labels
         return all(key in own and own[key] == value for key, value in labels.items())
 
     return wanted
+
+
+def _info(view: RunnerView) -> lease_pb2.RunnerInfo:
+    return read_column(lease_pb2.RunnerInfo, view.info) or lease_pb2.RunnerInfo()
 
 
 def _ratio(value: float) -> float:

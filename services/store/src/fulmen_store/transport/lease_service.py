@@ -8,6 +8,7 @@ from uuid import UUID
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
 from fulmen.ids import parse_attempt_name, parse_runner_name, runner_name
@@ -17,7 +18,7 @@ from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.leases.attempt_checks import check_attempt
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.codec import report_of
+from fulmen_store.leases.codec import report_of, unreadable_report
 from fulmen_store.leases.leases import CompletionStatus, Grant, SessionOwner
 from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
@@ -292,13 +293,16 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 case Drained():
                     stream.credit = 0
                     closes_at = asyncio.get_running_loop().time() + self._drain_notice_s
-            for message in self._encode(notice):
+            unreadable: list[Grant] = []
+            for message in self._encode(notice, unreadable):
                 yield message
+            if unreadable:
+                await self._fail(stream, unreadable)
 
-    def _encode(self, notice: Notice) -> Iterable[pb.StreamLeasesResponse]:
+    def _encode(self, notice: Notice, unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
         match notice:
             case Assigned():
-                yield from self._packed(notice.grants)
+                yield from self._packed(notice.grants, unreadable)
             case Acknowledged():
                 yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(notice.answers)))
             case CancelRequested():
@@ -350,16 +354,30 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         statuses = await self._ends.report([released(attempt, session_id) for attempt in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
-    def _packed(self, grants: Iterable[Grant]) -> Iterable[pb.StreamLeasesResponse]:
+    async def _fail(self, stream: RunnerStream, grants: Sequence[Grant]) -> None:
+        """Ends attempts that the runner is not told of, because their stored requests are unreadable."""
+        reports = [unreadable_report(grant) for grant in grants]
+        for start in range(0, len(reports), MAX_REPORTS):
+            await self._ends.report(reports[start : start + MAX_REPORTS])
+        self._dispatcher.add_credit(stream, len(grants))
+
+    def _packed(self, grants: Iterable[Grant], unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
+        """Yields assignments, but those whose stored requests are unreadable are added to that list."""
         message, size_bytes = pb.StreamLeasesResponse(), 0
         for grant in grants:
             more_bytes = len(grant.request) + ASSIGNMENT_BYTES
             if size_bytes and size_bytes + more_bytes > MESSAGE_BYTES:
                 yield message
                 message, size_bytes = pb.StreamLeasesResponse(), 0
+            try:
+                write_assignment(message.assign.assignments.add(), grant, self._signer)
+            except DecodeError:
+                del message.assign.assignments[-1]
+                unreadable.append(grant)
+                continue
             size_bytes += more_bytes
-            write_assignment(message.assign.assignments.add(), grant, self._signer)
-        yield message
+        if message.assign.assignments:
+            yield message
 
     def _ttl(self) -> Duration:
         ttl = Duration()

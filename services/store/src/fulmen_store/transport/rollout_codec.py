@@ -6,7 +6,6 @@ import datetime
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final
-from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -14,10 +13,11 @@ from fulmen.ids import attempt_of, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.security.tokens import TokenSigner
+from fulmen_store.database.stored import UNREADABLE, read_column
 from fulmen_store.leases.leases import Grant
 from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
 from fulmen_store.rollouts.feed_cursor import Selection
-from fulmen_store.rollouts.records import EndedAttempt, RolloutView, RunningAttempt
+from fulmen_store.rollouts.records import AttemptView, RolloutView, RunningAttempt
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, AttemptState, FailureKind
 
@@ -39,9 +39,10 @@ MODE_CLAIMS: Mapping[int, str] = {
 
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
-    """Encodes a rollout without its ended attempts."""
-    message = rollout_pb2.Rollout.FromString(view.request)
-    message.name = rollout_name(message.project, view.rollout_id)
+    """Encodes a rollout without its ended attempts; its `failure_message` says so if the stored request is unreadable."""
+    message = read_column(rollout_pb2.Rollout, view.request) or rollout_pb2.Rollout(failure_message=UNREADABLE)
+    message.project = view.project
+    message.name = rollout_name(view.project, view.rollout_id)
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value
     message.ended_attempt_count = view.ended_attempts
@@ -68,12 +69,16 @@ def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
     # A second attempt may have ended before the first.
     for attempt in sorted((*view.ended, *view.running), key=lambda each: each.number):
         name = attempt_of(message.name, attempt.number)
-        message.attempts.append(_ended(attempt, name) if isinstance(attempt, EndedAttempt) else _running(attempt, name))
+        message.attempts.append(_ended(attempt, name) if isinstance(attempt, AttemptView) else _running(attempt, name))
     return message
 
 
 def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner) -> None:
-    """Encodes an assignment with the attempt key for model calls and spans."""
+    """Encodes an assignment with the attempt key for model calls and spans.
+
+    Raises:
+        DecodeError: If the stored request is unreadable.
+    """
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
@@ -111,8 +116,8 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
     return message
 
 
-def _ended(view: EndedAttempt, name: str) -> attempt_pb2.Attempt:
-    message = attempt_pb2.Attempt.FromString(view.report)
+def _ended(view: AttemptView, name: str) -> attempt_pb2.Attempt:
+    message = read_column(attempt_pb2.Attempt, view.report) or attempt_pb2.Attempt(failure_message=UNREADABLE)
     message.name = name
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value

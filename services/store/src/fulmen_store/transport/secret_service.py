@@ -18,6 +18,7 @@ from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.permissions import SET_BACKEND_KEY, require
 from fulmen_service_kit.security.sealing import Sealer
+from fulmen_store.database.stored import read_column
 from fulmen_store.projects.names import NO_PROJECT, ProjectNames
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.versions import parse_ref
@@ -109,7 +110,7 @@ class SecretService(secret_service_pb2_grpc.SecretServiceServicer):
             found = await self._table.leased_request(project_id, name.rollout_id, UUID(lease_id), name.number)
         if found is None:
             raise LeaseLost("The runner does not hold this lease.")
-        return project_id, rollout_pb2.Rollout.FromString(found)
+        return project_id, read_column(rollout_pb2.Rollout, found) or rollout_pb2.Rollout()
 
     async def _named(self, project_id: int, agent: str) -> list[str]:
         """Returns the secrets that a version of an agent names; none if it is not readable, which runners report."""
