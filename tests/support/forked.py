@@ -87,9 +87,12 @@ _lock = threading.Lock()
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     """A child process, forked if it runs one of the programs."""
 
+    is_forked = False
+
     def _execute_child(self, *positional: Any, **named: Any) -> None:
         given = SIGNATURE.bind(self, *positional, **named).arguments
-        if not self._fork(given):
+        self.is_forked = self._fork(given)
+        if not self.is_forked:
             super()._execute_child(*positional, **named)  # type: ignore[misc]
 
     def _fork(self, given: dict[str, Any]) -> bool:

@@ -1,0 +1,84 @@
+"""Programs under test that are forked (`tests/support/forked.py`) are children as others are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import forked
+
+STORE = [sys.executable, "-m", "fulmen_store"]
+FEW = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def ready() -> None:
+    """Waits until the store is forked."""
+    if sys.platform != "linux":
+        pytest.skip("programs are forked on Linux only")
+    deadline = time.monotonic() + LIMIT_S
+    while not started("--help").is_forked:
+        assert time.monotonic() < deadline
+
+
+def started(*arguments: str, **options: Any) -> Any:
+    """Runs the store to its end."""
+    process = subprocess.Popen(
+        [*STORE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    process.text = process.communicate(timeout=LIMIT_S)  # type: ignore[attr-defined]
+    return process
+
+
+@pytest.mark.parametrize(
+    ("options", "is_forked"),
+    [
+        ({}, True),
+        ({"env": {**FEW, "FULMEN_STORE_PORT": "none"}}, True),
+        ({"env": {**os.environ, "FULMEN_STORE_LOG_LEVEL": "loud"}, "start_new_session": True}, True),
+        ({"env": {**os.environ, "PYTHONPATH": "/elsewhere"}}, False),
+    ],
+    ids=["as this process", "few variables", "a session of its own", "other modules"],
+)
+def test_it_ends_and_writes_as_it_does_when_it_is_started_as_usual(options: dict[str, Any], is_forked: bool) -> None:
+    one = started("serve", **options)
+    usual = subprocess.run(["env", *STORE, "serve"], capture_output=True, text=True, timeout=LIMIT_S, **options)
+    assert one.is_forked == is_forked
+    assert (one.returncode, *one.text) == (usual.returncode, usual.stdout, usual.stderr)
+    assert one.returncode == 2
+    assert "FULMEN_STORE_DATABASE_URL" in one.text[1]
+
+
+def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
+    given, other = os.pipe()
+    variables = {name: value for name, value in os.environ.items() if name.startswith(forked.OF_THE_INTERPRETER)}
+    settings = {
+        "FULMEN_STORE_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "FULMEN_STORE_PORT": "0",
+        "FULMEN_STORE_HTTP_PORT": "0", "FULMEN_STORE_METRICS_PORT": "0", "FULMEN_STORE_SIGNING_KEY": "k" * 40,
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [*STORE, "serve"], cwd=tmp_path, pass_fds=(given,), start_new_session=True, env={**variables, **settings},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.is_forked  # type: ignore[attr-defined]
+        assert process.stderr is not None
+        process.stderr.readline()  # it runs
+        home = Path(f"/proc/{process.pid}")
+        assert (os.getsid(process.pid), (home / "cwd").readlink()) == (process.pid, tmp_path)
+        pipe = Path(f"/proc/self/fd/{given}").readlink()
+        assert [int(entry.name) for entry in (home / "fd").iterdir() if entry.readlink() == pipe] == [given]
+        assert (home / "cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"fulmen_store", b"serve"]
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+        os.close(given)
+        os.close(other)
+    assert process.returncode == -9
