@@ -120,7 +120,9 @@ async def test_four_rollouts_that_kill_their_runner_stop_neither_the_stack_nor_a
             for name in killers:
                 dead = await ended_rollout(bad, name)
                 assert dead.failure_kind == failure_pb2.FAILURE_KIND_RUNNER_LOST
-                assert len(dead.attempts) <= 3
+                # A runner that was killed as it took the rollout, or stopped, gave it back: that is no try.
+                tries = [each for each in dead.attempts if each.failure_kind != failure_pb2.FAILURE_KIND_RELEASED]
+                assert len(tries) <= 3
             killing.cancel()
     record = stack.read_running()
     assert record.service("runner-1").restarts >= 4
