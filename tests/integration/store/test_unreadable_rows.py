@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import RolloutStateInvalid
-from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store.running import Runner, Stubs, create, get, read_feed, until_state
 
@@ -43,6 +43,17 @@ async def test_an_unreadable_request_is_not_handed_out_and_holds_up_nothing(stub
         await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(names=[bad]))
     with pytest.raises(RolloutStateInvalid, match="cannot be read"):
         await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(filter="state = FAILED"))
+
+
+async def test_an_unreadable_request_is_not_handed_out_to_one_who_asks_for_leases(
+    stubs: Stubs, database_url: str
+) -> None:
+    (bad,) = await create(stubs, 1, policy={"max_attempts": 1})
+    await damage(database_url, "update rollout set request = $1")
+    request = lease_service_pb2.AcquireLeasesRequest(max_count=5, info=lease_pb2.RunnerInfo(host="test"))
+    request.wait.seconds = 5
+    assert not (await stubs.leases.AcquireLeases(request)).assignments
+    await until_state(stubs, bad, FAILED)
 
 
 async def test_an_unreadable_report_leaves_the_rollout_readable_and_in_the_feed(

@@ -137,6 +137,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         stream = self._sessions.attach(session_id, labels=labels, projects=projects)
         self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
+        unreadable: list[Grant] = []
         try:
             async with asyncio.timeout(max(wait_s, 0.001)):
                 await stream.outbox.wait()
@@ -145,11 +146,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         else:
             while (notice := stream.outbox.take()) is not None:
                 if isinstance(notice, Assigned):
-                    assignments += (
-                        one for message in self._packed(notice.grants) for one in message.assign.assignments
-                    )
+                    messages = self._packed(notice.grants, unreadable)
+                    assignments += (one for message in messages for one in message.assign.assignments)
         finally:
             self._sessions.detach(stream)
+        await self._fail(unreadable)
         return pb.AcquireLeasesResponse(assignments=assignments, runner=runner_name(session_id), lease_ttl=self._ttl())
 
     def _require_service(self) -> None:
@@ -297,7 +298,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             for message in self._encode(notice, unreadable):
                 yield message
             if unreadable:
-                await self._fail(stream, unreadable)
+                await self._fail(unreadable)
+                self._dispatcher.add_credit(stream, len(unreadable))
 
     def _encode(self, notice: Notice, unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
         match notice:
@@ -354,12 +356,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         statuses = await self._ends.report([released(attempt, session_id) for attempt in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
-    async def _fail(self, stream: RunnerStream, grants: Sequence[Grant]) -> None:
+    async def _fail(self, grants: Sequence[Grant]) -> None:
         """Ends attempts that the runner is not told of, because their stored requests are unreadable."""
         reports = [unreadable_report(grant) for grant in grants]
         for start in range(0, len(reports), MAX_REPORTS):
             await self._ends.report(reports[start : start + MAX_REPORTS])
-        self._dispatcher.add_credit(stream, len(grants))
 
     def _packed(self, grants: Iterable[Grant], unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
         """Yields assignments, but those whose stored requests are unreadable are added to that list."""

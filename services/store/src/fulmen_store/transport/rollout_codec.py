@@ -19,7 +19,7 @@ from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
 from fulmen_store.rollouts.feed_cursor import Selection
 from fulmen_store.rollouts.records import AttemptView, RolloutView, RunningAttempt
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.rollouts.transitions import FINAL_STATES, AttemptState, FailureKind
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind
 
 __all__ = [
     "feed_messages",
@@ -66,8 +66,9 @@ def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
     """Encodes a rollout with its attempts, oldest first; the view has the ended ones."""
     message = rollout_of(view)
     message.ended_attempt_count = len(view.ended)
+    attempts: list[AttemptView | RunningAttempt] = [*view.ended, *view.running]
     # A second attempt may have ended before the first.
-    for attempt in sorted((*view.ended, *view.running), key=lambda each: each.number):
+    for attempt in sorted(attempts, key=lambda each: each.number):
         name = attempt_of(message.name, attempt.number)
         message.attempts.append(_ended(attempt, name) if isinstance(attempt, AttemptView) else _running(attempt, name))
     return message
@@ -110,7 +111,7 @@ def _time_to_run_s(rollout: rollout_pb2.Rollout, *, now_s: float) -> float:
 
 def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
     message = attempt_pb2.Attempt(
-        name=name, state=AttemptState.RUNNING.value, runner=runner_name(view.session_id), runner_host=view.host
+        name=name, state=attempt_pb2.ATTEMPT_STATE_RUNNING, runner=runner_name(view.session_id), runner_host=view.host
     )
     _set(message.start_time, view.started_at)
     return message
