@@ -33,6 +33,7 @@ from fulmen.store.v1 import (
     span_service_pb2,
 )
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.store.rollouts import renewing
 from tests.support.store.rpc_table import (
     EXPORT,
     LISTINGS,
@@ -117,15 +118,16 @@ async def test_things_of_another_project_are_as_if_they_did_not_exist(
     none = absent()
     before = await _everything_of_b(database_url, things)
     told: list[str] = []
-    for path, probes in PROBES.items():
-        for number, probe in enumerate(probes):
-            for role in sorted(MAY_CALL[path] - {Role.ATTEMPT}):
-                answers = [
-                    _leveled(await _asked(channel, rpcs[path], probe(asked), token_of(role)), asked)
-                    for asked in (things, none)
-                ]
-                if answers[0] != answers[1]:
-                    told.append(f"{path} #{number} as {role}:\n  of b:   {answers[0]}\n  absent: {answers[1]}")
+    async with renewing(runner):
+        for path, probes in PROBES.items():
+            for number, probe in enumerate(probes):
+                for role in sorted(MAY_CALL[path] - {Role.ATTEMPT}):
+                    answers = [
+                        _leveled(await _asked(channel, rpcs[path], probe(asked), token_of(role)), asked)
+                        for asked in (things, none)
+                    ]
+                    if answers[0] != answers[1]:
+                        told.append(f"{path} #{number} as {role}:\n  of b:   {answers[0]}\n  absent: {answers[1]}")
     assert not told, "\n".join(told)
     assert await _everything_of_b(database_url, things) == before
     assert await runner.complete([lease_pb2.Assignment(attempt=things.attempt, lease_id=things.session, epoch=1)]) == [
