@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,17 @@ from tests.support.store.running import StoreHandle, Stubs
 pytestmark = [pytest.mark.long(short=True), pytest.mark.timeout(300)]
 
 NAME = "Acme/Tiny-Qwen3"
+IN_PYTHON = """
+import sys
+import fulmen
+
+with fulmen.Client() as client:
+    folder = client.models.export(client.runs.get(sys.argv[1]).model(), sys.argv[2])
+    try:
+        client.models.export("policy.solver", folder)
+    except fulmen.TransferFailed:
+        print(client.models.push(folder, "acme/solver"))
+"""
 Fulmen = Callable[..., Awaitable[Result]]
 
 
@@ -126,6 +141,23 @@ async def test_a_model_of_a_hub_is_trained_listed_exported_and_reproduced(
     await fulmen("model", "export", "unknown", tmp_path / "none", status=Exit.NOT_FOUND)
     assert not (tmp_path / "none").exists()
     assert [path.name for path in out.parent.iterdir()] == ["solver"]
+
+    python = tmp_path / "python"
+    environment = {
+        "FULMEN_STORE_TARGET": world.store.target, "FULMEN_LLM_PROXY_TARGET": "127.0.0.1:1",
+        "FULMEN_TOKEN": world.store.token(Role.CLIENT), "HF_TOKEN": world.hub.token, "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-c", IN_PYTHON, run.name, python]
+    # The store runs in this process.
+    done = await asyncio.to_thread(
+        subprocess.run, command, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{world.hub.url}/acme/solver/commit/" in done.stdout
+    files = {path.name: path.read_bytes() for path in python.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert world.hub.repositories["acme/solver"].commits[commit_of("main")] == files
+    assert world.hub.private == {"acme/solver"}
 
     world.hub.repositories[NAME].commits[commit_of("later")] = world.hub.repositories[NAME].commits[commit_of("main")]
     world.hub.repositories[NAME].refs["main"] = commit_of("later")

@@ -12,14 +12,12 @@ from typing import Annotated, Final
 
 import typer
 
-from fulmen.algorithm.v1 import training_run_service_pb2
-from fulmen.errors import FulmenError
-from fulmen.rpc.services import Services
+from fulmen.model_card import Lineage, read_lineage, write_card
+from fulmen.policy_versions import PolicyVersion
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.model.card import CARD, CURVE, Lineage, model_card
-from fulmen_cli.model.versions import PolicyVersion, find_version, local_folder, whole_weights
+from fulmen_cli.model.versions import find_version, local_folder, whole_weights
 from fulmen_cli.output import console, print_json, working
 
 __all__ = ["VersionArgument", "export", "merge_lora"]
@@ -52,7 +50,7 @@ async def export(
             source = await whole_weights(version, connection, client, aside=aside)
             await asyncio.to_thread(shutil.copytree, source, target)
 
-        await _write(folder, await _lineage(client, version), copy, output)
+        await _write(folder, await read_lineage(client, version), copy, output)
 
 
 async def merge_lora(
@@ -79,7 +77,7 @@ async def merge_lora(
             base = local_folder(version.base_model, version)
             await _merged(base, local_folder(version.path, version) / chosen, target)
 
-        await _write(folder, await _lineage(client, version), merge, output)
+        await _write(folder, await read_lineage(client, version), merge, output)
 
 
 async def _write(folder: Path, lineage: Lineage, fill: Callable[[Path, Path], Awaitable[None]], output: Output) -> None:
@@ -91,31 +89,13 @@ async def _write(folder: Path, lineage: Lineage, fill: Callable[[Path, Path], Aw
         target = Path(aside) / "model"
         with working(f"Writing {lineage.version.short}…"):
             await fill(target, Path(aside) / "rebuilt")
-        (target / CARD).write_text(model_card(lineage), encoding="utf-8")
-        if lineage.curve_png:
-            (target / CURVE).write_bytes(lineage.curve_png)
+        write_card(target, lineage)
         target.rename(folder)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if output is Output.JSON:
         print_json({"model": lineage.version.name, "folder": str(folder.resolve()), "size_bytes": size})
     else:
         console().print(f"{lineage.version.short} is in {folder} ({size} bytes).", markup=False, soft_wrap=True)
-
-
-async def _lineage(client: Services, version: PolicyVersion) -> Lineage:
-    """Reads the run of a version and its report; a model is exported also if its run is gone."""
-    if not version.run:
-        return Lineage(version=version)
-    try:
-        run = await client.training_runs.GetTrainingRun(
-            training_run_service_pb2.GetTrainingRunRequest(name=version.run)
-        )
-        report = await client.training_runs.GetTrainingRunReport(
-            training_run_service_pb2.GetTrainingRunReportRequest(name=version.run)
-        )
-    except FulmenError:
-        return Lineage(version=version)
-    return Lineage(version=version, run=run.training_run, report=report.markdown, curve_png=report.curve_png)
 
 
 def _adapter(version: PolicyVersion, given: str) -> str:

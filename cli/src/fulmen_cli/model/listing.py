@@ -9,16 +9,18 @@ import typer
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import FulmenError
+from fulmen.model_card import base_of
+from fulmen.policy_versions import PolicyVersion
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_service_pb2
 from fulmen.training.following import read_steps
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
-from fulmen_cli.model.versions import KIND, PolicyVersion, read_versions
+from fulmen_cli.model.versions import KIND, read_versions
 from fulmen_cli.names import short_name
 from fulmen_cli.output import as_dict, print_json, print_rows
 
-__all__ = ["base_of", "list_models", "validation_of"]
+__all__ = ["list_models", "validation_of"]
 
 PAGE_SIZE: Final = 1000
 VALIDATION: Final = "validation_accuracy"
@@ -77,16 +79,6 @@ async def list_models(
         right=("step", "validation", "size"),
         spare=("folder", "kind", "run", "size"),
     )
-
-
-def base_of(run: training_run_pb2.TrainingRun | None) -> str:
-    """Returns what a run began with: a model on the hub with its commit, a folder, a function or a version."""
-    if run is None:
-        return ""
-    if base := run.provenance.get("policy.base") or run.provenance.get("policy.first_version"):
-        return base.removeprefix("resources/policy.").replace("/versions/", "@")
-    source = run.policy.WhichOneof("initial")
-    return str(getattr(run.policy, source)) if source else ""
 
 
 def validation_of(version: PolicyVersion, validations: Mapping[str, Mapping[int, float]]) -> float | None:

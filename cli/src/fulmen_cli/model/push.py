@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fulmen.base_names import HUB_PREFIX, HubName
+from fulmen.base_names import HubName
+from fulmen.model_push import PushFailed, hub_repository, push_model, pushed_files
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.model.sources import CONFIG, hub_library
+from fulmen_cli.model.sources import hub_library
 from fulmen_cli.output import console, print_json, working
 
 __all__ = ["push"]
-
-# Weights and what is read beside them; nothing that runs code, and nothing of a working folder.
-PUSHED: Final = frozenset({".safetensors", ".json", ".jinja", ".txt", ".model", ".md", ".png"})
 
 
 def push(
@@ -38,12 +36,15 @@ def push(
         fulmen model push ./solver acme/solver
     """
     try:
-        name = HubName.parse(f"{HUB_PREFIX}{repository.removeprefix(HUB_PREFIX)}")
-    except ValueError:
-        text = f"{repository!r} is no repository: write it as organisation/name."
-        raise CommandFailed(text, exit_code=Exit.USAGE) from None
-    files = _files(folder)
-    url = "" if dry_run else _upload(folder, name, files, public=public)
+        name = hub_repository(repository)
+    except ValueError as error:
+        raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
+    try:
+        files = pushed_files(folder)
+    except FileNotFoundError:
+        text = f"{folder} holds no model: write one with `fulmen model export`."
+        raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
+    url = "" if dry_run else _pushed(folder, name, public=public)
     if output is Output.JSON:
         print_json(
             {
@@ -67,33 +68,10 @@ def push(
         console().print(f"Uploaded: {url}", markup=False, soft_wrap=True)
 
 
-def _files(folder: Path) -> dict[str, int]:
-    """Returns the files that are uploaded, at the top of the folder, with their sizes in bytes."""
-    if not (folder / CONFIG).is_file():
-        text = f"{folder} holds no model: write one with `fulmen model export`."
-        raise CommandFailed(text, exit_code=Exit.NOT_FOUND)
-    found = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    return {path.name: path.stat().st_size for path in found if path.suffix in PUSHED}
-
-
-def _upload(folder: Path, name: HubName, files: dict[str, int], *, public: bool) -> str:
+def _pushed(folder: Path, name: HubName, *, public: bool) -> str:
     hub = hub_library()
-    api = hub.HfApi()
     try:
         with working(f"Uploading to {name.repository}…"):
-            api.create_repo(name.repository, private=not public, exist_ok=True)
-            done = api.upload_folder(
-                repo_id=name.repository,
-                folder_path=folder,
-                allow_patterns=[*files],
-                commit_message="Uploaded by fulmen model push",
-                revision=name.revision,
-            )
-    except hub.errors.HfHubHTTPError as error:
-        if error.response.status_code in (401, 403):
-            text = f"The hub does not let you write to {name.repository}: `hf auth login`, or set HF_TOKEN to a token that may."
-            raise CommandFailed(text) from None
-        raise CommandFailed(f"The hub answered {error.response.status_code}; try again.") from None
-    except (hub.errors.HTTPError, OSError, RuntimeError):
-        raise CommandFailed("The hub cannot be reached; what was uploaded is kept, try again.") from None
-    return str(done.commit_url)
+            return push_model(hub, folder, name, public=public)
+    except PushFailed as error:
+        raise CommandFailed(str(error)) from None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         emit_object,
         emit_reward,
     )
+    from fulmen.model_push import PushFailed
+    from fulmen.model_transfer import TransferFailed
     from fulmen.operations import operation
     from fulmen.row_files import ExtraMissing
     from fulmen.spans.tracing import flush
@@ -63,7 +65,9 @@ __all__ = [
     "ExtraMissing",
     "JudgeConfig",
     "LocalStackMissing",
+    "PushFailed",
     "RunFailed",
+    "TransferFailed",
     "local",
     "CURRENT_SPAN",
     "Context",
@@ -91,6 +95,8 @@ _MODULES = {
     "fulmen.client.runs": ("RunFailed",),
     "fulmen.client.sync.client": ("Client",),
     "fulmen.connection": ("LocalStackMissing",),
+    "fulmen.model_push": ("PushFailed",),
+    "fulmen.model_transfer": ("TransferFailed",),
     "fulmen.operations": ("operation",),
     "fulmen.row_files": ("ExtraMissing",),
     "fulmen.train_toml.agent": ("AgentConfig", "JudgeConfig"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from os import PathLike
@@ -10,9 +11,13 @@ from typing import Any
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.client.aio.base import Part, listed
+from fulmen.client.extras import imported
 from fulmen.client.resources import Model, Prompt, Resource
 from fulmen.client.view import Named, name_of
+from fulmen.model_card import read_lineage, write_card
+from fulmen.model_push import hub_repository, push_model
 from fulmen.model_transfer import Progress, download_weights, upload_model
+from fulmen.policy_versions import PolicyVersion
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.training.publish import PROMPT_CONTENT_TYPE
 
@@ -281,6 +286,59 @@ class AsyncModels(Part):
             source = pb.WeightSource(policy_version=_full(named), project=project, form=form)
         await download_weights(self._services.weights, source, Path(folder), on_progress=on_progress)
         return Path(folder)
+
+    async def export(
+        self,
+        model: str | Named,
+        folder: str | PathLike[str],
+        *,
+        on_progress: Progress = lambda done, total: None,
+    ) -> Path:
+        """Downloads a trained model, all weights, and writes a model card (README.md) from the report of its run beside them.
+
+        Args:
+            model: a version of a policy: its name or its record, such as `run.model()`.
+            folder: the new folder, which is not there or empty.
+            on_progress: called with the bytes that have arrived and their total.
+
+        Returns:
+            The folder, which other programs load and `push` takes.
+
+        Raises:
+            ResourceNotFound: if there is no such version.
+            ValueError: if it describes no weights.
+            ModelNotFound: if its weights are gone.
+            WeightsUnavailable: if it consists of adapters that are merged nowhere.
+            TransferFailed: if the folder is taken.
+        """
+        resource = await AsyncResources(self._session).get(model)
+        lineage = await read_lineage(self._services, PolicyVersion.read(resource.proto))
+        written = await self.download(resource, folder, full=True, on_progress=on_progress)
+        write_card(written, lineage)
+        return written
+
+    async def push(self, folder: str | PathLike[str], repository: str, *, public: bool = False) -> str:
+        """Uploads an exported model to a repository of a hub, which is created if need be.
+
+        Server and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
+
+        Args:
+            folder: a folder that `export` has written.
+            repository: `organisation/name`, also with `@branch`.
+            public: whether a new repository is public.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            ExtraMissing: if huggingface_hub is not installed.
+            ValueError: if it is no name of a repository.
+            FileNotFoundError: if the folder holds no model.
+            PushFailed: if the hub refuses, or cannot be reached.
+        """
+        hub = imported("huggingface_hub", extra="hub", purpose="push()")
+        imported("huggingface_hub.errors", extra="hub", purpose="push()")
+        return await asyncio.to_thread(push_model, hub, Path(folder), hub_repository(repository), public=public)
 
 
 async def _read_version(part: Part, id_of_resource: str, version: int | str) -> resource_pb2.ResourceVersion:

@@ -251,6 +251,49 @@ class Models(Face):
         """
         return self._call(self._aio.download(model, folder, full=full, on_progress=on_progress))
 
+    def export(
+        self, model: str | Named, folder: str | PathLike[str], *, on_progress: Progress = lambda done, total: None
+    ) -> Path:
+        """Downloads a trained model, all weights, and writes a model card (README.md) from the report of its run beside them.
+
+        Args:
+            model: a version of a policy: its name or its record, such as `run.model()`.
+            folder: the new folder, which is not there or empty.
+            on_progress: called with the bytes that have arrived and their total.
+
+        Returns:
+            The folder, which other programs load and `push` takes.
+
+        Raises:
+            ResourceNotFound: if there is no such version.
+            ValueError: if it describes no weights.
+            ModelNotFound: if its weights are gone.
+            WeightsUnavailable: if it consists of adapters that are merged nowhere.
+            TransferFailed: if the folder is taken.
+        """
+        return self._call(self._aio.export(model, folder, on_progress=on_progress))
+
+    def push(self, folder: str | PathLike[str], repository: str, *, public: bool = False) -> str:
+        """Uploads an exported model to a repository of a hub, which is created if need be.
+
+        Server and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
+
+        Args:
+            folder: a folder that `export` has written.
+            repository: `organisation/name`, also with `@branch`.
+            public: whether a new repository is public.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            ExtraMissing: if huggingface_hub is not installed.
+            ValueError: if it is no name of a repository.
+            FileNotFoundError: if the folder holds no model.
+            PushFailed: if the hub refuses, or cannot be reached.
+        """
+        return self._call(self._aio.push(folder, repository, public=public))
+
     @property
     def aio(self) -> AsyncModels:
         """The same, asynchronous, over the same connection."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.base_names import HUB_PREFIX, HubName
-from fulmen_cli.model.listing import base_of
-from fulmen_cli.model.versions import PolicyVersion
+from fulmen.errors import FulmenError
+from fulmen.policy_versions import PolicyVersion
+from fulmen.rpc.services import Services
 
-__all__ = ["CARD", "CURVE", "Lineage", "model_card"]
+__all__ = ["Lineage", "base_of", "read_lineage", "write_card"]
 
 CARD: Final = "README.md"
 CURVE: Final = "curve.png"
@@ -36,7 +38,40 @@ class Lineage:
     curve_png: bytes = b""
 
 
-def model_card(lineage: Lineage) -> str:
+async def read_lineage(services: Services, version: PolicyVersion) -> Lineage:
+    """Reads the run of a version and its report; without them if the run is gone."""
+    if not version.run:
+        return Lineage(version=version)
+    try:
+        run = await services.training_runs.GetTrainingRun(
+            training_run_service_pb2.GetTrainingRunRequest(name=version.run)
+        )
+        report = await services.training_runs.GetTrainingRunReport(
+            training_run_service_pb2.GetTrainingRunReportRequest(name=version.run)
+        )
+    except FulmenError:
+        return Lineage(version=version)
+    return Lineage(version=version, run=run.training_run, report=report.markdown, curve_png=report.curve_png)
+
+
+def base_of(run: training_run_pb2.TrainingRun | None) -> str:
+    """Returns what a run began with: a model on the hub with its commit, a folder, a function or a version."""
+    if run is None:
+        return ""
+    if base := run.provenance.get("policy.base") or run.provenance.get("policy.first_version"):
+        return base.removeprefix("resources/policy.").replace("/versions/", "@")
+    source = run.policy.WhichOneof("initial")
+    return str(getattr(run.policy, source)) if source else ""
+
+
+def write_card(folder: Path, lineage: Lineage) -> None:
+    """Writes the card of a model, README.md, and the curve of its training to its folder."""
+    (folder / CARD).write_text(_card(lineage), encoding="utf-8")
+    if lineage.curve_png:
+        (folder / CURVE).write_bytes(lineage.curve_png)
+
+
+def _card(lineage: Lineage) -> str:
     """Writes a card in the form of a hub: YAML between dashes, then Markdown."""
     version, run = lineage.version, lineage.run
     parts = [_header(lineage), f"# {version.policy}", _summary(lineage), _use()]
