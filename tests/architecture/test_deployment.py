@@ -88,6 +88,13 @@ def make_env() -> ModuleType:
     return module
 
 
+USUAL = {
+    "llm_proxy": {each.variable for each in VENDORS.values()},
+    "algorithm": {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"},
+}
+"""Variables of vendors and hubs that a service reads under their usual names."""
+
+
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
 def test_images_and_compose_set_only_settings_that_exist(service: Distribution) -> None:
     containers = composed(service)
@@ -99,8 +106,8 @@ def test_images_and_compose_set_only_settings_that_exist(service: Distribution) 
 
     assert containers
     known = variables(service)
-    vendors = {each.variable for each in VENDORS.values()} if service.folder.name == "llm_proxy" else set()
-    assert set(image_environment(service)).union(*given) <= known | {f"{name}_FILE" for name in known} | vendors
+    usual = USUAL.get(service.folder.name, set())
+    assert set(image_environment(service)).union(*given) <= known | {f"{name}_FILE" for name in known} | usual
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
@@ -204,8 +211,8 @@ def test_compose_passes_secrets_as_files_alone() -> None:
 
         assert set(files.values()) == mounted, name
         assert all(key.endswith("_FILE") for key in files), name
-        # Vendors' usual variables are passed on only if the operator puts them into deploy/.env.
-        own = environment.keys() - files.keys() - {each.variable for each in VENDORS.values()}
+        # Usual variables are passed on only if the operator puts them into deploy/.env.
+        own = environment.keys() - files.keys() - set().union(*USUAL.values())
         assert not [key for key in own if SECRET.search(key)], name
 
 
