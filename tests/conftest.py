@@ -42,6 +42,7 @@ hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=30 * 
 hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
+LONG_KINDS = {"chaos": "kills", "integration": "kills"}
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups tests by the process that runs them: what starts whole stacks, and the tests of a module.
 
     Whole stacks run one after another, and those of a kind share one. Tests of a module share its fixtures and imports.
-    Kinds run side by side, except in long tests, which fill the machine by themselves.
+    Kinds run side by side; of long tests, which nearly fill the machine by themselves, two: those that kill, and the others.
     """
     tests_root = Path(__file__).parent
     for item in items:
@@ -57,7 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kind in SERIAL_KINDS:
             item.add_marker(pytest.mark.serial)
         if item.get_closest_marker("serial"):
-            item.add_marker(pytest.mark.xdist_group("serial" if item.get_closest_marker("long") else f"serial-{kind}"))
+            group = LONG_KINDS.get(kind, "stacks") if item.get_closest_marker("long") else kind
+            item.add_marker(pytest.mark.xdist_group(f"serial-{group}"))
         elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
