@@ -22,7 +22,8 @@ from fulmen.errors import ResourceNotFound, RolloutNotFound
 # The first test starts the stack, and two train.
 pytestmark = pytest.mark.timeout(600)
 
-BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+# Those that are marked as not run follow a comment.
+BLOCK = re.compile(r"(?<!-->\n)^```python\n(.*?)```", re.DOTALL | re.MULTILINE)
 # In an order in which each has what it needs: agents before their rollouts, rollouts before their spans.
 FACES = ("client", "rollouts", "spans", "resources", "runs")
 LEAST_EXAMPLES = 20
@@ -186,15 +187,17 @@ def test_every_problem_of_a_training_is_told_and_nothing_is_created(client: fulm
 
 @pytest.mark.long(short=True)
 def test_the_examples_of_the_page_run(
-    client: fulmen.Client, state_dir: Path, repository_root: Path, monkeypatch: pytest.MonkeyPatch
+    client: fulmen.Client, state_dir: Path, repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULMEN_STATE_DIR", str(state_dir))
     monkeypatch.chdir(repository_root)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in BLOCK.findall((repository_root / "docs/python.md").read_text(encoding="utf-8")):
+    page = (repository_root / "docs/python.md").read_text(encoding="utf-8")
+    for block in BLOCK.findall(page.replace('"./sums"', repr(str(tmp_path / "sums")))):
         code = compile(block, "docs/python.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         ran = eval(code, names)
         if inspect.iscoroutine(ran):
             asyncio.run(ran)
 
     assert names["run"].state == "succeeded"
+    assert "| version | sums@" in (tmp_path / "sums/README.md").read_text(encoding="utf-8")
