@@ -143,6 +143,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
         "get_rollouts": Hot(arguments=(leased, True, True), items=ASKED),
+        "get_attempts": Hot(arguments=(leased,)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
             arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS),

@@ -97,6 +97,19 @@ left join lateral (
 ) u on true
 order by x.n;
 
+-- name: get_attempts
+select
+    a.number, a.state, a.failure_kind, a.rollout_state, a.session, a.started_at, a.ended_at, a.report, a.host,
+    a.rollout_id
+from unnest($1::uuid[]) as x (id)
+cross join lateral (
+    select
+        q.rollout_id, q.number, q.state, q.failure_kind, q.rollout_state, q.session, q.started_at, q.ended_at,
+        q.report, (select s.host from runner_session s where s.id = q.session) as host
+    from attempt q where q.rollout_id = x.id
+) a
+order by a.rollout_id, a.number;
+
 -- name: live_rollouts_of_run
 select i.sort_priority, i.id from item i
 where i.project_id = $1 and (i.sort_priority, i.id) > ($3, $4) and i.run_id = $2 and not i.cancel_requested

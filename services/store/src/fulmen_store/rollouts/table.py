@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -141,6 +142,18 @@ class RolloutTable:
         await self.projects.load(row["project_id"] for row in rows)
         return [view_of(row, self.projects) for row in rows]
 
+    async def view_final(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
+        """Returns final rollouts with their attempts, of which nothing changes any more.
+
+        Two statements take less CPU for many than one that also holds for rollouts that run.
+        """
+        views = await self.view(rollout_ids)
+        ended: dict[UUID, list[AttemptView]] = {}
+        for row in await self._database.fetch("get_attempts", rollout_ids):
+            *attempt, rollout_id = row
+            ended.setdefault(rollout_id, []).append(_ended(attempt))
+        return [replace(view, ended=ended.get(view.rollout_id, ())) for view in views]
+
     async def live_of_run(
         self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
     ) -> list[tuple[int, UUID]]:
@@ -249,7 +262,7 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
     )
 
 
-def _ended(row: asyncpg.Record) -> AttemptView:
+def _ended(row: Iterable[Any]) -> AttemptView:
     number, state, failure_kind, rollout_state, session_id, started_at, ended_at, report, host = row
     return AttemptView(
         number=number,

@@ -173,7 +173,7 @@ def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
 
 async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: RolloutTable) -> list[pb.FinishedGroup]:
     ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
-    views = {view.rollout_id: view for view in await table.view(ids, with_attempts=True)}
+    views = {view.rollout_id: view for view in await table.view_final(ids)}
     read = []
     for group in groups:
         members = [finished_rollout(views[rollout_id]) for rollout_id in group.rollout_ids]
