@@ -79,7 +79,7 @@ class StoreMetrics:
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
             unit="{value}",
-            description="Different stored messages that could not be read.",
+            description="Stored messages that could not be read.",
         )
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (

@@ -21,12 +21,12 @@ Traceback (most recent call last):
   File "agent.py", line 9, in solve
 KeyError: 'x'"""
 NODE = """exited with status 1
-/work/agent.js:3
+/srv/agent.js:3
   throw new Error("boom")
   ^
 
 Error: boom
-    at Object.<anonymous> (/work/agent.js:3:9)
+    at Object.<anonymous> (/srv/agent.js:3:9)
 
 Node.js v22.1.0"""
 GROUP = """  + Exception Group Traceback (most recent call last):

@@ -2,7 +2,7 @@
 
 Called as `python -m fulmen_algorithm.clients.hub_process ORDER`, with the order as JSON. It prints one JSON object per
 line: `{"received": ..., "total": ...}` in bytes while it downloads, then `{"folder": ..., "commit": ...}` or
-`{"problem": ..., "passes": ...}`; `passes` tells what may be gone a while later, such as a hub that does not answer.
+`{"problem": ..., "passes": ...}`; `passes` is true if trying again later may help, as when a hub does not answer.
 
 Invariant: nothing is taken of a repository but weights as safetensors and files whose readers run no code. Problems are
 reported in the words of this file: the hub's own may hold addresses and keys.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Any
 
@@ -28,15 +29,17 @@ def read_column(message: Any, stored: bytes | None) -> Any:
     try:
         return message.FromString(stored)
     except DecodeError:
-        _report(message.DESCRIPTOR.full_name, stored)
+        _report(message.DESCRIPTOR.full_name, len(stored), hashlib.sha256(stored).digest())
         return None
 
 
 def unreadable_columns() -> int:
-    """Returns how many different values this process could not read."""
+    """Returns how many values this process could not read; the same one counts once while it is remembered."""
     return _report.cache_info().misses
 
 
 @lru_cache(maxsize=256)
-def _report(name: str, stored: bytes) -> None:
-    _log.error("column_unreadable", message=name, size_bytes=len(stored))
+def _report(name: str, size_bytes: int, digest: bytes) -> None:
+    # The digest tells values apart; the values themselves would fill the memory.
+    del digest
+    _log.error("column_unreadable", message=name, size_bytes=size_bytes)

@@ -14,10 +14,10 @@ from fulmen_store.rollouts.transitions import AttemptState, FailureKind, Rollout
 
 __all__ = [
     "NO_RUN",
+    "AttemptView",
     "CancelOutcome",
     "Cancelled",
     "DeadRollout",
-    "AttemptView",
     "NameKind",
     "RolloutAppeared",
     "RolloutRetried",
