@@ -119,7 +119,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for(hub, files):
     async def told() -> bool:
         return bool(notices)
 
-    await eventually(told, what="the outage is told")
+    await eventually(told, what="the outage is reported")
     hub.fails = False
     assert content(await task) == files
     assert notices[0] == (

@@ -35,8 +35,8 @@ class WeightServiceStub(object):
 
     To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
     (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. Until (4) nobody sees
-    the model.
+    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
+    only after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.
@@ -99,8 +99,8 @@ class WeightServiceServicer(object):
 
     To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
     (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. Until (4) nobody sees
-    the model.
+    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
+    only after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.
@@ -243,8 +243,8 @@ class WeightService(object):
 
     To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
     (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. Until (4) nobody sees
-    the model.
+    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
+    only after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.
