@@ -95,7 +95,8 @@ async def solve(task):
 
 
 def grade(task, outcome):
-    return float(sum(map(ord, outcome)) % 2) + outcome.startswith("Name one of")
+    # What the weights sample is worth less than the better prompt, so that chance never decides the search.
+    return sum(map(ord, outcome)) % 2 / 4 + outcome.startswith("Name one of")
 """
 
 
