@@ -177,7 +177,7 @@ class _Connections:
     def hand_over(self, run: TrainingRun) -> None:
         raise AssertionError("no other service takes runs over")
 
-    def chat(self, notify: Notify) -> _NoChat:
+    def chat(self, project: str, notify: Notify) -> _NoChat:
         return _NoChat()
 
     async def open_trainer(self, setup: TrainerSetup) -> Trainer:

@@ -52,7 +52,7 @@ class Member:
         run = training_run_pb2.TrainingRun(
             algorithm="sft",
             project=self.project,
-            policy=training_run_pb2.PolicySpec(name="p", **policy),
+            policy=training_run_pb2.PolicySpec(name=f"p-{self.project[-1]}", **policy),
             inputs={"demonstrations": "resources/said/versions/1"},
         )
         request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run)

@@ -51,6 +51,7 @@ async def ask(endpoint: Endpoint, *, base_url: str = "", outage_limit_s: float =
     async with open_channel("127.0.0.1:1", token=None) as proxy:
         client = ChatClient(
             proxy,
+            project="projects/default",
             endpoints={endpoint.url: "s3cret"},
             outage_limit_s=outage_limit_s,
             notify=lambda severity, text: (notices if notices is not None else []).append(text),

@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from fulmen.errors import RouteNotFound
-from fulmen.llm_proxy.v1 import backend_service_pb2, route_service_pb2
+from fulmen.errors import FulmenError, RouteNotFound
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen.llm_proxy.v1 import backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceServicer, add_BackendServiceServicer_to_server
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceServicer, add_RouteServiceServicer_to_server
 from fulmen.rpc.channel import open_channel
@@ -33,6 +34,7 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
     def __init__(self) -> None:
         self.backends: dict[str, str] = {}
         self.routes: dict[str, int] = {}
+        self.projects: dict[str, str] = {}
         self.news = asyncio.Condition()
         self.refusals = 0
         """How many registrations are refused from now on."""
@@ -57,16 +59,21 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
         self.backends.pop(request.name, None)
         return backend_service_pb2.DeleteBackendResponse()
 
+    async def GetRoute(self, request, context):
+        if request.name not in self.routes:
+            await refuse(RouteNotFound("There is no such route.", model=request.name), context)
+        route = route_pb2.Route(name=request.name, project=self.projects[request.name])
+        return route_service_pb2.GetRouteResponse(route=route)
+
     async def PutRoute(self, request, context):
+        self.projects[request.route.name] = request.route.project
         self.routes[request.route.name] = request.route.targets[0].policy_version
         return route_service_pb2.PutRouteResponse(route=request.route)
 
     async def PromoteVersion(self, request, context):
         name = f"routes/{request.policy}"
         if name not in self.routes:
-            error = RouteNotFound("There is no such route.", policy=request.policy)
-            status = ((STATUS_METADATA_KEY, encode(error).SerializeToString()),)
-            await context.abort(grpc.StatusCode.NOT_FOUND, error.message, status)
+            await refuse(RouteNotFound("There is no such route.", policy=request.policy), context)
         self.routes[name] = request.policy_version
         return route_service_pb2.PromoteVersionResponse()
 
@@ -75,6 +82,11 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
         await self.answers.wait()
         self.routes.pop(request.name, None)
         return route_service_pb2.DeleteRouteResponse()
+
+
+async def refuse(error: FulmenError, context: grpc.aio.ServicerContext) -> None:
+    status = ((STATUS_METADATA_KEY, encode(error).SerializeToString()),)
+    await context.abort(grpc.StatusCode.NOT_FOUND, error.message, status)
 
 
 class LightEngine:
@@ -191,9 +203,15 @@ class World:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def serve(
-        self, pool: EnginePool, policy: str, version: int = 1, engine: EngineSettings = EMBEDDED
+        self,
+        pool: EnginePool,
+        policy: str,
+        version: int = 1,
+        engine: EngineSettings = EMBEDDED,
+        project: str = DEFAULT_PROJECT,
     ) -> RunServing:
-        serving = pool.serving(f"projects/default/trainingRuns/{policy}", engine, lambda severity, text: None)
+        run = f"{project}/trainingRuns/{policy}"
+        serving = pool.serving(run, project, engine, lambda severity, text: None)
         await serving.serve(self.published(policy, version), {}, lambda severity, text: None)
         return serving
 
@@ -226,6 +244,33 @@ async def test_each_policy_has_an_engine_a_backend_and_a_port_of_its_own(world):
         await second.swap(world.published("b", 2))
         assert [engine.swaps for _, _, engine in world.started] == [[], [2]]
         assert await second.sampled_tokens() == 7
+
+
+async def test_a_model_name_in_use_outside_the_project_is_refused_before_any_engine_is_touched(world):
+    async with world.pool() as pool:
+        (await world.serve(pool, "a", project="projects/x")).release()
+        world.proxy.routes["routes/b"], world.proxy.projects["routes/b"] = 0, ""
+        for policy in ("a", "b"):
+            with pytest.raises(RunFailed, match=f"{policy!r} is in use outside projects/y"):
+                await world.serve(pool, policy, 2, project="projects/y")
+        assert [(policy, version, engine.swaps) for policy, version, engine in world.started] == [("a", 1, [])]
+        assert world.proxy.projects["routes/a"] == "projects/x"
+
+
+async def test_a_name_whose_route_was_deleted_is_free_and_its_engine_gives_way(world):
+    async with world.pool() as pool:
+        (await world.serve(pool, "a", project="projects/x")).release()
+        world.proxy.routes.clear()
+        await world.serve(pool, "a", 2, project="projects/y")
+        assert [(version, engine.end.is_set()) for _, version, engine in world.started] == [(1, True), (2, False)]
+        assert world.proxy.projects["routes/a"] == "projects/y"
+
+
+async def test_a_file_of_served_versions_that_cannot_be_read_stops_nothing(world):
+    (world.folder / "served.json").write_text('[{"policy": 1}]')
+    async with world.pool() as pool:
+        await world.serve(pool, "a")
+        assert [policy for policy, _, _ in world.started] == ["a"]
 
 
 async def test_the_idlest_engine_of_an_ended_run_makes_room_and_no_other(world):

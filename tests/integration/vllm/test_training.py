@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.ids import trace_id_of
+from fulmen.ids import DEFAULT_PROJECT, trace_id_of
 from fulmen.llm_proxy.v1 import backend_service_pb2
 from fulmen.rpc.services import connect
 from fulmen.store.v1 import rollout_service_pb2
@@ -206,7 +206,7 @@ async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
     async with running_proxy(
         store.target, backend_keys={ENGINE_KEY_NAME: {"key": token, "hosts": ["127.0.0.1"]}}
     ) as proxy:
-        admin = ProxyAdmin(proxy.channel, backend_id=BACKEND)
+        admin = ProxyAdmin(proxy.channel, backend_id=BACKEND, project=DEFAULT_PROJECT)
         root = url.removesuffix("/v1")
         found = Served(
             proxy=proxy,

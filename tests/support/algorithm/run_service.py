@@ -120,7 +120,7 @@ class ModelConnections:
     def hand_over(self, run: TrainingRun) -> None:
         self.world.of(run).handed_over = True
 
-    def chat(self, notify: Notify) -> ModelChat:
+    def chat(self, project: str, notify: Notify) -> ModelChat:
         return ModelChat(self.world)
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:

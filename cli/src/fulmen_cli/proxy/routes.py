@@ -356,6 +356,7 @@ def target_text(target: route_pb2.RouteTarget) -> str:
 def route_facts(route: route_pb2.Route) -> list[tuple[str, str]]:
     """Returns what is special about a route, by name; what is unset is left out."""
     facts = [
+        ("project", route.project.removeprefix("projects/")),
         ("balancing", enum_word(route, "balancing").replace("_", " ")),
         ("fallbacks", ", ".join(name.removeprefix("routes/") for name in route.fallbacks)),
         ("deadline", f"{route.deadline.ToMilliseconds() / 1000:g} s" if route.HasField("deadline") else ""),

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MODES: Final = ("train", "validation", "test")
+PROJECT: Final = re.compile(r"[a-z0-9-]{1,63}")
 MODEL: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,100}}")
 BACKEND_ID: Final = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
 
@@ -101,6 +102,8 @@ def route_problems(message: route_pb2.Route) -> list[Violation]:
     """Returns the violations of a route."""
     problems = Problems()
     model = problems.id_of(message.name, "routes/", MODEL, "route.name")
+    if message.project:
+        problems.id_of(message.project, "projects/", PROJECT, "route.project")
     _target_problems(message, problems)
     for i, override in enumerate(message.overrides):
         if override.mode not in MODES:

@@ -32,7 +32,7 @@ from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.served import ServedPolicies
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation.rules import CreationRules
+from fulmen_algorithm.runs.creation.rules import CreationRules, IsTaken
 from fulmen_algorithm.runs.execution import RunExecutor
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
@@ -129,7 +129,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         worker=worker,
         connections=connections,
         clock=_now,
-        rules=_rules(settings, algorithms, roots, bases),
+        rules=_rules(settings, algorithms, roots, bases, is_taken=partial(_is_taken, runs, engines)),
         ownership=ownership,
         forwarding=Forwarding(settings.sibling_tls()),
         address=address,
@@ -260,7 +260,12 @@ def _upload_limits(settings: AlgorithmServiceSettings) -> UploadLimits:
 
 
 def _rules(
-    settings: AlgorithmServiceSettings, algorithms: Registry, roots: ModelRoots, models: BaseModels
+    settings: AlgorithmServiceSettings,
+    algorithms: Registry,
+    roots: ModelRoots,
+    models: BaseModels,
+    *,
+    is_taken: IsTaken,
 ) -> CreationRules:
     return CreationRules(
         registry=algorithms,
@@ -270,7 +275,13 @@ def _rules(
         exchange_targets=settings.known_exchange_targets,
         model_roots=roots,
         models=models,
+        is_taken=is_taken,
     )
+
+
+async def _is_taken(runs: RunRegistry, engines: EnginePool, policy: str, project: str) -> bool:
+    """Returns whether an unfinished run of another project trains a policy, or a route outside the project has its name."""
+    return runs.trains_elsewhere(policy, project) or await engines.is_taken(policy, project)
 
 
 def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:

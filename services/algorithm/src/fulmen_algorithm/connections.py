@@ -88,16 +88,21 @@ class ServiceConnections:
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:
         """Returns the engine and the route of a run's policy."""
-        return self._engines.serving(run.name, settings.engine, notify)
+        return self._engines.serving(run.name, run.project, settings.engine, notify)
 
     def hand_over(self, run: TrainingRun) -> None:
         """Leaves the policy of a run to another service, which runs it now."""
         self._engines.hand_over(run.policy.name)
 
-    def chat(self, notify: Notify) -> ChatClient:
-        """Returns the models that algorithms call."""
-        endpoints = by_address(self._settings.chat_endpoints)
-        return ChatClient(self._proxy, endpoints=endpoints, outage_limit_s=self._settings.outage_limit_s, notify=notify)
+    def chat(self, project: str, notify: Notify) -> ChatClient:
+        """Returns the models that algorithms call for a project."""
+        return ChatClient(
+            self._proxy,
+            project=project,
+            endpoints=by_address(self._settings.chat_endpoints),
+            outage_limit_s=self._settings.outage_limit_s,
+            notify=notify,
+        )
 
     async def open_trainer(self, setup: TrainerSetup) -> Trainer:
         """Opens a trainer in this process, or in a group of ranks.

@@ -67,6 +67,11 @@ class Route(View[route_pb2.Route]):
         return int(self.proto.version)
 
     @property
+    def project(self) -> str:
+        """Project whose callers alone may use it, `projects/{project}`; empty for every project's."""
+        return str(self.proto.project)
+
+    @property
     def targets(self) -> list[Target]:
         """Where calls go."""
         return [Target(each) for each in self.proto.targets]

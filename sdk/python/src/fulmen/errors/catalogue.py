@@ -261,6 +261,12 @@ class RouteNotFound(NotFound):
     reason = "ROUTE_NOT_FOUND"
 
 
+class RouteExists(FulmenError):
+    """The model's name is another project's, or the operator's."""
+
+    code, reason = Code.ALREADY_EXISTS, "ROUTE_EXISTS"
+
+
 class BackendNotFound(NotFound):
     """The backend does not exist."""
 

@@ -44,17 +44,25 @@ class ChatClient:
     """See `runs.ports.ChatModels`."""
 
     def __init__(
-        self, proxy: FulmenChannel, *, endpoints: Mapping[str, str], outage_limit_s: float, notify: Notify
+        self,
+        proxy: FulmenChannel,
+        *,
+        project: str,
+        endpoints: Mapping[str, str],
+        outage_limit_s: float,
+        notify: Notify,
     ) -> None:
         """Initializes the client.
 
         Args:
             proxy: The LLM proxy.
+            project: Project whose models are called, within its limits.
             endpoints: API keys of the allowed endpoints by address; empty for none.
             outage_limit_s: Maximum time for which a call is retried, in seconds.
             notify: Receives notices about waits.
         """
         self._stub = CompletionServiceStub(proxy)
+        self._project = project
         self._endpoints = endpoints
         self._outage_limit_s = outage_limit_s
         self._notify = notify
@@ -82,7 +90,9 @@ class ChatClient:
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)
 
     async def _over_proxy(self, request: ChatRequest) -> _Reply:
-        message = pb.CompleteRequest(path=PATH, body_json=_body(request), agent_name=request.purpose)
+        message = pb.CompleteRequest(
+            path=PATH, body_json=_body(request), agent_name=request.purpose, project=self._project
+        )
         try:
             answer = await self._stub.Complete(message, timeout=CALL_DEADLINE_S)
         except AWAY:

@@ -9,14 +9,16 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from fulmen.rpc.channel import FulmenChannel
+from fulmen_algorithm.clients.patience import Patience
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, backend_id
 from fulmen_algorithm.engines.starter import EngineStarter
-from fulmen_algorithm.engines.supervisor import EngineSupervisor
+from fulmen_algorithm.engines.supervisor import REFUSED_OR_AWAY, EngineSupervisor
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedPolicies, ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
@@ -31,10 +33,12 @@ class _Place:
 
     Attributes:
         number: From 0; determines the port, unless ports are chosen freely.
+        project: Project of its policy.
         run: The active run that uses it; empty if none.
     """
 
     number: int
+    project: str
     supervisor: EngineSupervisor
     run: str = ""
 
@@ -78,9 +82,9 @@ class EnginePool:
         self._placing = asyncio.Lock()
         self._new: asyncio.Queue[EngineSupervisor] = asyncio.Queue()
 
-    def serving(self, run: str, engine: EngineSettings, notify: Notify) -> "RunServing":
+    def serving(self, run: str, project: str, engine: EngineSettings, notify: Notify) -> "RunServing":
         """Returns the serving interface of a run."""
-        return RunServing(self, run, engine, notify)
+        return RunServing(self, run, project, engine, notify)
 
     async def run(self) -> None:
         """Restores the engines of the previous process, and supervises all engines until cancelled."""
@@ -91,20 +95,32 @@ class EnginePool:
                 supervisor = await self._new.get()
                 watching.create_task(supervisor.run(), name="engine")
 
-    async def place(self, policy: str, run: str) -> EngineSupervisor:
+    async def place(self, published: PublishedPolicy, run: str, project: str, notify: Notify) -> EngineSupervisor:
         """Returns the engine of a policy, in a new slot if necessary, and assigns it to the run.
 
         Raises:
-            RunFailed: if active runs use all slots.
+            RunFailed: if active runs use all slots, or a model name is in use outside the project.
         """
+        policy = published.policy
         async with self._placing:
+            await self._require_names(published, project, notify)
+            # The engine of another project, whose route was deleted.
+            if policy in self._places and self._places[policy].project != project:
+                await self._retire(policy)
             if policy not in self._places:
                 if len(self._places) >= self._max_engines:
                     await self._make_room()
-                self._places[policy] = self._new_place(policy)
+                self._places[policy] = self._new_place(policy, project)
             place = self._places[policy]
             place.run = run
             return place.supervisor
+
+    async def is_taken(self, policy: str, project: str) -> bool:
+        """Returns whether the name of a policy is in use outside its project; False if the proxy cannot be asked."""
+        try:
+            return await self._admin(policy, project).is_taken(policy)
+        except REFUSED_OR_AWAY:
+            return False  # asked again before the policy is served
 
     def release(self, policy: str, run: str) -> None:
         """Marks a run as ended; its engine keeps serving until its slot is needed."""
@@ -127,24 +143,38 @@ class EnginePool:
         kept = [place.supervisor for place in self._places.values() if not place.supervisor.handed_over]
         self._file.save([each.served for each in kept if each.served is not None])
 
-    def _new_place(self, policy: str) -> _Place:
+    async def _require_names(self, published: PublishedPolicy, project: str, notify: Notify) -> None:
+        proxy = self._admin(published.policy, project)
+        patience = Patience(service="LLM proxy", notify=notify, limit_s=self._outage_limit_s)
+        for name in published.model_names:
+            if await patience.call(partial(proxy.is_taken, name)):
+                raise RunFailed(
+                    f"The model name {name!r} is in use outside {project}. Choose another name for the policy."
+                )
+
+    def _admin(self, policy: str, project: str) -> ProxyAdmin:
+        return ProxyAdmin(self._proxy, backend_id=backend_id(self._backend_prefix, policy), project=project)
+
+    def _new_place(self, policy: str, project: str) -> _Place:
         taken = {place.number for place in self._places.values()}
         number = next(n for n in range(self._max_engines) if n not in taken)
         port = self._options.port + number if self._options.port else 0
         supervisor = EngineSupervisor(
             replace(self._options, port=port),
-            ProxyAdmin(self._proxy, backend_id=backend_id(self._backend_prefix, policy)),
+            self._admin(policy, project),
             outage_limit_s=self._outage_limit_s,
             starter=self._starter,
         )
         self._new.put_nowait(supervisor)
-        return _Place(number=number, supervisor=supervisor)
+        return _Place(number=number, project=project, supervisor=supervisor)
 
     async def _make_room(self) -> None:
         idle = {policy: place for policy, place in self._places.items() if not place.run}
         if not idle:
             raise RunFailed(f"All {self._max_engines} engines serve policies of active runs (setting max_engines).")
-        policy = min(idle, key=lambda p: idle[p].supervisor.last_used)
+        await self._retire(min(idle, key=lambda p: idle[p].supervisor.last_used))
+
+    async def _retire(self, policy: str) -> None:
         _log.info("engine_makes_room", policy=policy)
         supervisor = self._places[policy].supervisor
         try:
@@ -163,7 +193,7 @@ class EnginePool:
         async with self._placing:
             if policy in self._places or len(self._places) >= self._max_engines:
                 return  # a run was quicker
-            self._places[policy] = self._new_place(policy)
+            self._places[policy] = self._new_place(policy, served.project)
             supervisor = self._places[policy].supervisor
         try:
             await supervisor.restore(served)
@@ -177,9 +207,10 @@ class EnginePool:
 class RunServing:
     """Serves the policy of one run; see `runs.ports.Serving`."""
 
-    def __init__(self, pool: EnginePool, run: str, engine: EngineSettings, notify: Notify) -> None:
+    def __init__(self, pool: EnginePool, run: str, project: str, engine: EngineSettings, notify: Notify) -> None:
         self._pool = pool
         self._run = run
+        self._project = project
         self._engine = engine
         self._notify = notify
         self._policy = ""
@@ -189,11 +220,13 @@ class RunServing:
         """Serves a policy version under the policy's name.
 
         Raises:
-            RunFailed: if the limit of engines is reached, or it cannot be started with these weights.
+            RunFailed: if the limit of engines is reached, its name is in use outside the project, or it cannot be started
+                with these weights.
         """
         self._policy = policy.policy
-        self._supervisor = await self._pool.place(policy.policy, self._run)
-        await self._supervisor.serve(ServedPolicy(policy=policy, overrides=overrides, engine=self._engine), notify)
+        self._supervisor = await self._pool.place(policy, self._run, self._project, notify)
+        served = ServedPolicy(project=self._project, policy=policy, overrides=overrides, engine=self._engine)
+        await self._supervisor.serve(served, notify)
         self._pool.keep()
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:

@@ -35,7 +35,15 @@ def backend_id(prefix: str, policy: str) -> str:
 class ProxyAdmin:
     """Registers the engine and its routes; every call is idempotent."""
 
-    def __init__(self, channel: FulmenChannel, *, backend_id: str) -> None:
+    def __init__(self, channel: FulmenChannel, *, backend_id: str, project: str) -> None:
+        """Initializes the client.
+
+        Args:
+            channel: The LLM proxy.
+            backend_id: Id of the engine's backend.
+            project: Project of the policy: its callers alone may use the routes.
+        """
+        self._project = project
         self._backends = BackendServiceStub(channel)
         self._routes = RouteServiceStub(channel)
         self._backend = f"backends/{backend_id}"
@@ -63,9 +71,13 @@ class ProxyAdmin:
             overrides: JSON fields by rollout mode.
             name: The public model name; empty if it is the policy's.
             model: The engine's own name for it; empty if it is the same.
+
+        Raises:
+            RouteExists: if the name is in use outside the project.
         """
         route = route_pb2.Route(
             name=f"routes/{name or policy}",
+            project=self._project,
             targets=[
                 route_pb2.RouteTarget(
                     backend=self._backend,
@@ -119,6 +131,15 @@ class ProxyAdmin:
         request = backend_service_pb2.GetBackendHealthRequest()
         answer = await self._backends.GetBackendHealth(request, timeout=CALL_DEADLINE_S)
         return sum(health.in_flight_count for health in answer.backends if health.name == self._backend)
+
+    async def is_taken(self, name: str) -> bool:
+        """Returns True if a public model name is in use outside the project."""
+        request = route_service_pb2.GetRouteRequest(name=f"routes/{name}")
+        try:
+            answer = await self._routes.GetRoute(request, timeout=CALL_DEADLINE_S)
+        except RouteNotFound:
+            return False
+        return bool(answer.route.project != self._project)
 
 
 ASK_AGAIN_S = 0.05

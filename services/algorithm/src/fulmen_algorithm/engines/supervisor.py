@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from fulmen.errors import FulmenError
+from fulmen.errors import FulmenError, RouteExists
 from fulmen_algorithm.clients.patience import AWAY, Patience
 from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, SwapGate
 from fulmen_algorithm.engines.proxy_admin import AttachGate, ProxyAdmin, ProxyGate, RoutingGate
@@ -300,7 +300,10 @@ class EngineSupervisor:
         assert self.served is not None
         assert self._engine is not None
         served, model = self.served, self._engine.address.model
-        await self._patience().call(lambda: self._proxy.put_routes(served, engine_model=model))
+        try:
+            await self._patience().call(lambda: self._proxy.put_routes(served, engine_model=model))
+        except RouteExists as error:
+            raise RunFailed(f"{error.message} Choose another name for the policy.") from error
 
     def _patience(self) -> Patience:
         return Patience(service="LLM proxy", notify=self._notify, limit_s=self._outage_limit_s)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
+import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.policy.engine_settings import EngineSettings
@@ -18,16 +19,19 @@ class ServedPolicy:
     """A policy version served under its policy's name.
 
     Attributes:
+        project: Its project.
         policy: The version.
         overrides: Request fields as JSON, by rollout mode.
         engine: Engine that serves it.
     """
 
+    project: str
     policy: PublishedPolicy
     overrides: Mapping[str, str]
     engine: EngineSettings
 
 
+_log = structlog.get_logger()
 _SERVED = TypeAdapter(list[ServedPolicy])
 
 
@@ -44,10 +48,18 @@ class ServedPolicies:
         replace_file(self._path, json.dumps(_SERVED.dump_python(plain, mode="json"), indent=1).encode())
 
     def load(self) -> list[ServedPolicy]:
-        """Reads the file; versions that are not complete, or whose folder is missing, are left out."""
+        """Reads the file; versions that are not complete, or whose folder is missing, are left out.
+
+        A file that cannot be read names none: the next runs serve their policies again.
+        """
         if not self._path.exists():
             return []
-        return [each for each in _SERVED.validate_json(self._path.read_bytes()) if _whole(each)]
+        try:
+            served = _SERVED.validate_json(self._path.read_bytes())
+        except ValidationError as error:
+            _log.error("served_versions_unreadable", path=str(self._path), problems=error.error_count())
+            return []
+        return [each for each in served if _whole(each)]
 
 
 def _whole(served: ServedPolicy) -> bool:

@@ -54,8 +54,8 @@ class Connections(Protocol):
     def hand_over(self, run: TrainingRun) -> None:
         """Leaves the policy of a run to another service, which runs it now."""
 
-    def chat(self, notify: Notify) -> ChatModels:
-        """Returns the models that algorithms call."""
+    def chat(self, project: str, notify: Notify) -> ChatModels:
+        """Returns the models that algorithms call for a project."""
 
     async def open_trainer(self, setup: TrainerSetup) -> Trainer:
         """Opens a trainer.
@@ -239,7 +239,7 @@ class RunExecutor:
             rollouts=Rollouts(queue=execution.queue, control=control),
             trained=policy,
             served=served,
-            chat=self.connections.chat(entry.events.notify),
+            chat=self.connections.chat(entry.run.project, entry.events.notify),
             resources=execution.resources,
             recorder=recorder,
             control=control,

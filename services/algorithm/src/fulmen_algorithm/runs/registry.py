@@ -186,6 +186,11 @@ class RunRegistry:
         siblings = sum(active.project == run.project for active in self.active.values())
         return run.state is not RunState.RUNNING, siblings, run.create_time, run.name
 
+    def trains_elsewhere(self, policy: str, project: str) -> bool:
+        """Returns whether an unfinished run of another project trains a policy of this name."""
+        runs = (entry.run for entry in self._entries.values() if not entry.run.state.final)
+        return any(run.policy.name == policy and run.project != project for run in runs)
+
     def _policy_taken(self, waiting: Entry) -> bool:
         """Returns whether an active run trains the same policy; the waiting run is notified once."""
         policy = waiting.run.policy.name

@@ -32,10 +32,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The caller of a model.
 
     Attributes:
+        project: project that the call is made for: its limits apply.
+        models_of: project whose models it may call; `ALL_PROJECTS` for a token of all projects that names none.
         attribution: the attempt that the call belongs to; None if the caller is not an attempt.
     """
 
     project: str
+    models_of: str
     attribution: Attribution | None
 
     @property
@@ -44,8 +47,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.attribution is None else self.attribution.attempt
 
 
-def caller_of(token: TokenCaller) -> Caller:
-    """Returns the caller that a token names, with the attempt if it is an attempt key."""
+def caller_of(token: TokenCaller, project: str = "") -> Caller:
+    """Returns the caller that a token names, with the attempt if it is an attempt key.
+
+    Args:
+        token: the token.
+        project: project that the call is made for, one of the token's; empty if the call names none.
+    """
     attribution = None
     if token.attempt is not None:
         attribution = Attribution(
@@ -56,4 +64,4 @@ def caller_of(token: TokenCaller) -> Caller:
             expires_s=token.expires_s,
             token_budget=token.token_budget,
         )
-    return Caller(project=token.own_project, attribution=attribution)
+    return Caller(project=project or token.own_project, models_of=project or token.project, attribution=attribution)

@@ -31,6 +31,7 @@ class CallPlanner:
         Raises:
             FulmenError: if no target can take the call.
         """
+        self._tables.current.route(call.request.model, call.caller.models_of)
         request, stored = call.request, None
         by_responses = request.api.name is ApiName.RESPONSES
         if by_responses:
@@ -67,7 +68,8 @@ class CallPlanner:
             if trained:
                 return 1
         # A missing fallback must not turn a backend's failure into RouteNotFound for a model that was never asked for.
-        fallbacks = [model for model in route.fallbacks if model in self._tables.current.routes]
+        routes, project = self._tables.current.routes, call.caller.models_of
+        fallbacks = [model for model in route.fallbacks if model in routes and routes[model].is_open_to(project)]
         call.models = (call.request.model, *fallbacks)
         return len(call.models)
 

@@ -99,6 +99,7 @@ def decode_route(message: route_pb2.Route) -> Route:
         deadline_s=_seconds(message, "deadline"),
         hedge_delay_s=_seconds(message, "hedge_delay"),
         cached=message.cached,
+        project=message.project,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from fulmen.errors import BackendUnavailable, RouteNotFound
+from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.apis.api import ApiName, Dialect
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.balancing import Balancing, CallAffinity, Replica, pick, rendezvous, seed_of
@@ -93,6 +94,7 @@ class Route:
         deadline_s: timeout until the complete answer or first event, seconds; None applies the proxy's setting.
         hedge_delay_s: seconds without a first byte after which a second replica is tried, too; None disables hedging.
         cached: whether equal requests are answered from memory.
+        project: project whose callers may use it; empty for every project's.
     """
 
     model: str
@@ -103,6 +105,11 @@ class Route:
     deadline_s: float | None = None
     hedge_delay_s: float | None = None
     cached: bool = False
+    project: str = ""
+
+    def is_open_to(self, project: str) -> bool:
+        """Returns True if callers of a project, or of `ALL_PROJECTS`, may use it."""
+        return self.project in ("", project) or project == ALL_PROJECTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +170,19 @@ class RoutingTable:
         object.__setattr__(self, "_variants", variants)
         object.__setattr__(self, "_choices", choices)
 
-    def route(self, model: str) -> Route:
+    def models(self, project: str = ALL_PROJECTS) -> list[str]:
+        """Returns the models that callers of a project may use, sorted."""
+        return sorted(model for model, route in self.routes.items() if route.is_open_to(project))
+
+    def route(self, model: str, project: str = ALL_PROJECTS) -> Route:
         """Returns the route of a model.
 
         Raises:
-            RouteNotFound: if the model has no route; lists the models served.
+            RouteNotFound: if the model has no route that callers of the project may use; lists the models that they may.
         """
         route = self.routes.get(model)
-        if route is None:
-            served = ", ".join(sorted(self.routes)) or "none"
+        if route is None or not route.is_open_to(project):
+            served = ", ".join(self.models(project)) or "none"
             raise RouteNotFound(
                 f"Model '{model[:100]}' is not served. Served models: {served}.",
                 model=model[:100],

@@ -21,7 +21,7 @@ from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.transport.rpc_answer_writer import EventAnswerWriter, WholeAnswerWriter
 from fulmen_service_kit.http.wire import JSON_TYPE
-from fulmen_service_kit.security.auth import current_caller
+from fulmen_service_kit.security.auth import current_caller, require_project
 
 
 class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
@@ -136,7 +136,8 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         request: completion_service_pb2.CompleteRequest | completion_service_pb2.StreamCompleteRequest,
         writer: WholeAnswerWriter | EventAnswerWriter,
     ) -> None:
-        head, caller = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME]), caller_of(current_caller())
+        head = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME])
+        caller = caller_of(current_caller(), require_project(request.project) if request.project else "")
         try:
             with self._buffer.share() as share:
                 try:

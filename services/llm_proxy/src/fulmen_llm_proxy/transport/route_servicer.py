@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, BackendNotFound, ResourceNotFound, RouteNotFound, Violation
+from fulmen.errors import ArgumentInvalid, BackendNotFound, ResourceNotFound, RouteExists, RouteNotFound, Violation
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2, route_service_pb2_grpc
 from fulmen_llm_proxy.routing.codec import (
     ROUTE_KIND,
@@ -53,7 +53,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         if unknown:
             raise BackendNotFound(f"Backend {', '.join(unknown)} not found.", backend=", ".join(unknown))
         async with self._changing:
-            [changed] = await self._put(lambda: [request.route])
+            [changed] = await self._put(lambda: [self._owned(request.route, route.model)])
         return route_service_pb2.PutRouteResponse(route=changed)
 
     async def GetRoute(
@@ -178,6 +178,23 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             served = ", ".join(sorted(self._tables.current.routes)) or "none"
             raise RouteNotFound(f"Route routes/{model} not found. Served: {served}.", model=model, served=served)
         return _as_message(document)
+
+    def _owned(self, wanted: route_pb2.Route, model: str) -> route_pb2.Route:
+        """Returns a wanted route; one without a project has that of the present route.
+
+        Raises:
+            RouteExists: if it has a project, and the present route is not that project's.
+        """
+        present = self._resources.find(route_resource(model))
+        if present is None:
+            return wanted
+        project = parse_route(present.content).project
+        if wanted.project not in ("", project):
+            raise RouteExists(f"The model name '{model}' is in use outside {wanted.project}.", model=model)
+        owned = route_pb2.Route()
+        owned.CopyFrom(wanted)
+        owned.project = project
+        return owned
 
     async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:
         """Publishes the routes that differ from the current ones; returns all resulting routes."""

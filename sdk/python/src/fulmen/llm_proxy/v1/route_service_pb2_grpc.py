@@ -90,9 +90,10 @@ class RouteServiceServicer(object):
     """
 
     def PutRoute(self, request, context):
-        """Creates or replaces a route. Idempotent.
+        """Creates or replaces a route. Idempotent. A request without a project keeps the route's.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`); `ALREADY_EXISTS` (`ROUTE_EXISTS`): the
+        request has a project, and the route is not that project's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
@@ -38,6 +38,9 @@ ROLLOUTS = "rollouts"
 
 KnowsRun = Callable[[str], bool]
 """Returns whether the service has a run of this name."""
+
+IsTaken = Callable[[str, str], Awaitable[bool]]
+"""Returns whether a model name is in use outside a project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,10 @@ def _knows_none(name: str) -> bool:
     return False
 
 
+async def _is_free(policy: str, project: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationRules:
     """Restrictions of this service on its runs.
@@ -91,6 +98,7 @@ class CreationRules:
         exchange_targets: Addresses of services through which ranks may exchange gradients.
         model_roots: Folders below which `policy.path` may lie.
         models: Models that `policy.base` may name.
+        is_taken: Whether a model name is in use outside a project.
     """
 
     registry: Registry
@@ -100,6 +108,7 @@ class CreationRules:
     exchange_targets: Collection[str] = ()
     model_roots: ModelRoots = ANY_FOLDER
     models: BaseModels | None = None
+    is_taken: IsTaken = _is_free
 
 
 def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:
@@ -150,6 +159,7 @@ async def checked_run(
     if draft.algorithm in rules.registry:
         violations += _path_problems(draft, rules.model_roots)
         violations += await _base_problems(draft, rules.models)
+        violations += await _name_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
     if violations or settings is None:
@@ -166,6 +176,13 @@ async def checked_run(
         request_id=draft.request_id,
         request_digest=digest(draft),
     )
+
+
+async def _name_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
+    if not _POLICY_NAME.fullmatch(draft.policy.name) or not await is_taken(draft.policy.name, draft.project):
+        return []
+    text = f"the model name {draft.policy.name!r} is in use outside {draft.project}: choose another"
+    return [Violation(field="policy.name", description=text)]
 
 
 def _engine_problems(engine: EngineSettings, rules: CreationRules) -> list[Violation]:

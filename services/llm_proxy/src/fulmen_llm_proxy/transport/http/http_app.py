@@ -162,7 +162,7 @@ class HttpApp:
             if api is not None:
                 await share.timed(self._call(api, path, caller, scope, receive, send))
             elif name.startswith(_MODELS):
-                await respond(send, 200, self._models(name, dialect_of(scope, name)))
+                await respond(send, 200, self._models(name, caller, dialect_of(scope, name)))
             else:
                 await self._stored.answer(scope, name, caller, send)
 
@@ -193,19 +193,20 @@ class HttpApp:
         if attempt is None or token.attempt == attempt:
             return caller_of(token)
         attribution = await self._attempts.attribution(attempt, token)
-        return Caller(project=attribution.project, attribution=attribution)
+        project = attribution.project
+        return Caller(project=project, models_of=project, attribution=attribution)
 
-    def _models(self, path: str, dialect: Dialect) -> bytes:
-        """Returns all models, or the one that the path names.
+    def _models(self, path: str, caller: Caller, dialect: Dialect) -> bytes:
+        """Returns the models that a caller may use, or the one that the path names.
 
         Raises:
             RouteNotFound: if that model is not served.
         """
         table = self._tables.current
         if path == _MODELS:
-            return _model_list(table.routes, dialect)
+            return _model_list(table.models(caller.models_of), dialect)
         name = path.removeprefix(_MODEL)
-        table.route(name)
+        table.route(name, caller.models_of)
         return encode(_model(name, dialect))
 
 
@@ -322,7 +323,7 @@ class _AnswerWriter:
 
 def _model_list(names: Iterable[str], dialect: Dialect) -> bytes:
     """Returns the served models on one page, in the format of a vendor; their creation time is unknown: 1970."""
-    models = [_model(name, dialect) for name in sorted(names)]
+    models = [_model(name, dialect) for name in names]
     if dialect is Dialect.ANTHROPIC:
         edges = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
         return encode({"data": models, "has_more": False, **edges})
