@@ -18,7 +18,7 @@ from fulmen_store.rollouts.filter import (
     Negation,
     Operator,
     Value,
-    operators_of,
+    ROLLOUTS,
 )
 from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
@@ -72,7 +72,7 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
 def comparisons(draw: st.DrawFn) -> Comparison:
     """Draws one comparison that the grammar allows."""
     field = draw(st.sampled_from(list(Field)))
-    sign = draw(st.sampled_from(sorted(operators_of(field))))
+    sign = draw(st.sampled_from(sorted(ROLLOUTS.operators_of(field))))
     return Comparison(field=field, operator=sign, value=draw(VALUES[field]))
 
 

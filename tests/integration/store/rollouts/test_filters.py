@@ -27,7 +27,7 @@ from fulmen_store.rollouts.filter import (
     Expression,
     Field,
     both,
-    operators_of,
+    ROLLOUTS,
 )
 from fulmen_store.rollouts.filter_parser import parse_filter
 from fulmen_store.rollouts.lists import RolloutLists, compiled, order_sql
@@ -181,7 +181,7 @@ async def test_every_field_and_operator_can_be_prepared(connection: Any) -> None
     for name in LISTS:
         first = 1 + max(int(number) for number in re.findall(r"\$(\d+)", SQL[name]))
         for field in Field:
-            for operator in operators_of(field):
+            for operator in ROLLOUTS.operators_of(field):
                 where = Comparison(field=field, operator=operator, value=SOME_VALUE[field])
                 condition, values = compiled(where, first=first)
                 statement = await connection.prepare(filtered(name, condition))
