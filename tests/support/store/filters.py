@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fulmen_store.rollouts.filter import (
+    ROLLOUTS,
     Comparison,
     Conjunction,
     Disjunction,
@@ -18,7 +19,6 @@ from fulmen_store.rollouts.filter import (
     Negation,
     Operator,
     Value,
-    ROLLOUTS,
 )
 from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
+from fulmen_llm_proxy.calls.app_calls import AppCalls
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
@@ -54,8 +56,11 @@ from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.calls import CallMetrics
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
+from fulmen_llm_proxy.metrics.recording import RecordingMetrics
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.metrics.usage import UsageMetrics
+from fulmen_llm_proxy.recording.buffer import RecordingBuffer
+from fulmen_llm_proxy.recording.delivery import RecordingDelivery
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.routing.retry import RetryPolicy
@@ -88,6 +93,8 @@ _PACKAGE = "fulmen.llm_proxy.v1"
 SERVICE_NAMES = tuple(
     f"{_PACKAGE}.{name}" for name in ("RouteService", "BackendService", "CaptureService", "CompletionService")
 )
+_LAST_CALLS_S = 5.0
+"""How long the end waits until the store has the recorded calls of apps, seconds."""
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
 """Retries of calls to the store: without a deadline, and often enough to follow within a second of its return."""
 
@@ -118,6 +125,8 @@ class _State:
     checks: AttemptChecks
     guard: AttemptGuard
     queue: CaptureQueue
+    app_calls: RecordingBuffer
+    recording_metrics: RecordingMetrics
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
@@ -162,6 +171,9 @@ async def build_proxy(
             group.create_task(http.drain(), name="drain-http")
             group.create_task(completions.drain(settings.drain_grace_s * ANSWERS_SHARE), name="drain-rpcs")
         await state.queue.emptied()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CALLS_S):
+                await state.app_calls.emptied()
         await usage_sync.flush()
 
     return ServiceParts(
@@ -194,6 +206,7 @@ async def _state(
     published = PublishedKeys(secrets, file=keys_file)
     followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
+    recording_metrics = RecordingMetrics(registry)
     clock = LimitClock(wall=time.time, monotonic=time.monotonic)
     state = _State(
         instance_id=uuid.uuid4().hex,
@@ -207,6 +220,8 @@ async def _state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=recording_metrics),
+        recording_metrics=recording_metrics,
         followed=followed,
         published=published,
         response_ids=ResponseIds(secrets.accepted),
@@ -314,6 +329,7 @@ def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
             metrics=CallMetrics(state.registry, state.tables),
             ledger=state.ledger,
             queue=state.queue,
+            app_calls=AppCalls(tables=state.tables, prices=state.prices, buffer=state.app_calls),
             traces=None if traces is None else CallTraces(traces),
         ),
         max_event_bytes=settings.max_answer_bytes,
@@ -431,6 +447,9 @@ def _roles(
             spool=spool,
             retry=_STORE_RETRY,
             metrics=metrics,
+        ),
+        "recording-delivery": RecordingDelivery(
+            buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY, metrics=state.recording_metrics
         ),
         "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),

@@ -133,9 +133,9 @@ async def test_an_app_rates_a_conversation_and_calls_are_found_by_it(stubs: Stub
 async def test_a_rating_that_cannot_be_one_is_refused_with_every_problem(
     stubs: Stubs, change: dict[str, Any], fields: set[str]
 ) -> None:
+    request = pb.RateConversationRequest(**({"name": "projects/default/conversations/x"} | change))
     with pytest.raises(ArgumentInvalid) as refused:
-        values = {"name": "projects/default/conversations/x"} | change
-        await stubs.calls.RateConversation(pb.RateConversationRequest(**values))
+        await stubs.calls.RateConversation(request)
     assert {violation.field for violation in refused.value.violations} == fields
 
 

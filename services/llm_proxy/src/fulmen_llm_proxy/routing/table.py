@@ -83,6 +83,23 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What of an app's own calls is kept.
+
+    Attributes:
+        sample_rate: share of the calls, over 0 and at most 1.
+        redact: names of built-in rules of redaction.
+        patterns: further rules, name and regular expression.
+        retention_s: how long calls are kept, seconds.
+    """
+
+    sample_rate: float
+    redact: tuple[str, ...]
+    patterns: tuple[tuple[str, str], ...]
+    retention_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A public model name and its targets.
 
@@ -93,6 +110,7 @@ class Route:
         deadline_s: timeout until the complete answer or first event, seconds; None applies the proxy's setting.
         hedge_delay_s: seconds without a first byte after which a second replica is tried, too; None disables hedging.
         cached: whether equal requests are answered from memory.
+        recording: recording of calls without an attempt key; None if none is recorded.
     """
 
     model: str
@@ -103,6 +121,7 @@ class Route:
     deadline_s: float | None = None
     hedge_delay_s: float | None = None
     cached: bool = False
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

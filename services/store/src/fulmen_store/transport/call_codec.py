@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.errors import Violation
 from fulmen.ids import call_name, conversation_name, parse_call_name, parse_conversation_name
 from fulmen.store.v1 import call_pb2
 from fulmen.store.v1 import call_service_pb2 as pb
