@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -180,12 +179,7 @@ async def test_a_call_that_is_too_large_takes_too_long_or_is_odd_is_answered_dro
     proxy: RunningProxy, real_store: StoreHandle
 ) -> None:
     key = app_key(proxy)
-    for size in (1_200_000, 5_000_000):
-        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * size}]}).encode()
-        url, headers = f"{proxy.url}/chat/completions", {"Authorization": f"Bearer {key}"}
-        async with proxy.http.post(url, data=io.BytesIO(body), headers=headers) as answer:
-            assert answer.status == 200
-            await answer.read()
+    assert (await proxy.chat(key, "x" * 600_000))[0] == 200
     slow = route_pb2.RedactionPattern(name="slow", expression="(a+)+$")
     await put(proxy, target("one"), recording=route_pb2.Recording(sample_rate=1.0, patterns=[slow]))
     assert (await proxy.chat(key, "a" * 5000 + "b"))[0] == 200
@@ -196,7 +190,7 @@ async def test_a_call_that_is_too_large_takes_too_long_or_is_odd_is_answered_dro
         reason: proxy.metric("recorded_calls_dropped_total", reason=reason)
         for reason in ("too_large", "redaction_timeout")
     }
-    assert dropped == {"too_large": 2, "redaction_timeout": 1}
+    assert dropped == {"too_large": 1, "redaction_timeout": 1}
     assert proxy.metric("recorded_calls_total") == 1
 
 
