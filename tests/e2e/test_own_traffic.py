@@ -1,0 +1,159 @@
+"""An app's own traffic is recorded, becomes a data set, trains a policy, and the policy takes over, in docs/own-traffic.md's order."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from fulmen.client.aio.client import AsyncClient
+from fulmen.store.v1 import project_service_pb2
+from tests.support.algorithm.runs import eventually
+from tests.support.algorithm.training import BUILDER
+from tests.support.end_to_end import World
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
+
+QUESTIONS = [f"{first}+{second}=" for first in range(3) for second in range(4)]
+TRAINED = """\
+name = "support"
+[policy]
+name = "support"
+build = "tiny_model.py:build"
+[data]
+demonstrations = "support.train.jsonl"
+validation_demonstrations = "support.validation.jsonl"
+[[stage]]
+algorithm = "sft"
+steps = 2
+warmup_steps = 0
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def vendor() -> AsyncIterator[str]:
+    """Yields the URL of an OpenAI-compatible endpoint that adds up."""
+
+    async def complete(request: web.Request) -> web.Response:
+        asked = await request.json()
+        first, _, second = asked["messages"][-1]["content"].partition(" ")[0].rstrip("=").partition("+")
+        text = str(int(first) + int(second)) if second else "Thanks."
+        return web.json_response(
+            {
+                "id": "c1", "object": "chat.completion", "created": 1, "model": asked["model"],
+                "choices": [
+                    {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                ],
+                "usage": {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11},
+            }
+        )  # fmt: skip
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await runner.cleanup()
+
+
+async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
+    world: World, vendor: str, tmp_path: Path, repository_root: Path
+) -> None:
+    async def command(*words: str | Path) -> str:
+        done = await world.fulmen(*words)
+        assert done.status == 0, done.stdout + done.stderr
+        return done.stdout
+
+    # 1. The app calls a route, which records.
+    await command("proxy", "backend", "add", "vendor", vendor)
+    await command("proxy", "route", "put", "assistant", "--target", "vendor:gpt-4o")
+    shown = await command("proxy", "route", "record", "assistant", "--pattern", r"customer=C-\d{4}")
+    assert "1 of calls" in shown
+    issued = await world.client.projects.IssueToken(
+        project_service_pb2.IssueTokenRequest(
+            project="projects/default", role=project_service_pb2.TOKEN_ROLE_CLIENT, subject="app"
+        )
+    )
+    app = AsyncOpenAI(base_url=f"{world.stack.targets['llm_proxy_http']}/v1", api_key=issued.token)
+    for number, question in enumerate(QUESTIONS):
+        turns = [{"role": "user", "content": f"{question} asks C-1234, ann@example.org"}]
+        for more in ("", "Thanks!"):
+            if more:
+                turns.append({"role": "user", "content": more})
+            named = {"x-fulmen-conversation": f"chat-{number}"} if number % 2 else {}
+            answer = await app.chat.completions.create(model="assistant", messages=turns, extra_headers=named)
+            turns.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+    # 2. Conversations appear, without what the rules found.
+    async with AsyncClient(state_dir=world.state_dir) as client:
+
+        async def complete() -> bool:
+            found = [each async for each in client.calls.conversations(filter="model = assistant")]
+            return len(found) == len(QUESTIONS) and all(each.call_count == 2 for each in found)
+
+        await eventually(complete, what="every conversation is recorded")
+        calls = await client.calls.list(filter="model = assistant").to_list()
+        texts = json.dumps([(call.messages, call.answer) for call in calls])
+        assert "[customer]" in texts
+        assert "[email]" in texts
+        assert "C-1234" not in texts
+        assert "ann@" not in texts
+        await client.calls.rate("chat-1", 0, label="thumbs down")
+
+    # 3. They become demonstrations, except the one that was no good; and somebody's are deleted.
+    await command("calls", "delete", "chat-3")
+    made = json.loads(
+        await command(
+            "dataset", "create", "support", "--from", "calls", "--filter", "model = assistant AND NOT score < 0.5",
+            "--folder", tmp_path, "-o", "json",
+        )
+    )  # fmt: skip
+    assert made["conversations"] == sum(made["rows"].values()) == len(QUESTIONS) - 2
+    lines = (tmp_path / "support.train.jsonl").read_text().splitlines()
+    assert [message["role"] for message in json.loads(lines[0])["messages"]] == ["user", "assistant"] * 2
+
+    # 4. They train a policy.
+    (tmp_path / "tiny_model.py").write_bytes(BUILDER)
+    (tmp_path / "make_model.py").write_bytes((repository_root / "examples/arithmetic/make_model.py").read_bytes())
+    (tmp_path / "train.toml").write_text(TRAINED)
+    (run,) = json.loads(await command("train", tmp_path / "train.toml", "-o", "json"))["training_runs"]
+    assert run["algorithm"] == "sft"
+
+    # 5. The policy takes a tenth of the calls, then all, and gives them back.
+    async def answered_by(count: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for number in range(count):
+            answer = await app.chat.completions.create(
+                model="assistant", messages=[{"role": "user", "content": f"{number}+1="}], max_tokens=2,
+            )  # fmt: skip
+            found["vendor" if answer.id == "c1" else "policy"] += 1
+        return found
+
+    await command("proxy", "route", "canary", "assistant", "--policy", "support", "--percent", "10")
+    split = await answered_by(150)
+    assert split["policy"] > 0
+    assert split["vendor"] > split["policy"]
+    await command("proxy", "route", "canary", "assistant", "--policy", "support", "--percent", "100")
+    assert await answered_by(5) == {"policy": 5}
+    await command("proxy", "route", "rollback", "assistant")
+    await command("proxy", "route", "rollback", "assistant", "--to", "2")
+    assert await answered_by(5) == {"vendor": 5}
+
+    # Meanwhile the route goes on recording, and says who answered.
+    async with AsyncClient(state_dir=world.state_dir) as client:
+        version = run["policy_version"]
+
+        async def arrived() -> bool:
+            where = f"policy = support AND policy_version = {version} AND http_status = 200"
+            return len(await client.calls.list(filter=where).to_list()) == split["policy"] + 5
+
+        await eventually(arrived, what="the policy's calls are recorded")
+    await command("proxy", "route", "record", "assistant", "--off")
+    await command("proxy", "route", "delete", "assistant")
