@@ -91,8 +91,46 @@ async def vendor() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
+@pytest_asyncio.fixture(loop_scope="package")
+async def app(world: World) -> AsyncIterator[AsyncOpenAI]:
+    """Yields the client of an app, with a token of the role client."""
+    request = project_service_pb2.IssueTokenRequest(
+        project="projects/default", role=project_service_pb2.TOKEN_ROLE_CLIENT, subject="app"
+    )
+    token = (await world.client.projects.IssueToken(request)).token
+    async with AsyncOpenAI(base_url=f"{world.stack.targets['llm_proxy_http']}/v1", api_key=token) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def client(world: World) -> AsyncIterator[AsyncClient]:
+    """Yields the Python API."""
+    async with AsyncClient(state_dir=world.state_dir) as opened:
+        yield opened
+
+
+async def talk(app: AsyncOpenAI, number: int, question: str) -> None:
+    """Has a conversation of two calls; every other one is named."""
+    turns = []
+    for text in (f"{question} asks C-1234, ann@example.org", "Thanks!"):
+        turns.append({"role": "user", "content": text})
+        named = {"x-fulmen-conversation": f"chat-{number}"} if number % 2 else {}
+        answer = await app.chat.completions.create(model="assistant", messages=turns, extra_headers=named)
+        turns.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+
+async def answered_by(app: AsyncOpenAI, count: int) -> Counter[str]:
+    """Returns how many calls the vendor and the policy answer."""
+    found: Counter[str] = Counter()
+    for number in range(count):
+        turns = [{"role": "user", "content": f"{number}+1="}]
+        answer = await app.chat.completions.create(model="assistant", messages=turns, max_tokens=2)
+        found["vendor" if answer.id == "c1" else "policy"] += 1
+    return found
+
+
 async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
-    world: World, vendor: str, tmp_path: Path, repository_root: Path
+    world: World, client: AsyncClient, app: AsyncOpenAI, vendor: str, tmp_path: Path, repository_root: Path
 ) -> None:
     async def command(*words: str | Path) -> str:
         done = await world.fulmen(*words)
@@ -102,54 +140,30 @@ async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
     # 1. The app calls a route, which records.
     await command("proxy", "backend", "add", "vendor", vendor)
     await command("proxy", "route", "put", "assistant", "--target", "vendor:gpt-4o")
-    shown = await command("proxy", "route", "record", "assistant", "--pattern", r"customer=C-\d{4}")
-    assert "1 of calls" in shown
-    issued = await world.client.projects.IssueToken(
-        project_service_pb2.IssueTokenRequest(
-            project="projects/default", role=project_service_pb2.TOKEN_ROLE_CLIENT, subject="app"
-        )
-    )
-    app = AsyncOpenAI(base_url=f"{world.stack.targets['llm_proxy_http']}/v1", api_key=issued.token)
+    assert "1 of calls" in await command("proxy", "route", "record", "assistant", "--pattern", r"customer=C-\d{4}")
     for number, question in enumerate(QUESTIONS):
-        turns = [{"role": "user", "content": f"{question} asks C-1234, ann@example.org"}]
-        for more in ("", "Thanks!"):
-            if more:
-                turns.append({"role": "user", "content": more})
-            named = {"x-fulmen-conversation": f"chat-{number}"} if number % 2 else {}
-            answer = await app.chat.completions.create(model="assistant", messages=turns, extra_headers=named)
-            turns.append({"role": "assistant", "content": answer.choices[0].message.content})
+        await talk(app, number, question)
 
     # 2. Conversations appear, without what the rules found.
-    async with AsyncClient(state_dir=world.state_dir) as client:
+    async def complete() -> bool:
+        found = [each async for each in client.calls.conversations(filter="model = assistant")]
+        return len(found) == len(QUESTIONS) and all(each.call_count == 2 for each in found)
 
-        async def complete() -> bool:
-            found = [each async for each in client.calls.conversations(filter="model = assistant")]
-            return len(found) == len(QUESTIONS) and all(each.call_count == 2 for each in found)
-
-        await eventually(complete, what="every conversation is recorded")
-        calls = await client.calls.list(filter="model = assistant").to_list()
-        texts = json.dumps([(call.messages, call.answer) for call in calls])
-        assert "[customer]" in texts
-        assert "[email]" in texts
-        assert "C-1234" not in texts
-        assert "ann@" not in texts
-        await client.calls.rate("chat-1", 0, label="thumbs down")
-
-    # 3. They become demonstrations, except the one that was no good; and somebody's are deleted.
+    await eventually(complete, what="every conversation is recorded")
+    calls = await client.calls.list(filter="model = assistant").to_list()
+    texts = json.dumps([(call.messages, call.answer) for call in calls])
+    assert [word in texts for word in ("[customer]", "[email]", "C-1234", "ann@")] == [True, True, False, False]
+    await client.calls.rate("chat-1", 0, label="thumbs down")
     await command("calls", "delete", "chat-3")
-    made = json.loads(
-        await command(
-            "dataset", "create", "support", "--from", "calls", "--filter", "model = assistant AND NOT score < 0.5",
-            "--folder", tmp_path, "-o", "json",
-        )
-    )  # fmt: skip
-    assert made["conversations"] == sum(made["rows"].values()) == len(QUESTIONS) - 2
-    lines = (tmp_path / "support.train.jsonl").read_text().splitlines()
-    assert [message["role"] for message in json.loads(lines[0])["messages"]] == ["user", "assistant"] * 2
 
-    await command(
-        "dataset", "create", "questions", "--as", "tasks", "--filter", "message_count = 1", "--folder", tmp_path
-    )
+    # 3. They become data sets, except the one that was no good and the one that was deleted.
+    chosen = ("--filter", "model = assistant AND NOT score < 0.5", "--folder", tmp_path)
+    made = json.loads(await command("dataset", "create", "support", "--from", "calls", *chosen, "-o", "json"))
+    assert made["conversations"] == sum(made["rows"].values()) == len(QUESTIONS) - 2
+    demonstration = json.loads((tmp_path / "support.train.jsonl").read_text().splitlines()[0])
+    assert [message["role"] for message in demonstration["messages"]] == ["user", "assistant"] * 2
+    chosen = ("--filter", "model = assistant AND message_count = 1", "--folder", tmp_path)
+    await command("dataset", "create", "questions", "--as", "tasks", *chosen)
     task = json.loads((tmp_path / "questions.train.jsonl").read_text().splitlines()[0])
     first, _, second = task["input"]["messages"][0]["content"].partition("=")[0].partition("+")
     assert task["answer"] == str(int(first) + int(second))
@@ -163,33 +177,22 @@ async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
     assert [run["algorithm"] for run in runs] == ["sft", "grpo"]
 
     # 5. The policy takes a tenth of the calls, then all, and gives them back.
-    async def answered_by(count: int) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for number in range(count):
-            answer = await app.chat.completions.create(
-                model="assistant", messages=[{"role": "user", "content": f"{number}+1="}], max_tokens=2,
-            )  # fmt: skip
-            found["vendor" if answer.id == "c1" else "policy"] += 1
-        return found
+    before = json.loads(await command("proxy", "route", "show", "assistant", "-o", "json"))["version"]
+    share = ("proxy", "route", "canary", "assistant", "--policy", "support", "--percent")
+    await command(*share, "10")
+    split = await answered_by(app, 150)
+    assert 0 < split["policy"] < split["vendor"]
+    await command(*share, "100")
+    assert await answered_by(app, 5) == {"policy": 5}
+    await command("proxy", "route", "rollback", "assistant", "--to", before)
+    assert await answered_by(app, 5) == {"vendor": 5}
 
-    await command("proxy", "route", "canary", "assistant", "--policy", "support", "--percent", "10")
-    split = await answered_by(150)
-    assert split["policy"] > 0
-    assert split["vendor"] > split["policy"]
-    await command("proxy", "route", "canary", "assistant", "--policy", "support", "--percent", "100")
-    assert await answered_by(5) == {"policy": 5}
-    await command("proxy", "route", "rollback", "assistant")
-    await command("proxy", "route", "rollback", "assistant", "--to", "2")
-    assert await answered_by(5) == {"vendor": 5}
+    # Meanwhile the route went on recording, and says who answered.
+    version = runs[-1]["policy_version"].rpartition("/")[2]
 
-    # Meanwhile the route goes on recording, and says who answered.
-    async with AsyncClient(state_dir=world.state_dir) as client:
-        version = runs[-1]["policy_version"].rpartition("/")[2]
+    async def arrived() -> bool:
+        where = f"policy = support AND policy_version = {version} AND http_status = 200"
+        return len(await client.calls.list(filter=where).to_list()) == split["policy"] + 5
 
-        async def arrived() -> bool:
-            where = f"policy = support AND policy_version = {version} AND http_status = 200"
-            return len(await client.calls.list(filter=where).to_list()) == split["policy"] + 5
-
-        await eventually(arrived, what="the policy's calls are recorded")
-    await command("proxy", "route", "record", "assistant", "--off")
+    await eventually(arrived, what="the policy's calls are recorded")
     await command("proxy", "route", "delete", "assistant")
