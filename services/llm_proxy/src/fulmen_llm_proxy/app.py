@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -93,8 +92,6 @@ _PACKAGE = "fulmen.llm_proxy.v1"
 SERVICE_NAMES = tuple(
     f"{_PACKAGE}.{name}" for name in ("RouteService", "BackendService", "CaptureService", "CompletionService")
 )
-_LAST_CALLS_S = 5.0
-"""How long the end waits until the store has the recorded calls of apps, seconds."""
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
 """Retries of calls to the store: without a deadline, and often enough to follow within a second of its return."""
 
@@ -126,7 +123,6 @@ class _State:
     guard: AttemptGuard
     queue: CaptureQueue
     app_calls: RecordingBuffer
-    recording_metrics: RecordingMetrics
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
@@ -171,9 +167,7 @@ async def build_proxy(
             group.create_task(http.drain(), name="drain-http")
             group.create_task(completions.drain(settings.drain_grace_s * ANSWERS_SHARE), name="drain-rpcs")
         await state.queue.emptied()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_CALLS_S):
-                await state.app_calls.emptied()
+        await state.app_calls.settled()
         await usage_sync.flush()
 
     return ServiceParts(
@@ -206,7 +200,6 @@ async def _state(
     published = PublishedKeys(secrets, file=keys_file)
     followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
-    recording_metrics = RecordingMetrics(registry)
     clock = LimitClock(wall=time.time, monotonic=time.monotonic)
     state = _State(
         instance_id=uuid.uuid4().hex,
@@ -220,8 +213,7 @@ async def _state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=recording_metrics),
-        recording_metrics=recording_metrics,
+        app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
         published=published,
         response_ids=ResponseIds(secrets.accepted),
@@ -256,11 +248,7 @@ async def _workers(
         return None, None
     folder = Path(settings.workers_dir)
     siblings = await Siblings.open(
-        folder,
-        own_index=settings.worker_index,
-        count=settings.workers,
-        token=token,
-        stack=stack,
+        folder, own_index=settings.worker_index, count=settings.workers, token=token, stack=stack
     )
     return siblings, sockets_of(folder, settings.worker_index)
 
@@ -448,18 +436,13 @@ def _roles(
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
-        "recording-delivery": RecordingDelivery(
-            buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY, metrics=state.recording_metrics
-        ),
+        "recording-delivery": RecordingDelivery(buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY),
         "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),
         "backend-key-watch": state.key_watch,
         "attempt-watch": AttemptWatch(guard=state.guard, checks=state.checks, metrics=state.key_metrics),
         "health-probe": HealthProbe(
-            session=state.session,
-            tables=state.tables,
-            states=state.states,
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
+            session=state.session, tables=state.tables, states=state.states,
+            interval_s=settings.health_interval_s, timeout_s=settings.health_timeout_s,
         ),
-    }
+    }  # fmt: skip

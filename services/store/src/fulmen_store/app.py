@@ -339,15 +339,10 @@ class _Services:
             stopping=stopping,
         )
         self.leases = LeaseService(
-            sessions=queue.sessions,
-            dispatcher=queue.dispatcher,
-            ends=queue.ends,
-            projects=queue.project_names,
-            checks=AttemptCheckTable(database),
-            signer=queue.signer,
-            drain_notice_s=settings.drain_notice_s,
+            sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
+            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
-        )
+        )  # fmt: skip
         self.resources = ResourceService(
             resources=Resources(table=queue.resource_table, wakeups=wakeups),
             watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
@@ -359,11 +354,8 @@ class _Services:
         self.projects = ProjectService(
             projects=Projects(table=projects, wakeups=wakeups),
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
-            table=projects,
-            token_table=tokens,
-            verifier=verifier,
-            keys=keys,
-        )
+            table=projects, token_table=tokens, verifier=verifier, keys=keys,
+        )  # fmt: skip
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(

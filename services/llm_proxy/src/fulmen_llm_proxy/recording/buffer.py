@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from fulmen_llm_proxy.metrics.recording import RecordingMetrics
@@ -10,6 +11,7 @@ from fulmen_llm_proxy.recording.app_call import AppCall
 
 MAX_CALL_BYTES = 4 * 1024 * 1024
 """Largest request and answer that are looked at, bytes; of a stream each event counts whole."""
+_LAST_CALLS_S = 5.0
 TOO_LARGE, BUFFER_FULL = "too_large", "buffer_full"
 
 
@@ -18,7 +20,7 @@ class RecordingBuffer:
 
     def __init__(self, *, max_bytes: int, metrics: RecordingMetrics) -> None:
         self._max_bytes = max_bytes
-        self._metrics = metrics
+        self.metrics = metrics
         self._calls: deque[AppCall] = deque()
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -29,9 +31,9 @@ class RecordingBuffer:
     def offer(self, call: AppCall) -> None:
         """Adds a call, or drops and counts it; never blocks."""
         if call.size_bytes > MAX_CALL_BYTES:
-            self._metrics.dropped(TOO_LARGE)
+            self.metrics.dropped(TOO_LARGE)
         elif self._size_bytes + call.size_bytes > self._max_bytes:
-            self._metrics.dropped(BUFFER_FULL)
+            self.metrics.dropped(BUFFER_FULL)
         else:
             self._calls.append(call)
             self._size_bytes += call.size_bytes
@@ -42,9 +44,11 @@ class RecordingBuffer:
         """Waits until there is a call, without a deadline."""
         await self._filled.wait()
 
-    async def emptied(self) -> None:
-        """Waits until every call is delivered or dropped. The caller sets the deadline."""
-        await self._emptied.wait()
+    async def settled(self) -> None:
+        """Waits a few seconds until every call is delivered or dropped."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CALLS_S):
+                await self._emptied.wait()
 
     def take(self, count: int) -> list[AppCall]:
         """Takes the oldest calls; their memory counts until `release`."""

@@ -18,7 +18,6 @@ from fulmen.errors import ArgumentInvalid, FulmenError, MessageTooLarge, Permiss
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import call_service_pb2 as pb
 from fulmen.store.v1 import call_service_pb2_grpc
-from fulmen_llm_proxy.metrics.recording import RecordingMetrics
 from fulmen_llm_proxy.recording.app_call import AppCall
 from fulmen_llm_proxy.recording.buffer import RecordingBuffer
 from fulmen_llm_proxy.recording.packing import NotRecorded, pack
@@ -36,13 +35,11 @@ _log = structlog.get_logger(__name__)
 class RecordingDelivery:
     """Background role: packs calls in a thread of its own, and sends them."""
 
-    def __init__(
-        self, *, buffer: RecordingBuffer, channel: FulmenChannel, retry: RetryPolicy, metrics: RecordingMetrics
-    ) -> None:
+    def __init__(self, *, buffer: RecordingBuffer, channel: FulmenChannel, retry: RetryPolicy) -> None:
         self._buffer = buffer
         self._stub = call_service_pb2_grpc.CallServiceStub(channel)
         self._retry = retry
-        self._metrics = metrics
+        self._metrics = buffer.metrics
 
     async def run(self) -> None:
         """Delivers until cancelled; the remaining calls are lost then."""
