@@ -65,7 +65,7 @@ def data_set(calls: Iterable[call_pb2.RecordedCall], kind: RowKind, *, validatio
     Args:
         calls: The calls.
         kind: What rows are for.
-        validation_share: Share of the rows that validate, 0 to below 1; at least one of two rows or more, unless it is 0.
+        validation_share: Share of the rows that validate, 0 to below 1; one prompt at least, unless it is 0 or there is one.
     """
     longest: dict[str, call_pb2.RecordedCall] = {}
     count, names = 0, set()
@@ -129,6 +129,8 @@ def _split(said: list[_Said], share: float) -> tuple[list[_Said], list[_Said]]:
     first = sum(int.from_bytes(each.hashes[-2][:8]) < bound for each in ordered)
     if bound and not first and len(ordered) > 1:
         first = sum(each.hashes[-2] == ordered[0].hashes[-2] for each in ordered)
+    if first == len(ordered):
+        first = 0  # there is one prompt, or hardly more
     return ordered[first:], ordered[:first]
 
 
