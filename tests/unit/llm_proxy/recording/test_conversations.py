@@ -19,7 +19,6 @@ def call(arguments: str, call_id: str = "1") -> dict[str, Any]:
     ("answer", "echoed"),
     [
         ({"content": "Hi", "refusal": None, "annotations": []}, {"content": "Hi"}),
-        ({"content": "Hi"}, {"content": [{"type": "text", "text": "Hi"}]}),
         ({"content": None, "tool_calls": [call('{"a":1}')]}, {"content": "", "tool_calls": [call('{"a": 1}', "2")]}),
         ({"content": "Hi", "reasoning_content": "Hm"}, {"content": "Hi", "tool_calls": None}),
     ],

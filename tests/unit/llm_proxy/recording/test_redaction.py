@@ -42,6 +42,12 @@ def test_every_text_of_a_call_is_redacted_names_of_fields_too() -> None:
     }
 
 
+def test_the_arguments_of_a_tool_call_are_read_before_they_are_redacted() -> None:
+    call = {"function": {"arguments": '{"to": "m\\u00fcller\\u0040example.org", "n": 1}'}}
+    assert redactor().redact(call) == {"function": {"arguments": '{"to": "[email]", "n": 1}'}}
+    assert redactor().redact({"arguments": "not JSON: a@b.de"}) == {"arguments": "not JSON: [email]"}
+
+
 def test_own_patterns_come_first_and_no_rules_change_nothing() -> None:
     assert redactor(("customer", r"C-\d{4}")).redact("C-1234 a@b.de") == "[customer] [email]"
     assert redactor(redact=()).redact("C-1234 a@b.de") == "C-1234 a@b.de"

@@ -31,21 +31,13 @@ def chain(messages: Sequence[Message], answer: Message | None) -> tuple[bytes, l
 
 
 def _next(before: bytes, message: Message) -> bytes:
-    said = [message.get("role"), _text(message.get("content")), [_call(each) for each in _objects(message)]]
+    said = [message.get("role"), message.get("content") or "", [_call(each) for each in _objects(message)]]
     return hashlib.sha256(before + json.dumps(said, sort_keys=True).encode()).digest()
 
 
 def _objects(message: Message) -> list[Message]:
     calls = message.get("tool_calls")
     return [each for each in calls if isinstance(each, dict)] if isinstance(calls, list) else []
-
-
-def _text(content: Any) -> Any:
-    """Returns content as it is compared: parts of text as one text."""
-    if isinstance(content, list):
-        texts = [each["text"] for each in content if isinstance(each, dict) and isinstance(each.get("text"), str)]
-        return "".join(texts) if len(texts) == len(content) else content
-    return content or ""
 
 
 def _call(call: Message) -> list[Any]:

@@ -10,9 +10,8 @@ import msgspec
 from fulmen.ids import call_name, conversation_name, uuid7
 from fulmen.store.v1 import call_pb2
 from fulmen.store.v1 import call_service_pb2 as pb
-from fulmen.trajectories.chat import answer_of, messages_of, tools_of
-from fulmen_llm_proxy.apis.api import given
-from fulmen_llm_proxy.apis.assembly import whole_of
+from fulmen.trajectories.chat import Message, answer_of, messages_of, tools_of
+from fulmen_llm_proxy.apis.api import UNREADABLE, given
 from fulmen_llm_proxy.recording.app_call import AppCall
 from fulmen_llm_proxy.recording.conversations import chain
 from fulmen_llm_proxy.recording.redaction import redactor_of
@@ -56,7 +55,11 @@ def _packed(call: AppCall) -> pb.NewCall:
         raise NotRecorded(TOO_LARGE)
     request = _decode(_encode({name: value for name, value in call.fields.items() if name in _TEXT_FIELDS}))
     answer = _answer(call)
-    found = {"messages": list(messages_of(request)), "tools": list(tools_of(request)), "answer": answer_of(answer)}
+    found = {
+        "messages": [_joined(each) for each in messages_of(request)],
+        "tools": list(tools_of(request)),
+        "answer": answer_of(answer),
+    }
     if not found["messages"]:
         raise NotRecorded(MALFORMED)
     if len(_encode(found)) > MAX_CONTENT_BYTES:
@@ -77,16 +80,25 @@ def _packed(call: AppCall) -> pb.NewCall:
     return new
 
 
+def _joined(message: Message) -> Message:
+    """Returns a message whose parts of text are one text: a rule finds nothing that is spread over several."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [each["text"] for each in parts if isinstance(each, dict) and isinstance(each.get("text"), str)]
+    return {**message, "content": "".join(texts)} if texts and len(texts) == len(parts) else message
+
+
 def _answer(call: AppCall) -> Mapping[str, Any]:
-    """Returns the answer in the backend's API, as far as it arrived; empty without one."""
+    """Returns the answer in the backend's API, as far as it arrived; empty without one, or if it is no JSON object."""
     collected = call.collected
     if collected is None or not collected.payloads:
         return {}
-    if collected.streamed:
-        whole = call.answer_api.assemble(collected.payloads)
-    else:
-        whole = whole_of(collected.payloads[0], was_read=not collected.malformed)
-    return _decode(whole) if whole else {}
+    streamed = collected.streamed
+    whole = call.answer_api.assemble(collected.payloads) if streamed else collected.payloads[0]
+    try:
+        return _decode(whole)
+    except UNREADABLE:
+        return {}
 
 
 def _described(call: AppCall, answer: Mapping[str, Any], message_count: int) -> call_pb2.RecordedCall:

@@ -6,6 +6,8 @@ outside the event loop, and without the interpreter's lock.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -68,9 +70,16 @@ class Redactor:
             case list():
                 return [self._value(each, until) for each in value]
             case dict():
-                return {self._text(name, until): self._value(each, until) for name, each in value.items()}
+                return {self._text(name, until): self._field(name, each, until) for name, each in value.items()}
             case _:
                 return value
+
+    def _field(self, name: str, value: Any, until: float) -> Any:
+        """Redacts a field; the arguments of a tool call as the JSON that they are, whose escapes would hide texts."""
+        if name == "arguments" and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return json.dumps(self._value(json.loads(value), until), ensure_ascii=False)
+        return self._value(value, until)
 
     def _text(self, text: str, until: float) -> str:
         for pattern, replace in self._rules:

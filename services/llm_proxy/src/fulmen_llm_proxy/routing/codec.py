@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import regex
 from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Violation
@@ -114,6 +115,12 @@ def decode_route(message: route_pb2.Route) -> Route:
 
 
 def _recording(message: route_pb2.Recording) -> Recording:
+    for i, each in enumerate(message.patterns):
+        try:
+            regex.compile(each.expression)  # which knows a little more than `re`, and a little less
+        except regex.error as error:
+            field = f"route.recording.patterns[{i}].expression"
+            raise _invalid(field, f"is not a regular expression: {error}") from None
     rules = tuple(dict.fromkeys(message.redact)) or REDACTIONS
     return Recording(
         sample_rate=message.sample_rate,

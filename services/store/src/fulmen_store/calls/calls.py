@@ -65,7 +65,7 @@ class CallRecord:
     Attributes:
         conversation: Its id; empty if the app named none.
         content: Serialized `CallContent`.
-        size_bytes: Size of the content.
+        size_bytes: What it counts towards the limit of its project.
         end_hash: Hash over messages and answer; None without an answer.
         prefixes: Hashes of the beginnings that end with an answer, longest first.
     """

@@ -19,6 +19,8 @@ __all__ = ["call_message", "conversation_message", "read_calls"]
 
 MAX_PREFIXES: Final = 32
 MAX_CONTENT_BYTES: Final = 1024 * 1024
+ROW_BYTES: Final = 1024
+"""What a call takes besides its texts: its row, its places in indexes, and its conversation."""
 MAX_TEXT: Final = 128
 HASH_BYTES: Final = 32
 MIN_RETENTION_S: Final = 3600
@@ -77,7 +79,7 @@ def _record(message: pb.NewCall, path: str) -> tuple[str, CallRecord]:
         cost_micros=call.cost_micros,
         message_count=call.message_count,
         content=content,
-        size_bytes=len(content),
+        size_bytes=len(content) + ROW_BYTES,
         end_hash=message.end_hash or None,
         prefixes=list(message.prefix_hashes),
         retention=message.retention.ToTimedelta(),

@@ -34,7 +34,7 @@ create table recorded_call (
     message_count int not null,
     -- Serialized fulmen.store.v1.CallContent.
     content bytea not null,
-    -- Of the content.
+    -- Of the content, and 1 KiB for the rest.
     size_bytes int not null,
     -- Over messages and answer: a later call that begins with them continues the conversation.
     end_hash bytea check (length(end_hash) = 32),
