@@ -11,7 +11,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.llm_proxy.v1 import route_pb2
+from fulmen.llm_proxy.v1 import (
+    completion_service_pb2,
+    completion_service_pb2_grpc,
+    route_pb2,
+    route_service_pb2,
+)
 from fulmen.store.v1 import call_pb2
 from fulmen.store.v1 import call_service_pb2 as pb
 from fulmen_service_kit.security.tokens import Role
@@ -208,6 +213,31 @@ async def test_without_a_store_calls_are_answered_and_the_buffer_stays_bounded(s
             proxy.metric("recorded_calls_dropped_total", reason=reason) or 0 for reason in ("buffer_full", "rejected")
         )
         assert total > 0
+
+
+async def test_a_rollback_never_begins_to_record_again(proxy: RunningProxy) -> None:
+    await put(proxy, target("one"))  # recording is off
+    await put(proxy, target("one", weight=7))
+    recorded_version = 2
+    for version in (0, recorded_version):
+        request = route_service_pb2.RollbackRouteRequest(name=f"routes/{MODEL}", version=version)
+        assert not (await proxy.routes.RollbackRoute(request)).route.HasField("recording")
+    await put(proxy, target("one"), recording=EVERYTHING)
+    request = route_service_pb2.RollbackRouteRequest(name=f"routes/{MODEL}")
+    assert (await proxy.routes.RollbackRoute(request)).route.recording == EVERYTHING
+
+
+async def test_a_call_over_grpc_names_its_conversation_too(proxy: RunningProxy, real_store: StoreHandle) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}).encode()
+    for conversation in ("chat-9", "not an id\0"):
+        request = completion_service_pb2.CompleteRequest(
+            path="/v1/chat/completions", body_json=body, conversation=conversation
+        )
+        stub = completion_service_pb2_grpc.CompletionServiceStub(proxy.channel)
+        assert (await stub.Complete(request)).http_status == 200
+    named, other = await recorded(real_store, 2)
+    assert named.conversation.endswith("/chat-9")
+    assert other.conversation != named.conversation
 
 
 async def test_a_recording_that_cannot_be_one_is_refused_with_every_problem(proxy: RunningProxy) -> None:

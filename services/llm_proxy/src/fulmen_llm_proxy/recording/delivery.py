@@ -27,6 +27,7 @@ _LINGER_S: Final = 0.2
 _MAX_CALLS: Final = 64
 _MAX_REQUEST_BYTES: Final = 3 * 1024 * 1024
 _DEADLINE_S: Final = 15.0
+_MAX_TOLD: Final = 256
 _REJECTED: Final = "rejected"
 
 _log = structlog.get_logger(__name__)
@@ -40,6 +41,8 @@ class RecordingDelivery:
         self._stub = call_service_pb2_grpc.CallServiceStub(channel)
         self._retry = retry
         self._metrics = buffer.metrics
+        # The log says once what the metrics count.
+        self._told: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Delivers until cancelled; the remaining calls are lost then."""
@@ -60,7 +63,9 @@ class RecordingDelivery:
             return await asyncio.get_running_loop().run_in_executor(thread, pack, call)
         except NotRecorded as error:
             self._metrics.dropped(str(error))
-            _log.warning("call_not_recorded", model=call.model, reason=str(error))
+            if (told := (call.model, str(error))) not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(told)
+                _log.warning("calls_not_recorded", model=call.model, reason=str(error))
             return None
 
     async def _send(self, request: pb.RecordCallsRequest) -> None:

@@ -134,8 +134,17 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             content = await self._writer.content(route_resource(model), version)
             if not content:
                 raise ResourceNotFound(f"Version {version} of {request.name} is its removal.", route=request.name)
-            [changed] = await self._put(lambda: [parse_route(content)])
+            [changed] = await self._put(lambda: [self._restored(content)])
         return route_service_pb2.RollbackRouteResponse(route=changed)
+
+    def _restored(self, content: bytes) -> route_pb2.Route:
+        """Returns an earlier version that records what the route records now: no rollback begins to record again."""
+        restored = parse_route(content)
+        restored.ClearField("recording")
+        current = next((each for each in self._all() if each.name == restored.name), None)
+        if current is not None and current.HasField("recording"):
+            restored.recording.CopyFrom(current.recording)
+        return restored
 
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext

@@ -131,7 +131,7 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollbackRoute(self, request, context):
-        """Rolls a route back to an earlier version.
+        """Rolls a route back to an earlier version. Its recording stays as it is.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`, `RESOURCE_NOT_FOUND`).
         """
