@@ -28,6 +28,11 @@ class RecordingBuffer:
         self._size_bytes = 0
         metrics.buffer_bytes.set_function(lambda: self._size_bytes)
 
+    @property
+    def count(self) -> int:
+        """Number of calls to take."""
+        return len(self._calls)
+
     def offer(self, call: AppCall) -> None:
         """Adds a call, or drops and counts it; never blocks."""
         if call.size_bytes > MAX_CALL_BYTES:

@@ -49,7 +49,8 @@ class RecordingDelivery:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="recording") as thread:
             while True:
                 await self._buffer.filled()
-                await asyncio.sleep(_LINGER_S)
+                if self._buffer.count < _MAX_CALLS:
+                    await asyncio.sleep(_LINGER_S)
                 calls = self._buffer.take(_MAX_CALLS)
                 try:
                     packed = [await self._packed(thread, call) for call in calls]
