@@ -70,6 +70,18 @@ async def test_what_is_wrong_with_a_data_set_is_said_before_a_file_is_written(fu
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_data_set_that_training_would_refuse_for_its_size_is_not_written(
+    fulmen: Fulmen, stubs: Stubs, tmp_path: Path
+) -> None:
+    for start in range(0, 80, 10):
+        made = [new_call(f"{number}" + "x" * 240_000) for number in range(start, start + 10)]
+        await stubs.calls.RecordCalls(pb.RecordCallsRequest(calls=made))
+    refused = await fulmen("dataset", "create", "x", "--folder", tmp_path, status=Exit.FAILED)
+    assert "a file for train.toml may have 16777216" in refused.output
+    assert list(tmp_path.iterdir()) == []
+    await fulmen("dataset", "create", "x", "--limit", "40", "--folder", tmp_path)
+
+
 async def test_a_folder_that_does_not_exist_is_an_error_of_one_line(
     fulmen: Fulmen, stubs: Stubs, tmp_path: Path
 ) -> None:

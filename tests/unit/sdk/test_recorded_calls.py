@@ -59,9 +59,30 @@ def test_what_is_said_in_another_conversation_gives_no_row() -> None:
 
 def test_tasks_have_the_messages_as_input_and_the_text_as_answer() -> None:
     used = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "x"}}]}
-    made = data_set([call("a", "1"), call("b", "2", answer=used)], RowKind.TASKS, validation_share=0)
+    empty = {"role": "assistant", "content": None}
+    calls = [call("a", "1"), call("b", "2", answer=used), call("c", "3", answer=empty)]
+    made = data_set(calls, RowKind.TASKS, validation_share=0)
     assert made.train == [{"input": {"messages": [{"role": "user", "content": "1"}]}, "answer": "yes"}]
-    assert made.skipped == {"without_a_text_as_answer": 1}
+    assert made.skipped == {"without_a_text_as_answer": 1, "with_an_empty_answer": 1}
+
+
+def test_roles_are_those_that_training_knows_and_what_is_no_message_is_left_out() -> None:
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {"type": "reasoning", "summary": []},
+        {"role": "user", "content": "Hello"},
+    ]
+    one, other = call("a", "x"), call("b", "x")
+    one.content.messages_json = json.dumps(items).encode()
+    other.content.messages_json = json.dumps([{"role": "function", "content": "1"}]).encode()
+    made = data_set([one, other], RowKind.DEMONSTRATIONS, validation_share=0)
+    assert [message["role"] for message in made.train[0]["messages"]] == ["system", "user", "assistant"]
+    assert made.skipped == {"with_messages_of_an_unknown_role": 1}
+
+
+def test_a_row_that_training_would_refuse_for_its_length_is_left_out() -> None:
+    made = data_set([call("a", "x" * 300_000), call("b", "x")], RowKind.DEMONSTRATIONS, validation_share=0)
+    assert (len(made.train), made.skipped) == (1, {"longer_than_a_row_may_be": 1})
 
 
 @given(st.lists(st.integers(0, 60), min_size=2, max_size=80), st.sampled_from([0.0, 0.1, 0.5, 0.9]))

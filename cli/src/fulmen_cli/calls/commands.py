@@ -137,6 +137,7 @@ async def rate(
         float | None, typer.Option(help="How good it was, a number; without it, its score is removed.")
     ] = None,
     label: Annotated[str, typer.Option(help="A word about it, at most 128 characters.")] = "",
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Says how good a conversation was; replaces what was said before.
 
@@ -146,13 +147,17 @@ async def rate(
     """
     request = pb.RateConversationRequest(name=_name(conversation, connection), score=score, label=label)
     async with connection.open() as client:
-        await client.calls.RateConversation(request)
-    console().print(f"Rated {request.name}.", markup=False)
+        rated = (await client.calls.RateConversation(request)).conversation
+    if output is Output.JSON:
+        print_json(as_dict(rated))
+    else:
+        console().print(f"Rated {request.name}.", markup=False)
 
 
 async def delete(
     connection: Connection,
     conversation: Annotated[list[str], typer.Argument(help="Ids of conversations, or their names.")],
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Deletes conversations with all their calls, for good. Data sets that were made of them are files, and stay.
 
@@ -163,7 +168,10 @@ async def delete(
     request = pb.DeleteConversationsRequest(names=[_name(each, connection) for each in conversation])
     async with connection.open() as client:
         answer = await client.calls.DeleteConversations(request)
-    console().print(f"Deleted {answer.deleted_call_count} calls.", markup=False)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+    else:
+        console().print(f"Deleted {answer.deleted_call_count} calls.", markup=False)
 
 
 def _name(given: str, connection: Connection) -> str:

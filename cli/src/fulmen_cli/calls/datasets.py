@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,7 @@ from fulmen.recorded_calls import DataSet, Row, RowKind, data_set
 from fulmen.row_files import writing_jsonl
 from fulmen.store.v1 import call_pb2
 from fulmen.store.v1 import call_service_pb2 as pb
+from fulmen.training.task_files import MAX_DATASET_BYTES
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
@@ -86,6 +88,13 @@ async def create(
     found = data_set(await _calls(connection, selection), kind, validation_share=validation)
     if not found.train:
         raise CommandFailed(f"No rows: {_told(found)}. No file was written.")
+    for rows in (found.train, found.validation):
+        size_bytes = sum(len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in rows)
+        if size_bytes > MAX_DATASET_BYTES:
+            raise CommandFailed(
+                f"The rows have {size_bytes} bytes, of which a file for train.toml may have {MAX_DATASET_BYTES}: give a "
+                "--filter or a smaller --limit. No file was written."
+            )
     files = {}
     for key, side, rows in zip(KEYS[kind], ("train", "validation"), (found.train, found.validation), strict=True):
         if rows:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from fulmen.store.v1 import call_pb2
+from fulmen.training.task_files import MAX_TASK_BYTES
 
 __all__ = ["DataSet", "RowKind", "data_set"]
 
 OK: Final = 200
+_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _ANSWER_FIELDS: Final = ("role", "content", "tool_calls", "reasoning_content")
 
 Row = dict[str, Any]
@@ -75,11 +78,13 @@ def data_set(calls: Iterable[call_pb2.RecordedCall], kind: RowKind, *, validatio
         held = longest.get(call.conversation)
         if _is_complete(call) and (held is None or call.message_count > held.message_count):
             longest[call.conversation] = call
-    skipped = {"without_a_complete_call": len(names) - len(longest)}
-    said = [_said(call) for call in longest.values()]
-    if kind is RowKind.TASKS:
-        said = [each for each in said if isinstance(each.answer.get("content"), str) and each.answer["content"]]
-        skipped["without_a_text_as_answer"] = len(longest) - len(said)
+    skipped = Counter(without_a_complete_call=len(names) - len(longest))
+    said = []
+    for each in map(_said, longest.values()):
+        if reason := _unfit(each, kind):
+            skipped[reason] += 1
+        else:
+            said.append(each)
     kept = _distinct(said)
     skipped["said_in_another"] = len(said) - len(kept)
     train, validation = _split(kept, validation_share)
@@ -96,11 +101,30 @@ def _is_complete(call: call_pb2.RecordedCall) -> bool:
     return call.http_status == OK and not call.error and bool(call.content.answer_json)
 
 
+def _unfit(said: _Said, kind: RowKind) -> str:
+    """Returns why a call cannot be trained on; empty if it can."""
+    if not said.messages or any(message["role"] not in _ROLES for message in said.messages):
+        return "with_messages_of_an_unknown_role"
+    if not (said.answer.get("content") or said.answer.get("tool_calls")):
+        return "with_an_empty_answer"
+    if kind is RowKind.TASKS and not isinstance(said.answer.get("content") or None, str):
+        return "without_a_text_as_answer"
+    if len(json.dumps(_row(said, kind), ensure_ascii=False).encode(errors="replace")) >= MAX_TASK_BYTES:
+        return "longer_than_a_row_may_be"
+    return ""
+
+
+def _chat(message: Row) -> Row:
+    """Returns a message with a role that training knows."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
 def _said(call: call_pb2.RecordedCall) -> _Said:
     content = call.content
     answer = json.loads(content.answer_json)
     said = _Said(
-        messages=json.loads(content.messages_json),
+        # Items of the Responses API that are no messages, such as reasoning, have no role.
+        messages=[_chat(each) for each in json.loads(content.messages_json) if each.get("role")],
         tools=json.loads(content.tools_json or b"[]"),
         answer={name: answer[name] for name in _ANSWER_FIELDS if answer.get(name) or name == "content"},
     )
