@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -129,6 +130,7 @@ async def test_other_apis_are_recorded_in_the_form_of_the_chat_api(
     (call,) = await recorded(real_store, 1)
     assert json.loads(call.content.messages_json) == [{"role": "system", "content": "Be kind."}, *said]
     assert json.loads(call.content.answer_json)["content"] == "You said: Hello"
+    assert call.finish_reason == "stop"
     assert call.conversation == "projects/default/conversations/chat-7"
 
 
@@ -197,6 +199,26 @@ async def test_a_call_that_is_too_large_takes_too_long_or_is_odd_is_answered_dro
     }
     assert dropped == {"too_large": 1, "redaction_timeout": 1}
     assert proxy.metric("recorded_calls_total") == 1
+
+
+async def test_calls_made_while_the_store_is_away_are_recorded_when_it_is_back(backend: Backend) -> None:
+    server = shared_server()
+    dsn = server.fresh_database()
+    async with AsyncExitStack() as proxies:
+        async with running_store(dsn) as store:
+            port = store.port
+            proxy = await proxies.enter_async_context(
+                running_proxy(store.target, backend_url=backend.url, signing_key=SIGNING_KEY)
+            )
+            await put(proxy, target("one"), recording=EVERYTHING)
+            assert (await proxy.chat(app_key(proxy), "before"))[0] == 200
+            await recorded(store, 1)
+        for number in range(3):
+            assert (await proxy.chat(app_key(proxy), f"away {number}"))[0] == 200
+        async with running_store(dsn, port=port) as store:
+            assert len(await recorded(store, 4)) == 4
+            assert proxy.metric("recorded_calls_total") == 4
+    server.drop(dsn)
 
 
 async def test_without_a_store_calls_are_answered_and_the_buffer_stays_bounded(store: FakeStore) -> None:

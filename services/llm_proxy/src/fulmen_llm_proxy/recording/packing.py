@@ -22,6 +22,11 @@ TOO_LARGE, TIMED_OUT, MALFORMED, STATEFUL = "too_large", "redaction_timeout", "m
 _STATEFUL_FIELDS: Final = frozenset({"previous_response_id", "conversation"})
 _TEXT_FIELDS: Final = frozenset({"messages", "system", "instructions", "input", "tools"})
 _FINISH_FIELDS: Final = ("finish_reason", "stop_reason", "status")
+_FINISHES: Final = {
+    "end_turn": "stop", "stop_sequence": "stop", "completed": "stop", "tool_use": "tool_calls", "max_tokens": "length",
+    "incomplete": "length",
+}  # fmt: skip
+"""Words of other APIs as the chat API says them."""
 _MAX_WORD: Final = 128
 _STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions that unforeseen foreign JSON may raise."""
@@ -130,4 +135,5 @@ def _finish_reason(answer: Mapping[str, Any]) -> str:
     choices = answer.get("choices")
     said = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else answer
     word = next((said[name] for name in _FINISH_FIELDS if isinstance(said.get(name), str)), "")
+    word = _FINISHES.get(word, word)
     return word[:_MAX_WORD] if word.isascii() and word.isprintable() else ""
