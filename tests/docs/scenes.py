@@ -109,6 +109,25 @@ SCENES = (
         ),
     ),
     Scene(
+        name="an app's own traffic",
+        before="fulmen proxy backend add openai http://127.0.0.1:9/v1 && fulmen proxy route put assistant --target openai",
+        blocks=(
+            (
+                "docs/own-traffic.md",
+                "fulmen proxy route record assistant --sample 0.1 --pattern 'customer=C-\\d{6}' --retention-days 30",
+            ),
+            ("docs/own-traffic.md", "fulmen calls conversations --filter 'model = assistant'"),
+            *of_cli(
+                "fulmen proxy route record assistant --sample 0.1",
+                "fulmen proxy route record assistant --off",
+                "fulmen calls list --filter 'model = assistant AND http_status = 200'",
+                "fulmen calls list --filter 'conversation = chat-17'",
+                "fulmen calls conversations --filter 'call_count > 3 AND score < 0.5'",
+                "fulmen calls delete chat-17 chat-18",
+            ),
+        ),
+    ),
+    Scene(
         name="backends and routes",
         blocks=of_cli(
             "fulmen proxy backend add vllm-0 http://10.0.0.7:8000/v1 --engine vllm --token-ids --max-in-flight 256",

@@ -120,8 +120,10 @@ async def test_a_route_of_a_project_or_of_the_operator_is_taken_by_no_other_proj
     for model in (OURS, PUBLIC):
         with pytest.raises(RouteExists, match=f"'{model}' is in use outside {B}"):
             await world.put(model, project=B)
-    # The operator's change keeps the project; a removed name is free.
+    # The operator's change keeps the project, a run's keeps the recording; a removed name is free.
     assert (await world.put(OURS, fallbacks=[f"routes/{PUBLIC}"])).project == A
+    recorded = await world.put(OURS, recording=route_pb2.Recording(sample_rate=1))
+    assert (await world.put(OURS, project=A)).recording == recorded.recording
     await world.proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=f"routes/{OURS}"))
     assert (await world.put(OURS, project=B)).project == B
 

@@ -54,6 +54,8 @@ WORDS: Final = {
     "spans": ("rollout.spans", "Spans of many rollouts."),
     "emit": ("agent.emit", "Report rewards and annotations of the current attempt, from any program."),
     "resources": ("resources.commands", "Versioned resources: agents, bundles, datasets, policies, routes."),
+    "calls": ("calls.commands", "Recorded calls of an app: those without an attempt, on routes that record."),
+    "dataset": ("calls.datasets", "Data sets for train.toml, made of recorded calls of an app."),
     "proxy": ("proxy.commands", "The LLM proxy: its routes and backends."),
     "project": (
         "project.commands",

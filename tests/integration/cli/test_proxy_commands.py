@@ -22,7 +22,7 @@ from fulmen_service_kit.security.tokens import Role
 from tests.support.cli.screens import check_screen
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy, running_proxy
+from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy, running_proxy, target
 
 LIMIT_S = 60
 NOBODY = "127.0.0.1:1"
@@ -261,3 +261,43 @@ async def _reader(screen: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransp
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(screen, "rb"))
     return reader, transport
+
+
+async def test_a_route_records_and_stops_and_keeps_its_other_settings(
+    proxy: RunningProxy, fulmen: Fulmen, backend: Backend
+) -> None:
+    await proxy.register("one", backend.url)
+    await proxy.put_route(target("one"))
+    words = ("--sample", "0.25", "--redact", "email", "--pattern", r"customer=C-\d+", "--retention-days", "7")
+    shown = await fulmen.ok("route", "record", MODEL, *words)
+    assert "recording     0.25 of calls, redacts email, customer, 7 days" in shown
+    before = json.loads(await fulmen.ok("route", "show", MODEL, "-o", "json"))
+    off = json.loads(await fulmen.ok("route", "record", MODEL, "--off", "-o", "json"))
+    assert {name for name in before if before[name] != off.get(name)} == {"recording", "version"}
+    bad = await fulmen("route", "record", MODEL, "--off", "--sample", "0.5", "--pattern", "x")
+    assert bad.exit_code == Exit.USAGE
+    assert all(word in bad.output for word in ("--off cannot be combined", "--pattern x: must have the form"))
+    bad = await fulmen("route", "record", MODEL, "--sample", "2", "--redact", "shoes", "--pattern", "a=x*")
+    assert bad.exit_code == Exit.USAGE
+    assert all(word in bad.output for word in ("sample_rate", "redact[0]", "matches the empty text"))
+
+
+async def test_a_policy_gets_its_share_of_another_route(proxy: RunningProxy, fulmen: Fulmen, backend: Backend) -> None:
+    await proxy.register("one", backend.url)
+    await proxy.put_route(target("one"))
+    await proxy.register("vendor", backend.url)
+    await fulmen.ok("route", "put", "assistant", "--target", "vendor:a=3", "--target", "vendor:b=1")
+
+    async def weights(percent: str) -> list[tuple[str, str, int]]:
+        route = json.loads(
+            await fulmen.ok("route", "canary", "assistant", "--policy", MODEL, "--percent", percent, "-o", "json")
+        )
+        return [(each["backend"], each["backend_model"], each.get("weight", 0)) for each in route["targets"]]
+
+    one = ("backends/one", "byte-model")
+    assert await weights("10") == [("backends/vendor", "a", 6750), ("backends/vendor", "b", 2250), (*one, 1000)]
+    assert await weights("100") == [("backends/vendor", "a", 0), ("backends/vendor", "b", 0), (*one, 10_000)]
+    assert await weights("0") == [("backends/vendor", "a", 5000), ("backends/vendor", "b", 5000), (*one, 0)]
+    for policy in ("assistant", "nobody"):
+        bad = await fulmen("route", "canary", "assistant", "--policy", policy, "--percent", "10")
+        assert bad.exit_code in (Exit.USAGE, Exit.NOT_FOUND)

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fulmen_store.rollouts.filter import (
+    ROLLOUTS,
     Comparison,
     Conjunction,
     Disjunction,
@@ -18,7 +19,6 @@ from fulmen_store.rollouts.filter import (
     Negation,
     Operator,
     Value,
-    operators_of,
 )
 from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
@@ -72,7 +72,7 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
 def comparisons(draw: st.DrawFn) -> Comparison:
     """Draws one comparison that the grammar allows."""
     field = draw(st.sampled_from(list(Field)))
-    sign = draw(st.sampled_from(sorted(operators_of(field))))
+    sign = draw(st.sampled_from(sorted(ROLLOUTS.operators_of(field))))
     return Comparison(field=field, operator=sign, value=draw(VALUES[field]))
 
 

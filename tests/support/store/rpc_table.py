@@ -15,6 +15,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.ids import rollout_name, runner_name, training_run_name, uuid7
 from fulmen.keda import externalscaler_pb2
 from fulmen.store.v1 import (
+    call_service_pb2,
     lease_pb2,
     lease_service_pb2,
     peer_service_pb2,
@@ -31,6 +32,7 @@ from fulmen.store.v1 import (
     usage_service_pb2,
 )
 from fulmen_service_kit.security.tokens import Role
+from tests.support.store.calls import new_call
 
 __all__ = [
     "EXPORT",
@@ -54,6 +56,7 @@ USAGE = "/fulmen.store.v1.UsageService/"
 RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
+CALLS = "/fulmen.store.v1.CallService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -140,7 +143,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 
 run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
-sec = secret_service_pb2
+sec, calls = secret_service_pb2, call_service_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -264,6 +267,16 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
     ],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
+    CALLS + "RecordCalls": [lambda t: [calls.RecordCallsRequest(calls=[new_call("x", project=t.project)])]],
+    CALLS + "ListCalls": [lambda t: [calls.ListCallsRequest(project=t.project, with_content=True)]],
+    CALLS + "GetCall": [lambda t: [calls.GetCallRequest(name=f"{t.project}/calls/{uuid7()}")]],
+    CALLS + "ListConversations": [lambda t: [calls.ListConversationsRequest(project=t.project)]],
+    CALLS + "DeleteConversations": [
+        lambda t: [calls.DeleteConversationsRequest(names=[f"{t.project}/conversations/c"])]
+    ],
+    CALLS + "RateConversation": [
+        lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
+    ],
     RUN_LEASES + "CreateRunLease": [
         lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
     ],
@@ -311,6 +324,8 @@ LISTINGS: dict[str, Message] = {
     PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
     PROJECTS + "ListSigningKeys": prj.ListSigningKeysRequest(),
     USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
+    CALLS + "ListCalls": calls.ListCallsRequest(),
+    CALLS + "ListConversations": calls.ListConversationsRequest(),
     SECRETS + "ListSecrets": sec.ListSecretsRequest(),
     SECRETS + "GetBackendKeys": sec.GetBackendKeysRequest(),
     RUN_LEASES + "ListRunLeases": run_leases.ListRunLeasesRequest(),
@@ -365,6 +380,12 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "RefreshToken": {A, S, R},
     USAGE + "SyncUsage": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
+    CALLS + "RecordCalls": {A, S},
+    CALLS + "ListCalls": {A, S, C, V},
+    CALLS + "GetCall": {A, S, C, V},
+    CALLS + "ListConversations": {A, S, C, V},
+    CALLS + "DeleteConversations": {A, S, C},
+    CALLS + "RateConversation": {A, S, C},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from fulmen.ids import parse_runner_name, runner_name
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import (
+    call_service_pb2_grpc,
     lease_pb2,
     lease_service_pb2,
     lease_service_pb2_grpc,
@@ -49,6 +50,7 @@ class Stubs:
         self.projects = project_service_pb2_grpc.ProjectServiceStub(channel)
         self.run_leases = run_lease_service_pb2_grpc.RunLeaseServiceStub(channel)
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
+        self.calls = call_service_pb2_grpc.CallServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
 

@@ -20,9 +20,11 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.output import as_dict, console, print_rows
 from fulmen_cli.proxy import backends as backend_commands
+from fulmen_cli.proxy import recording as recording_commands
 from fulmen_cli.proxy import routes as route_commands
 from fulmen_cli.proxy.backends import traits
 from fulmen_cli.proxy.call import call
+from fulmen_cli.proxy.canary import canary
 from fulmen_cli.proxy.health import backend_health, health
 from fulmen_cli.proxy.routes import route_facts, target_text
 
@@ -48,6 +50,8 @@ def register(app: typer.Typer) -> None:
     remote_command(route, "delete")(route_commands.delete)
     remote_command(route, "rollback")(route_commands.rollback)
     remote_command(route, "split")(route_commands.split)
+    remote_command(route, "canary")(canary)
+    remote_command(route, "record")(recording_commands.record)
     backend = new_group("One backend: a model server.")
     proxy.add_typer(backend, name="backend")
     remote_command(backend, "add")(backend_commands.add)

@@ -15,6 +15,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import Parse, ParseError
 
+from fulmen.kinds import REDACTIONS
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
@@ -22,6 +23,7 @@ from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows
 
 __all__ = [
+    "ModelArgument",
     "backend_name",
     "delete",
     "parse_override",
@@ -33,7 +35,9 @@ __all__ = [
     "route_facts",
     "route_name",
     "raise_problems",
+    "recording_text",
     "show",
+    "show_route",
     "split",
     "target_text",
 ]
@@ -122,7 +126,7 @@ async def put(
     raise_problems(problems)
     async with connection.open() as client:
         answer = await client.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
-    _show(answer.route, output)
+    show_route(answer.route, output)
 
 
 async def show(connection: Connection, model: ModelArgument, output: OutputOption = Output.TABLE) -> None:
@@ -134,7 +138,7 @@ async def show(connection: Connection, model: ModelArgument, output: OutputOptio
     """
     async with connection.open() as client:
         answer = await client.routes.GetRoute(route_service_pb2.GetRouteRequest(name=route_name(model)))
-    _show(answer.route, output)
+    show_route(answer.route, output)
 
 
 async def delete(connection: Connection, model: ModelArgument) -> None:
@@ -164,7 +168,7 @@ async def rollback(
     request = route_service_pb2.RollbackRouteRequest(name=route_name(model), version=to)
     async with connection.open() as client:
         answer = await client.routes.RollbackRoute(request)
-    _show(answer.route, output)
+    show_route(answer.route, output)
 
 
 async def split(
@@ -202,7 +206,7 @@ async def split(
     )
     async with connection.open() as client:
         answer = await client.routes.SplitTraffic(request)
-    _show(answer.route, output)
+    show_route(answer.route, output)
 
 
 async def promote(
@@ -252,7 +256,8 @@ def _duration(option: str, seconds: float | None, problems: list[str]) -> Durati
     return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9) % 10**9)
 
 
-def _show(route: route_pb2.Route, output: Output) -> None:
+def show_route(route: route_pb2.Route, output: Output) -> None:
+    """Prints a route."""
     if output is Output.JSON:
         print_json(as_dict(route))
         return
@@ -362,9 +367,17 @@ def route_facts(route: route_pb2.Route) -> list[tuple[str, str]]:
         ("deadline", f"{route.deadline.ToMilliseconds() / 1000:g} s" if route.HasField("deadline") else ""),
         ("hedge after", f"{route.hedge_delay.ToMilliseconds() / 1000:g} s" if route.HasField("hedge_delay") else ""),
         ("cached", "yes" if route.cached else ""),
+        ("recording", recording_text(route.recording) if route.HasField("recording") else ""),
         ("overrides", "; ".join(f"{each.mode} {each.request_fields_json}" for each in route.overrides)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def recording_text(recording: route_pb2.Recording) -> str:
+    """Writes in a few words what a route records."""
+    rules = [*(recording.redact or REDACTIONS), *(each.name for each in recording.patterns)]
+    days = recording.retention.seconds / 86_400 or 30
+    return f"{recording.sample_rate:.4g} of calls, redacts {', '.join(rules)}, {days:g} days"
 
 
 def _number(text: str, maximum: int, where: str, problems: list[str]) -> int:

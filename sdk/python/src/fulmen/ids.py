@@ -23,6 +23,8 @@ _ROLLOUT_PATTERN = f"(projects/[a-z0-9-]{{1,63}})/rollouts/({_UUID})"
 _ROLLOUT = re.compile(_ROLLOUT_PATTERN)
 _TRAINING_RUN = re.compile(rf"(projects/[a-z0-9-]{{1,63}})/trainingRuns/({NOT_DOTS}[A-Za-z0-9._-]{{1,128}})")
 _ATTEMPT = re.compile(f"{_ROLLOUT_PATTERN}/attempts/([1-9][0-9]{{0,8}})")
+_CALL = re.compile(f"(projects/[a-z0-9-]{{1,63}})/calls/({_UUID})")
+_CONVERSATION = re.compile(r"(projects/[a-z0-9-]{1,63})/conversations/([A-Za-z0-9._:@-]{1,128})")
 _TRAINING_RUN_FORM = "projects/{project}/trainingRuns/{id}"
 _ROLLOUT_FORM = "projects/{project}/rollouts/{uuid}"
 _ATTEMPT_FORM = "projects/{project}/rollouts/{uuid}/attempts/{number}"
@@ -163,6 +165,45 @@ def parse_training_run_name(name: str, *, field: str = "training_run") -> Traini
     if match is None:
         raise _malformed(field, name, _TRAINING_RUN_FORM)
     return TrainingRunName(project=match[1], run_id=match[2])
+
+
+def call_name(project: str, call_id: uuid.UUID | str) -> str:
+    """Formats `projects/{project}/calls/{uuid}`; `project` is `projects/{project}`."""
+    return f"{project}/calls/{call_id}"
+
+
+def parse_call_name(name: str, *, field: str = "name") -> tuple[str, uuid.UUID]:
+    """Parses `projects/{project}/calls/{uuid}`; returns `projects/{project}` and the id.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _CALL.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "projects/{project}/calls/{uuid}")
+    return match[1], uuid.UUID(match[2])
+
+
+def conversation_name(project: str, conversation_id: str) -> str:
+    """Formats `projects/{project}/conversations/{id}`; `project` is `projects/{project}`."""
+    return f"{project}/conversations/{conversation_id}"
+
+
+def parse_conversation_name(name: str, *, field: str = "name") -> tuple[str, str]:
+    """Parses `projects/{project}/conversations/{id}`; returns `projects/{project}` and the id.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _CONVERSATION.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "projects/{project}/conversations/{id}")
+    return match[1], match[2]
+
+
+def is_conversation_id(text: str) -> bool:
+    """Returns whether a text can be the id of a conversation."""
+    return _CONVERSATION.fullmatch(f"projects/x/conversations/{text}") is not None
 
 
 def runner_name(session_id: uuid.UUID | str) -> str:

@@ -23,7 +23,9 @@ __all__ = [
     "CHECKED_KINDS",
     "MODEL",
     "MODES",
+    "NO_REDACTION",
     "OF_SERVICES",
+    "REDACTIONS",
     "Problems",
     "backend_problems",
     "content_problems",
@@ -54,6 +56,15 @@ _MAX_IN_FLIGHT: Final = 1_000_000
 _MAX_PER_MINUTE: Final = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
 _MAX_TIME_S: Final = 253_402_300_799
 """Last second of the year 9999, the end of google.protobuf.Timestamp."""
+
+REDACTIONS: Final = ("email", "phone", "card_number", "api_key")
+"""Built-in rules of redaction."""
+NO_REDACTION: Final = "none"
+MIN_RETENTION_S: Final = 3600
+MAX_RETENTION_S: Final = 10 * 366 * 86_400
+_MAX_PATTERNS: Final = 16
+_MAX_EXPRESSION: Final = 256
+_PATTERN_NAME: Final = re.compile(r"[a-z0-9_]{1,32}")
 
 _NS_PER_S: Final = 10**9
 _MAX_ARGUMENTS: Final = 256
@@ -115,9 +126,46 @@ def route_problems(message: route_pb2.Route) -> list[Violation]:
     _fallback_problems(message, model, problems)
     problems.duration(message, "deadline", "route.deadline")
     problems.duration(message, "hedge_delay", "route.hedge_delay")
+    if message.HasField("recording"):
+        _recording_problems(message.recording, problems)
     if message.cached and any(target.policy for target in message.targets):
         problems.add("route.cached", "must not be set for a route with a policy: every answer must be sampled")
     return problems.found
+
+
+def _recording_problems(message: route_pb2.Recording, problems: Problems) -> None:
+    if not 0 < message.sample_rate <= 1:
+        problems.add("route.recording.sample_rate", "must be over 0 and at most 1")
+    for i, rule in enumerate(message.redact):
+        if rule not in REDACTIONS and rule != NO_REDACTION:
+            problems.add(f"route.recording.redact[{i}]", f"is not one of {', '.join((*REDACTIONS, NO_REDACTION))}")
+    if NO_REDACTION in message.redact and len(message.redact) > 1:
+        problems.add("route.recording.redact", f"has {NO_REDACTION} and others")
+    if len(message.redact) > len(REDACTIONS) or len(message.patterns) > _MAX_PATTERNS:
+        problems.add(
+            "route.recording", f"may have {len(REDACTIONS)} built-in rules and {_MAX_PATTERNS} patterns at most"
+        )
+    for i, pattern in enumerate(message.patterns[:_MAX_PATTERNS]):
+        if not _PATTERN_NAME.fullmatch(pattern.name):
+            problems.add(f"route.recording.patterns[{i}].name", f"is not of the form {_PATTERN_NAME.pattern}")
+        if problem := pattern_problem(pattern.expression):
+            problems.add(f"route.recording.patterns[{i}].expression", problem)
+    if message.HasField("retention"):
+        held = message.retention
+        if not MIN_RETENTION_S <= held.seconds <= MAX_RETENTION_S or held.nanos:
+            text = f"must be {MIN_RETENTION_S} to {MAX_RETENTION_S} whole seconds, or unset"
+            problems.add("route.recording.retention", text)
+
+
+def pattern_problem(expression: str) -> str:
+    """Returns why a text is not a pattern of redaction; empty if it is."""
+    if not 1 <= len(expression) <= _MAX_EXPRESSION:
+        return f"must have 1 to {_MAX_EXPRESSION} characters"
+    try:
+        found = re.compile(expression).match("")
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"is not a regular expression: {error}"
+    return "matches the empty text" if found else ""
 
 
 def overrides_problem(text: str) -> str:

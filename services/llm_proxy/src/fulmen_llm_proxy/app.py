@@ -30,6 +30,7 @@ from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
+from fulmen_llm_proxy.calls.app_calls import AppCalls
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
@@ -54,8 +55,11 @@ from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.calls import CallMetrics
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
+from fulmen_llm_proxy.metrics.recording import RecordingMetrics
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.metrics.usage import UsageMetrics
+from fulmen_llm_proxy.recording.buffer import RecordingBuffer
+from fulmen_llm_proxy.recording.delivery import RecordingDelivery
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.routing.retry import RetryPolicy
@@ -118,6 +122,7 @@ class _State:
     checks: AttemptChecks
     guard: AttemptGuard
     queue: CaptureQueue
+    app_calls: RecordingBuffer
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
@@ -162,6 +167,7 @@ async def build_proxy(
             group.create_task(http.drain(), name="drain-http")
             group.create_task(completions.drain(settings.drain_grace_s * ANSWERS_SHARE), name="drain-rpcs")
         await state.queue.emptied()
+        await state.app_calls.settled()
         await usage_sync.flush()
 
     return ServiceParts(
@@ -207,6 +213,7 @@ async def _state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
         published=published,
         response_ids=ResponseIds(secrets.accepted),
@@ -241,11 +248,7 @@ async def _workers(
         return None, None
     folder = Path(settings.workers_dir)
     siblings = await Siblings.open(
-        folder,
-        own_index=settings.worker_index,
-        count=settings.workers,
-        token=token,
-        stack=stack,
+        folder, own_index=settings.worker_index, count=settings.workers, token=token, stack=stack
     )
     return siblings, sockets_of(folder, settings.worker_index)
 
@@ -314,6 +317,7 @@ def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
             metrics=CallMetrics(state.registry, state.tables),
             ledger=state.ledger,
             queue=state.queue,
+            app_calls=AppCalls(tables=state.tables, prices=state.prices, buffer=state.app_calls),
             traces=None if traces is None else CallTraces(traces),
         ),
         max_event_bytes=settings.max_answer_bytes,
@@ -432,15 +436,13 @@ def _roles(
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
+        "recording-delivery": RecordingDelivery(buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY),
         "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),
         "backend-key-watch": state.key_watch,
         "attempt-watch": AttemptWatch(guard=state.guard, checks=state.checks, metrics=state.key_metrics),
         "health-probe": HealthProbe(
-            session=state.session,
-            tables=state.tables,
-            states=state.states,
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
+            session=state.session, tables=state.tables, states=state.states,
+            interval_s=settings.health_interval_s, timeout_s=settings.health_timeout_s,
         ),
-    }
+    }  # fmt: skip

@@ -186,6 +186,12 @@ class LlmProxySettings(ServiceSettings):
         ge=0,
         description="Memory for captures that the store has not acknowledged, bytes; beyond it, calls of attempts get 503.",
     )
+    recording_buffer_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=0,
+        description="Memory for recorded calls of apps that the store has not acknowledged, bytes; beyond it calls are not "
+        "recorded.",
+    )
     spool_dir: str = Field(
         default="",
         description="Folder for captures while the store is unavailable; may be shared by proxies. Empty: memory only.",

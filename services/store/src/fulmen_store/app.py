@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from fulmen.ids import ALL_PROJECTS, uuid7
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import (
+    call_service_pb2_grpc,
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
     project_service_pb2_grpc,
@@ -36,6 +37,7 @@ from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABE
 from fulmen_service_kit.security.tokens import OwnToken, TokenSigner, TokenVerifier
 from fulmen_service_kit.security.tokens import Role as TokenRole
 from fulmen_service_kit.settings import ServiceSettings
+from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.migrations import migrate
 from fulmen_store.database.watch import DatabaseWatch
@@ -61,7 +63,7 @@ from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import GarbageTable, ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
-from fulmen_store.retention.retention import Maintenance, Retention, UsageRetention
+from fulmen_store.retention.retention import CallRetention, Maintenance, Retention, UsageRetention
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.feed import FeedFollower
@@ -89,6 +91,7 @@ from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.traces import RolloutTraces
+from fulmen_store.transport.call_service import CallService
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
 from fulmen_store.transport.otlp.ingest import OtlpIngest
@@ -118,6 +121,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.UsageService",
     "fulmen.store.v1.SecretService",
     "fulmen.store.v1.RunLeaseService",
+    "fulmen.store.v1.CallService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
 )
@@ -335,15 +339,10 @@ class _Services:
             stopping=stopping,
         )
         self.leases = LeaseService(
-            sessions=queue.sessions,
-            dispatcher=queue.dispatcher,
-            ends=queue.ends,
-            projects=queue.project_names,
-            checks=AttemptCheckTable(database),
-            signer=queue.signer,
-            drain_notice_s=settings.drain_notice_s,
+            sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
+            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
-        )
+        )  # fmt: skip
         self.resources = ResourceService(
             resources=Resources(table=queue.resource_table, wakeups=wakeups),
             watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
@@ -355,11 +354,8 @@ class _Services:
         self.projects = ProjectService(
             projects=Projects(table=projects, wakeups=wakeups),
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
-            table=projects,
-            token_table=tokens,
-            verifier=verifier,
-            keys=keys,
-        )
+            table=projects, token_table=tokens, verifier=verifier, keys=keys,
+        )  # fmt: skip
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
@@ -370,6 +366,8 @@ class _Services:
         )
         self.peers = PeerService(queue.receiver)
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
+        recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
+        self.calls = CallService(table=recorded, projects=queue.project_names)
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
@@ -386,6 +384,7 @@ class _Services:
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "usage-retention": UsageRetention(table=usage),
+            "call-retention": CallRetention(table=recorded),
             "secret-resealer": resealer,
         }
 
@@ -402,6 +401,7 @@ class _Services:
         run_lease_service_pb2_grpc.add_RunLeaseServiceServicer_to_server(self.run_leases, server)
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
+        call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)
         add_trace_service(self.ingest, server)
 
     def serve_http(self, server: RpcServer, stack: AsyncExitStack) -> HttpServer:

@@ -75,6 +75,14 @@ class StoreMetrics:
             unit="{rollout}",
             description="Rollouts cancelled because no algorithm service ran their training run.",
         )
+        self._calls_recorded = self._meter.create_counter(
+            "fulmen.store.calls.recorded", unit="{call}", description="Recorded calls of apps that were stored."
+        )
+        self._calls_evicted = self._meter.create_counter(
+            "fulmen.store.calls.evicted",
+            unit="{call}",
+            description="Recorded calls removed before their retention because their project had too many bytes of them.",
+        )
         self._meter.create_observable_counter(
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
@@ -84,7 +92,7 @@ class StoreMetrics:
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
             self._dispatched, self._claims_lost, self._runners_lost, self._spans_rejected, self._spans_repeated,
-            self._chunks_unreadable, self._unowned_cancelled,
+            self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted,
         ):  # fmt: skip
             counter.add(0)
 
@@ -102,6 +110,14 @@ class StoreMetrics:
         """Records stored spans that a reader dropped as repeats."""
         if count:
             self._spans_repeated.add(count)
+
+    def calls_recorded(self, count: int) -> None:
+        """Records calls of apps that were stored."""
+        self._calls_recorded.add(count)
+
+    def calls_evicted(self, count: int) -> None:
+        """Records calls removed before their retention for want of room."""
+        self._calls_evicted.add(count)
 
     def chunk_unreadable(self) -> None:
         """Records a chunk whose payload cannot be unpacked."""

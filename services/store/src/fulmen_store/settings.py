@@ -44,6 +44,12 @@ class StoreSettings(KeyHolderSettings):
         le=2**31 - 1,
         description="Minimum size of a chunk of spans that goes to `blob_url`, bytes.",
     )
+    recorded_bytes_per_project: int = Field(
+        default=1024 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Recorded calls that a project may have, bytes of texts and 1 KiB for each; beyond it the oldest ones are "
+        "removed.",
+    )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="Lifetime of a runner session without activity, seconds."
     )

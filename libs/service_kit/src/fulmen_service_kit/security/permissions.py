@@ -148,6 +148,14 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RefreshToken": _to(_SERVICE, _RUNNER, audited=("project",)),
     },
     "fulmen.store.v1.UsageService": {"SyncUsage": _to(_SERVICE), "GetUsage": _to(*_VIEWERS)},
+    "fulmen.store.v1.CallService": {
+        "RecordCalls": _to(_SERVICE),
+        "ListCalls": _to(*_VIEWERS),
+        "GetCall": _to(*_VIEWERS),
+        "ListConversations": _to(*_VIEWERS),
+        "DeleteConversations": _to(*_WRITERS, audited=("names",)),
+        "RateConversation": _to(*_WRITERS),
+    },
     "fulmen.store.v1.SecretService": {
         "SetSecret": _to(*_WRITERS, audited=("project", "name", "hosts")),
         "ListSecrets": _to(*_VIEWERS),

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from fulmen.client.calls import RecordedCall
 from fulmen.client.extras import imported
 from fulmen.client.rollouts import Rollout
 from fulmen.client.runs import Step
-from fulmen.store.v1 import rollout_pb2
+from fulmen.store.v1 import call_pb2, rollout_pb2
 
-__all__ = ["rollouts_frame", "steps_frame"]
+__all__ = ["calls_frame", "rollouts_frame", "steps_frame"]
 
 _EMPTY = rollout_pb2.Rollout()
+_NO_CALL = call_pb2.RecordedCall()
+
+
+def calls_frame(calls: Iterable[RecordedCall]) -> Any:
+    """Returns a `pandas.DataFrame` with one row per recorded call.
+
+    Raises:
+        ExtraMissing: if pandas is not installed.
+    """
+    pandas = imported("pandas", extra="pandas", purpose="to_pandas()")
+    return pandas.DataFrame([_call_row(each) for each in calls], columns=list(_call_row(RecordedCall(_NO_CALL))))
 
 
 def rollouts_frame(rollouts: Iterable[Rollout]) -> Any:
@@ -34,6 +46,29 @@ def steps_frame(steps: Iterable[Step]) -> Any:
     pandas = imported("pandas", extra="pandas", purpose="to_pandas()")
     rows = [{"step": each.number, **each.metrics} for each in steps]
     return pandas.DataFrame(rows, columns=None if rows else ["step"]).set_index("step")
+
+
+def _call_row(call: RecordedCall) -> dict[str, Any]:
+    return {
+        "call": call.name,
+        "conversation": call.conversation,
+        "model": call.model,
+        "backend": call.backend,
+        "policy": call.policy,
+        "policy_version": call.policy_version,
+        "http_status": call.http_status,
+        "error": call.error,
+        "finish_reason": call.finish_reason,
+        "messages": call.messages,
+        "answer": call.answer,
+        "prompt_tokens": call.prompt_token_count,
+        "completion_tokens": call.completion_token_count,
+        "cost_usd": call.cost_usd,
+        "duration_s": call.duration_s,
+        "score": call.score,
+        "label": call.label,
+        "created": call.create_time,
+    }
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

@@ -285,6 +285,12 @@ class SecretNotFound(NotFound):
     reason = "SECRET_NOT_FOUND"
 
 
+class CallNotFound(NotFound):
+    """The call or conversation is not recorded, or was deleted; `metadata["name"]` names it."""
+
+    reason = "CALL_NOT_FOUND"
+
+
 class TokenNotFound(NotFound):
     """The token does not exist."""
 

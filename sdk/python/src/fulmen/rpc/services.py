@@ -17,6 +17,7 @@ from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import Token, open_channel
+from fulmen.store.v1.call_service_pb2_grpc import CallServiceStub
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
@@ -49,6 +50,7 @@ class Services:
     runners: RunnerRegistryServiceStub
     projects: ProjectServiceStub
     usage: UsageServiceStub
+    calls: CallServiceStub
     secrets: SecretServiceStub
     run_leases: RunLeaseServiceStub
     training_runs: TrainingRunServiceStub
@@ -68,6 +70,7 @@ class Services:
             runners=RunnerRegistryServiceStub(store),
             projects=ProjectServiceStub(store),
             usage=UsageServiceStub(store),
+            calls=CallServiceStub(store),
             secrets=SecretServiceStub(store),
             run_leases=RunLeaseServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),

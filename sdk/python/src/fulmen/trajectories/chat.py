@@ -27,7 +27,11 @@ def request_messages(call: ModelCall) -> Messages:
     Raises:
         ModelCallInvalid: If the request is not JSON.
     """
-    request = _decoded(call.request_json)
+    return messages_of(_decoded(call.request_json))
+
+
+def messages_of(request: Message) -> Messages:
+    """Returns the messages of a decoded request of any API as chat messages."""
     if "messages" in request:
         turns = (each for turn in _objects(request["messages"]) for each in _chat_messages(turn))
         return (*_system(request.get("system")), *turns)
@@ -43,13 +47,17 @@ def answer_message(call: ModelCall) -> Message | None:
     Raises:
         ModelCallInvalid: If the answer is not JSON.
     """
-    answer = _decoded(call.response_json)
+    return answer_of(_decoded(call.response_json), choice=call.choice)
+
+
+def answer_of(answer: Message, *, choice: int = 0) -> Message | None:
+    """Returns a choice of a decoded answer of any API as a chat message, or None."""
     choices = _objects(answer.get("choices"))
     if choices:
-        choice = next((each for each in choices if each.get("index") == call.choice), None)
-        if choice is None:
-            choice = choices[0] if len(choices) == 1 else {}
-        message, text = choice.get("message"), choice.get("text")
+        found = next((each for each in choices if each.get("index") == choice), None)
+        if found is None:
+            found = choices[0] if len(choices) == 1 else {}
+        message, text = found.get("message"), found.get("text")
         if isinstance(message, dict):
             return message
         return {"role": "assistant", "content": text} if isinstance(text, str) else None
@@ -66,7 +74,12 @@ def offered_tools(call: ModelCall) -> Messages:
     Raises:
         ModelCallInvalid: If the request is not JSON.
     """
-    return tuple(map(_chat_tool, _objects(_decoded(call.request_json).get("tools"))))
+    return tools_of(_decoded(call.request_json))
+
+
+def tools_of(request: Message) -> Messages:
+    """Returns the tools of a decoded request of any API, in the format of the chat API."""
+    return tuple(map(_chat_tool, _objects(request.get("tools"))))
 
 
 def same_answer(answer: Message, repeated: Message) -> bool:

@@ -116,7 +116,7 @@ class CallPipeline:
             caller=caller,
             head=head,
             permit=permit,
-            affinity=CallAffinity(None if attribution is None else attribution.attempt, request.fields),
+            affinity=CallAffinity(caller.attempt or _conversation(caller, head), request.fields),
             start_ns=time.time_ns(),
             started=time.perf_counter(),
             size_bytes=len(body),
@@ -201,6 +201,11 @@ class CallPipeline:
             await writer.piece(last)
         watch.settle()
         await writer.end()
+
+
+def _conversation(caller: Caller, head: CallHead) -> str | None:
+    """Returns the conversation that a call without an attempt names, which stays with its variant and replica."""
+    return f"{caller.project}/conversations/{head.conversation}" if head.conversation else None
 
 
 async def _pass_refusal(plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch) -> None:

@@ -7,6 +7,7 @@ import time
 from fulmen.errors import FulmenError
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.apis.usage import token_counts
+from fulmen_llm_proxy.calls.app_calls import AppCalls
 from fulmen_llm_proxy.calls.failures import Refused, code_of, is_infrastructure, is_throttled, status_of
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.calls.traces import CallTraces
@@ -20,16 +21,24 @@ class CallRecorder:
     """Keeps the accounts of running and finished calls."""
 
     def __init__(
-        self, *, metrics: CallMetrics, ledger: AttemptLedger, queue: CaptureQueue, traces: CallTraces | None
+        self,
+        *,
+        metrics: CallMetrics,
+        ledger: AttemptLedger,
+        queue: CaptureQueue,
+        app_calls: AppCalls,
+        traces: CallTraces | None,
     ) -> None:
         """Sets the accounts.
 
         Args:
+            app_calls: those of calls without an attempt.
             traces: the operator's traces; None if traces are not exported.
         """
         self._metrics = metrics
         self._ledger = ledger
         self._queue = queue
+        self._app_calls = app_calls
         self._traces = traces
 
     def begin(self, call: RunningCall) -> None:
@@ -80,6 +89,7 @@ class CallRecorder:
             metrics.failed(call.error_type, call.status)
         attribution = call.caller.attribution
         if attribution is None or call.place is None:
+            self._app_calls.finish(call, collected, elapsed_s)
             return
         plan = call.plan
         finished = FinishedCall(

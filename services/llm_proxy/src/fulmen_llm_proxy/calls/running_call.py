@@ -30,12 +30,14 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
         agent_name: name or role of the calling agent, as the caller states it; may be empty.
         resend_count: how many times the caller's client has sent this request before, as the client states it.
         pass_on: headers to forward to the backend.
+        conversation: id of the conversation, as the caller states it; empty if it states none.
     """
 
     trace_parent: str = ""
     agent_name: str = ""
     resend_count: int = 0
     pass_on: Mapping[str, str] = msgspec.field(default_factory=dict)
+    conversation: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import regex
 from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.kinds import BACKEND_ID, MODEL, Problems, backend_problems, overrides_problem, route_problems
+from fulmen.kinds import (
+    BACKEND_ID,
+    MODEL,
+    NO_REDACTION,
+    REDACTIONS,
+    Problems,
+    backend_problems,
+    overrides_problem,
+    route_problems,
+)
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, decode_fields, wrong
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.engines import Engine
-from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Route, Target
+from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Recording, Route, Target
 
 ROUTE_KIND = "route"
 BACKEND_KIND = "backend"
@@ -29,6 +39,7 @@ _ENGINES = {
 
 _DEFAULT_MAX_IN_FLIGHT = 1024
 _NS_PER_S = 1e9
+_DEFAULT_RETENTION_S = 30 * 86_400
 _BALANCINGS = {
     route_pb2.BALANCING_UNSPECIFIED: Balancing.STICKY,
     route_pb2.BALANCING_STICKY: Balancing.STICKY,
@@ -100,6 +111,23 @@ def decode_route(message: route_pb2.Route) -> Route:
         hedge_delay_s=_seconds(message, "hedge_delay"),
         cached=message.cached,
         project=message.project,
+        recording=_recording(message.recording) if message.HasField("recording") else None,
+    )
+
+
+def _recording(message: route_pb2.Recording) -> Recording:
+    for i, each in enumerate(message.patterns):
+        try:
+            regex.compile(each.expression)  # which knows a little more than `re`, and a little less
+        except regex.error as error:
+            field = f"route.recording.patterns[{i}].expression"
+            raise _invalid(field, f"is not a regular expression: {error}") from None
+    rules = tuple(dict.fromkeys(message.redact)) or REDACTIONS
+    return Recording(
+        sample_rate=message.sample_rate,
+        redact=() if rules == (NO_REDACTION,) else rules,
+        patterns=tuple((each.name, each.expression) for each in message.patterns),
+        retention_s=message.retention.seconds or _DEFAULT_RETENTION_S,
     )
 
 

@@ -84,6 +84,23 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What of an app's own calls is kept.
+
+    Attributes:
+        sample_rate: share of the calls, over 0 and at most 1.
+        redact: names of built-in rules of redaction.
+        patterns: further rules, name and regular expression.
+        retention_s: how long calls are kept, seconds.
+    """
+
+    sample_rate: float
+    redact: tuple[str, ...]
+    patterns: tuple[tuple[str, str], ...]
+    retention_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A public model name and its targets.
 
@@ -95,6 +112,7 @@ class Route:
         hedge_delay_s: seconds without a first byte after which a second replica is tried, too; None disables hedging.
         cached: whether equal requests are answered from memory.
         project: project whose callers may use it; empty for every project's.
+        recording: recording of calls without an attempt key; None if none is recorded.
     """
 
     model: str
@@ -106,6 +124,7 @@ class Route:
     hedge_delay_s: float | None = None
     cached: bool = False
     project: str = ""
+    recording: Recording | None = None
 
     def is_open_to(self, project: str) -> bool:
         """Returns True if callers of a project, or of `ALL_PROJECTS`, may use it."""

@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, Draining, MessageTooLarge
+from fulmen.ids import is_conversation_id
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen_llm_proxy.apis.api import Api, asks_for_stream
 from fulmen_llm_proxy.apis.errors import error_document
@@ -136,8 +137,11 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         request: completion_service_pb2.CompleteRequest | completion_service_pb2.StreamCompleteRequest,
         writer: WholeAnswerWriter | EventAnswerWriter,
     ) -> None:
-        head = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME])
         caller = caller_of(current_caller(), require_project(request.project) if request.project else "")
+        head = CallHead(
+            agent_name=request.agent_name[:MAX_AGENT_NAME],
+            conversation=request.conversation if is_conversation_id(request.conversation) else "",
+        )
         try:
             with self._buffer.share() as share:
                 try:

@@ -134,8 +134,17 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             content = await self._writer.content(route_resource(model), version)
             if not content:
                 raise ResourceNotFound(f"Version {version} of {request.name} is its removal.", route=request.name)
-            [changed] = await self._put(lambda: [parse_route(content)])
+            [changed] = await self._put(lambda: [self._restored(content)])
         return route_service_pb2.RollbackRouteResponse(route=changed)
+
+    def _restored(self, content: bytes) -> route_pb2.Route:
+        """Returns an earlier version that records what the route records now: no rollback begins to record again."""
+        restored = parse_route(content)
+        restored.ClearField("recording")
+        current = next((each for each in self._all() if each.name == restored.name), None)
+        if current is not None and current.HasField("recording"):
+            restored.recording.CopyFrom(current.recording)
+        return restored
 
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
@@ -180,7 +189,9 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         return _as_message(document)
 
     def _owned(self, wanted: route_pb2.Route, model: str) -> route_pb2.Route:
-        """Returns a wanted route; one without a project has that of the present route.
+        """Returns a wanted route; one without a project, an operator's, has that of the present route.
+
+        One with a project, a run's, has the recording that the operator set.
 
         Raises:
             RouteExists: if it has a project, and the present route is not that project's.
@@ -188,12 +199,14 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         present = self._resources.find(route_resource(model))
         if present is None:
             return wanted
-        project = parse_route(present.content).project
-        if wanted.project not in ("", project):
+        held = parse_route(present.content)
+        if wanted.project not in ("", held.project):
             raise RouteExists(f"The model name '{model}' is in use outside {wanted.project}.", model=model)
         owned = route_pb2.Route()
         owned.CopyFrom(wanted)
-        owned.project = project
+        owned.project = held.project
+        if wanted.project and held.HasField("recording"):
+            owned.recording.CopyFrom(held.recording)
         return owned
 
     async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:

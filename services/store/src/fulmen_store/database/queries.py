@@ -1,6 +1,6 @@
 """The store's SQL, by name: every statement lives in a `.sql` file beside its table, under a line `-- name: ...`.
 
-Expressions for filters live in `rollouts/fragments/*.sql`, in the same form.
+Expressions for filters live in `rollouts/fragments/*.sql` and `calls/fragments/*.sql`, in the same form.
 
 A table's columns are listed once, with their types, under a line `-- columns: NAME`. Statements refer to one or more
 lists, joined by `+`: `{NAME}` stands for the names, `{x.NAME}` for the names qualified by x, and `{NAME[n]}` for array
@@ -16,7 +16,7 @@ from importlib import resources
 from operator import attrgetter
 from typing import Final
 
-__all__ = ["FRAGMENTS", "SQL", "arguments", "filtered"]
+__all__ = ["CALL_FRAGMENTS", "FRAGMENTS", "SQL", "Fragments", "arguments", "filtered"]
 
 _MARK: Final = "-- name: "
 _FILTER_MARK: Final = "true /* filter */"
@@ -83,7 +83,7 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), statement.strip().rstrip(";")
 
 
-class _Sql:
+class Fragments:
     """Looks up statements by name."""
 
     def __init__(self, *folders: str) -> None:
@@ -97,11 +97,12 @@ class _Sql:
         return iter(_load(*self._folders).items())
 
 
-SQL: Final = _Sql(
-    "database", "leases", "projects", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
+SQL: Final = Fragments(
+    "calls", "database", "leases", "projects", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
     "scheduling", "sealed_secrets", "spans", "usage",
 )  # fmt: skip
-FRAGMENTS: Final = _Sql("rollouts/fragments")
+FRAGMENTS: Final = Fragments("rollouts/fragments")
+CALL_FRAGMENTS: Final = Fragments("calls/fragments")
 
 
 def filtered(name: str, condition: str, order: str = "") -> str:

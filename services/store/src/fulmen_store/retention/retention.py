@@ -14,19 +14,21 @@ from typing import Final
 import structlog
 
 from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
+from fulmen_store.calls.table import CallTable
 from fulmen_store.clock import Clock
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.usage.table import UsageTable
 
-__all__ = ["Maintenance", "Retention", "UsageRetention"]
+__all__ = ["CallRetention", "Maintenance", "Retention", "UsageRetention"]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 ROLLOUTS_PER_BATCH: Final = 500
 GROUPS_PER_BATCH: Final = 5000
 USAGE_ROWS_PER_BATCH: Final = 5000
+CALLS_PER_BATCH: Final = 500
 DAYS_AHEAD: Final = 3
 # Pause between batches, in favor of other statements.
 PAUSE_S: Final = 0.05
@@ -91,6 +93,21 @@ class UsageRetention(_Hourly):
         while removed >= USAGE_ROWS_PER_BATCH:
             removed = await self._table.delete_expired(USAGE_ROWS_PER_BATCH)
             await asyncio.sleep(PAUSE_S)
+
+
+class CallRetention(_Hourly):
+    """Deletes expired recorded calls, once an hour."""
+
+    def __init__(self, *, table: CallTable) -> None:
+        self._table = table
+
+    async def run_once(self) -> None:
+        """Deletes all expired calls, with the conversations that have no others."""
+        for project_id in await self._table.expired_projects():
+            removed = CALLS_PER_BATCH
+            while removed == CALLS_PER_BATCH:
+                removed = await self._table.remove_expired(project_id, CALLS_PER_BATCH)
+                await asyncio.sleep(PAUSE_S)
 
 
 class Retention(_Hourly):

@@ -1,4 +1,4 @@
-"""The filter of `ListRollouts` as an expression tree.
+"""The filter of a list as an expression tree, and the fields of `ListRollouts`.
 
 Invariant: a tree holds only known fields, with operators and values that fit them. A comparison with an unset field is
 false and its negation is true; no third truth value exists.
@@ -7,14 +7,15 @@ false and its negation is true; no third truth value exists.
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fulmen_store.rollouts.transitions import RolloutState
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = [
-    "ORDERED_FIELDS",
+    "ROLLOUTS",
     "Comparison",
     "Conjunction",
     "Disjunction",
@@ -22,10 +23,10 @@ __all__ = [
     "Field",
     "Negation",
     "Operator",
+    "Schema",
     "Value",
     "both",
     "creation_bounds",
-    "operators_of",
     "required_name",
     "requires_state",
     "states_filter",
@@ -66,12 +67,69 @@ class Operator(StrEnum):
 
 Value = int | float | str | datetime.datetime
 
+_UNORDERED: Final = frozenset({Operator.EQUAL, Operator.NOT_EQUAL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The fields that the filter of a list may compare.
+
+    Attributes:
+        types: Their types in PostgreSQL.
+        words: Numbers by word, of fields that are written as words.
+        durations: Fields that are written as seconds with an s behind them.
+        names: Fields that are compared with the name of a rollout, or its beginning.
+    """
+
+    types: Mapping[str, str]
+    words: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    durations: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def find(self, text: str) -> str | None:
+        """Returns the field of this name; None if there is none."""
+        return next((each for each in self.types if each == text), None)
+
+    def operators_of(self, name: str) -> frozenset[Operator]:
+        """Returns the operators that a field can be compared with."""
+        return _UNORDERED if name in self.words or self.types[name] == "text" else frozenset(Operator)
+
+
+ROLLOUTS: Final = Schema(
+    types={
+        Field.NAME: "text",
+        Field.STATE: "int",
+        Field.FAILURE_KIND: "int",
+        Field.MODE: "int",
+        Field.PRIORITY: "int",
+        Field.GROUP_ID: "text",
+        Field.TASK_TYPE: "text",
+        Field.AGENT: "text",
+        Field.CREATE_TIME: "timestamptz",
+        Field.END_TIME: "timestamptz",
+        Field.ENDED_ATTEMPT_COUNT: "int",
+        Field.REWARD: "float8",
+        Field.DURATION: "float8",
+        Field.PROMPT_TOKEN_COUNT: "bigint",
+        Field.COMPLETION_TOKEN_COUNT: "bigint",
+        Field.COST_MICROS: "bigint",
+    },
+    words={
+        Field.STATE: {state.name: state.value for state in RolloutState},
+        Field.FAILURE_KIND: {kind.name: kind.value for kind in FailureKind if kind} | {"UNSPECIFIED": 0},
+        Field.MODE: {"TRAIN": 1, "VALIDATION": 2, "TEST": 3},
+    },
+    durations=frozenset({Field.DURATION}),
+    names=frozenset({Field.NAME}),
+)
+"""Fields of a rollout."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """A comparison of a field with a value; enum values are numbers, durations seconds, names UUIDs or their beginning."""
 
-    field: Field
+    field: str
     operator: Operator
     value: Value
 
@@ -98,24 +156,6 @@ class Disjunction:
 
 
 Expression = Comparison | Negation | Conjunction | Disjunction
-
-_UNORDERED: Final = frozenset({Operator.EQUAL, Operator.NOT_EQUAL})
-ORDERED_FIELDS: Final = (
-    Field.PRIORITY,
-    Field.CREATE_TIME,
-    Field.END_TIME,
-    Field.ENDED_ATTEMPT_COUNT,
-    Field.REWARD,
-    Field.DURATION,
-    Field.PROMPT_TOKEN_COUNT,
-    Field.COMPLETION_TOKEN_COUNT,
-    Field.COST_MICROS,
-)
-
-
-def operators_of(field: Field) -> frozenset[Operator]:
-    """Returns the operators that a field can be compared with."""
-    return frozenset(Operator) if field in ORDERED_FIELDS else _UNORDERED
 
 
 def states_filter(states: frozenset[int]) -> Expression | None:

@@ -1,4 +1,4 @@
-"""Parses the filter of `ListRollouts`: the subset of AIP-160 in the contract.
+"""Parses the filter of a list: the subset of AIP-160 in the contract of `ListRollouts`.
 
     filter     = conjunction
     conjunction = disjunction { "AND" disjunction }
@@ -16,22 +16,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Final
 
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.rollouts.filter import (
+    ROLLOUTS,
     Comparison,
     Conjunction,
     Disjunction,
     Expression,
-    Field,
     Negation,
     Operator,
+    Schema,
     Value,
-    operators_of,
 )
-from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = ["MAX_FILTER_CHARS", "parse_filter"]
 
@@ -39,35 +37,19 @@ MAX_FILTER_CHARS: Final = 2048
 MAX_DEPTH: Final = 32
 MAX_SHOWN: Final = 40
 
-_TIMES: Final = frozenset({Field.CREATE_TIME, Field.END_TIME})
-# How many bits the integers of a field have.
-_INTEGERS: Final[Mapping[Field, int]] = MappingProxyType(
-    {
-        Field.PRIORITY: 32,
-        Field.ENDED_ATTEMPT_COUNT: 32,
-        Field.PROMPT_TOKEN_COUNT: 64,
-        Field.COMPLETION_TOKEN_COUNT: 64,
-        Field.COST_MICROS: 64,
-    }
-)
-_ENUMS: Final[Mapping[Field, Mapping[str, int]]] = MappingProxyType(
-    {
-        Field.STATE: {state.name: state.value for state in RolloutState},
-        Field.FAILURE_KIND: {kind.name: kind.value for kind in FailureKind if kind} | {"UNSPECIFIED": 0},
-        Field.MODE: {"TRAIN": 1, "VALIDATION": 2, "TEST": 3},
-    }
-)
+# How many bits the integers of a type have.
+_BITS: Final[Mapping[str, int]] = {"int": 32, "bigint": 64}
 
 
-def parse_filter(text: str) -> Expression | None:
-    """Decodes a filter; None if it is empty and selects everything.
+def parse_filter(text: str, schema: Schema = ROLLOUTS) -> Expression | None:
+    """Decodes a filter over the fields of a schema; None if it is empty and selects everything.
 
     Raises:
         ArgumentInvalid: With every problem of the filter, each with the position of its character, from 1.
     """
     if len(text) > MAX_FILTER_CHARS:
         raise _refused([(0, f"has {len(text)} characters, at most {MAX_FILTER_CHARS} are allowed")])
-    parser = _Parser(text)
+    parser = _Parser(text, schema)
     expression = parser.whole()
     if parser.problems:
         raise _refused(sorted(parser.problems))
@@ -139,8 +121,9 @@ def _tokens(text: str) -> list[_Token]:
 class _Parser:
     """Reads tokens from left to right, and continues after a problem to find them all."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, schema: Schema) -> None:
         self.problems: list[tuple[int, str]] = []
+        self._schema = schema
         self._tokens = _tokens(text)
         self._at = 0
         self._depth = 0
@@ -254,41 +237,41 @@ class _Parser:
             self._take()
 
     def _checked(self, name: _Token, sign: _Token, value: _Token) -> Expression | None:
-        if name.text not in Field.__members__.values():
-            self._note(name, f"{name.shown} is not one of {', '.join(Field)}")
+        field, operator = self._schema.find(name.text), Operator(sign.text)
+        if field is None:
+            self._note(name, f"{name.shown} is not one of {', '.join(self._schema.types)}")
             return None
-        field, operator = Field(name.text), Operator(sign.text)
-        if operator not in operators_of(field):
+        if operator not in self._schema.operators_of(field):
             self._note(sign, f"{field} has no order: only = and != compare it")
         read = self._value(field, value)
         return None if read is None else Comparison(field=field, operator=operator, value=read)
 
-    def _value(self, field: Field, token: _Token) -> Value | None:
+    def _value(self, field: str, token: _Token) -> Value | None:
         text = token.text if token.kind is _Kind.WORD else _ESCAPE.sub(r"\1", token.text[1:-1])
-        if field in _ENUMS:
-            number = _ENUMS[field].get(text)
+        kind = self._schema.types[field]
+        if field in self._schema.words:
+            number = self._schema.words[field].get(text)
             if number is None:
-                self._note(token, f"{token.shown} is not one of {', '.join(_ENUMS[field])}")
+                self._note(token, f"{token.shown} is not one of {', '.join(self._schema.words[field])}")
             return number
-        if field in _INTEGERS:
-            bits = _INTEGERS[field]
+        if kind in _BITS:
+            bits = _BITS[kind]
             if _INTEGER.fullmatch(text) and abs(int(text)) < 1 << bits - 1:
                 return int(text)
             self._note(token, f"{token.shown} is not an integer of {bits} bits")
             return None
-        if field is Field.REWARD or field is Field.DURATION:
-            return self._number(token, text, field)
-        if field in _TIMES:
+        if kind == "float8":
+            return self._number(token, text, unit="s" if field in self._schema.durations else "")
+        if kind == "timestamptz":
             return self._time(token, text)
-        if field is Field.NAME:
+        if field in self._schema.names:
             return self._name(token, text)
         if "\0" in text:
             self._note(token, "holds a NUL character")
             return None
         return text
 
-    def _number(self, token: _Token, text: str, field: Field) -> float | None:
-        unit = "s" if field is Field.DURATION else ""
+    def _number(self, token: _Token, text: str, *, unit: str) -> float | None:
         digits = text.removesuffix("s") if unit else text
         if text.endswith(unit) and _NUMBER.fullmatch(digits) and math.isfinite(float(digits)):
             return float(digits)

@@ -18,16 +18,17 @@ import asyncpg
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
-from fulmen_store.database.queries import FRAGMENTS
+from fulmen_store.database.queries import FRAGMENTS, Fragments
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.filter import (
+    ROLLOUTS,
     Comparison,
     Conjunction,
     Disjunction,
     Expression,
-    Field,
     Negation,
     Operator,
+    Schema,
     Value,
     creation_bounds,
     required_name,
@@ -223,26 +224,6 @@ def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
 EVERYTHING: Final = "true"
 
 
-_TYPES: Final[Mapping[Field, str]] = {
-    Field.NAME: "text",
-    Field.STATE: "int",
-    Field.FAILURE_KIND: "int",
-    Field.MODE: "int",
-    Field.PRIORITY: "int",
-    Field.GROUP_ID: "text",
-    Field.TASK_TYPE: "text",
-    Field.AGENT: "text",
-    Field.CREATE_TIME: "timestamptz",
-    Field.END_TIME: "timestamptz",
-    Field.ENDED_ATTEMPT_COUNT: "int",
-    Field.REWARD: "float8",
-    Field.DURATION: "float8",
-    Field.PROMPT_TOKEN_COUNT: "bigint",
-    Field.COMPLETION_TOKEN_COUNT: "bigint",
-    Field.COST_MICROS: "bigint",
-}
-
-
 _OPERATORS: Final[Mapping[Operator, str]] = {
     Operator.EQUAL: "=",
     Operator.LESS: "<",
@@ -252,12 +233,43 @@ _OPERATORS: Final[Mapping[Operator, str]] = {
 }
 
 
-def compiled(expression: Expression | None, *, first: int) -> tuple[str, list[Value | UUID]]:
-    """Returns the condition and the values of its parameters, numbered from `first`."""
+def compiled(
+    expression: Expression | None, *, first: int, schema: Schema = ROLLOUTS, fragments: Fragments = FRAGMENTS
+) -> tuple[str, list[Value | UUID]]:
+    """Returns the condition and the values of its parameters, numbered from `first`.
+
+    Args:
+        expression: The filter.
+        first: Number of the first parameter.
+        schema: The fields of the list.
+        fragments: What they are in SQL.
+    """
     if expression is None:
         return EVERYTHING, []
     values: list[Value | UUID] = []
-    return _condition(expression, first, values), values
+
+    def condition(expression: Expression) -> str:
+        match expression:
+            case Comparison(operator=Operator.NOT_EQUAL):
+                equal = Comparison(field=expression.field, operator=Operator.EQUAL, value=expression.value)
+                return f"(not {condition(equal)})"
+            case Comparison():
+                values.append(expression.value)
+                parameter = f"${first + len(values) - 1}::{schema.types[expression.field]}"
+                if expression.field in schema.names:
+                    return f"starts_with({fragments[expression.field]}, {parameter})"
+                # An unset field makes the comparison null, which is false here: a negation of it is then true.
+                return f"coalesce(({fragments[expression.field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
+            case Negation():
+                return f"(not {condition(expression.operand)})"
+            case Conjunction():
+                return "(" + " and ".join(map(condition, expression.operands)) + ")"
+            case Disjunction():
+                return "(" + " or ".join(map(condition, expression.operands)) + ")"
+            case _:
+                assert_never(expression)
+
+    return condition(expression), values
 
 
 def order_sql(order: Sequence[SortKey]) -> str:
@@ -279,32 +291,10 @@ def _is_after(place: Place, order: Sequence[SortKey], first: int, values: list[V
         if value is None:
             condition = f"({column} is null and {condition})"
         else:
-            own = parameter(value, _TYPES[key.field])
+            own = parameter(value, ROLLOUTS.types[key.field])
             sign = "<" if key.descending else ">"
             condition = f"({column} {sign} {own} or {column} is null or ({column} = {own} and {condition}))"
     return condition
-
-
-def _condition(expression: Expression, first: int, values: list[Value | UUID]) -> str:
-    match expression:
-        case Comparison(operator=Operator.NOT_EQUAL):
-            equal = Comparison(field=expression.field, operator=Operator.EQUAL, value=expression.value)
-            return f"(not {_condition(equal, first, values)})"
-        case Comparison():
-            values.append(expression.value)
-            parameter = f"${first + len(values) - 1}::{_TYPES[expression.field]}"
-            if expression.field is Field.NAME:
-                return f"starts_with({FRAGMENTS[expression.field]}, {parameter})"
-            # An unset field makes the comparison null, which is false here: a negation of it is then true.
-            return f"coalesce(({FRAGMENTS[expression.field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
-        case Negation():
-            return f"(not {_condition(expression.operand, first, values)})"
-        case Conjunction():
-            return "(" + " and ".join(_condition(operand, first, values) for operand in expression.operands) + ")"
-        case Disjunction():
-            return "(" + " or ".join(_condition(operand, first, values) for operand in expression.operands) + ")"
-        case _:
-            assert_never(expression)
 
 
 class DeadLetterTable:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Unpack
 
 from fulmen.client.aio.base import Session, listed
+from fulmen.client.aio.calls import AsyncCalls
 from fulmen.client.aio.proxy import AsyncBackends, AsyncRoutes
 from fulmen.client.aio.resources import AsyncModels, AsyncPrompts, AsyncResources
 from fulmen.client.aio.rollouts import AsyncRollouts
@@ -112,6 +113,11 @@ class AsyncClient:
     def spans(self) -> AsyncSpans:
         """Spans and traces of rollouts."""
         return AsyncSpans(self._session)
+
+    @property
+    def calls(self) -> AsyncCalls:
+        """Recorded calls of an app."""
+        return AsyncCalls(self._session)
 
     @property
     def resources(self) -> AsyncResources:

@@ -17,6 +17,7 @@ __all__ = ["AsyncBackends", "AsyncRoutes"]
 
 ROUTES = "routes/"
 BACKENDS = "backends/"
+SECONDS_PER_DAY = 86_400
 
 
 class AsyncRoutes(Part):
@@ -74,6 +75,39 @@ class AsyncRoutes(Part):
     async def delete(self, model: str | Named) -> None:
         """Deletes a route; calls in flight finish."""
         await self._services.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=_full(ROUTES, model)))
+
+    async def record(
+        self,
+        model: str | Named,
+        *,
+        sample_rate: float = 1.0,
+        redact: Sequence[str] = (),
+        patterns: Mapping[str, str] | None = None,
+        retention_days: float = 30,
+    ) -> Route:
+        """Records the calls of an app on a route: those without an attempt.
+
+        Args:
+            model: the public model name.
+            sample_rate: share of the calls, over 0 and at most 1; 0 records none any more.
+            redact: built-in rules, `email`, `phone`, `card_number`, `api_key`; none for all of them, `["none"]` for no rule.
+            patterns: further rules, regular expressions by name.
+            retention_days: how long calls are kept.
+
+        Raises:
+            RouteNotFound: if there is none.
+            ArgumentInvalid: if a rule or number is malformed.
+        """
+        route = (await self.get(model)).proto
+        route.ClearField("recording")
+        if sample_rate:
+            rules = [
+                route_pb2.RedactionPattern(name=name, expression=expression)
+                for name, expression in (patterns or {}).items()
+            ]
+            route.recording.CopyFrom(route_pb2.Recording(sample_rate=sample_rate, redact=redact, patterns=rules))
+            route.recording.retention.seconds = round(retention_days * SECONDS_PER_DAY)
+        return Route((await self._services.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))).route)
 
     async def split(self, model: str | Named, weights: Mapping[str, int]) -> Route:
         """Sets the weights of targets by backend, for A/B tests and canaries; attempts stay where they are.

@@ -11,6 +11,7 @@ from fulmen.client.aio.client import AsyncClient
 from fulmen.client.face import Face, faced
 from fulmen.client.project import QueueStats, Usage
 from fulmen.client.resources import Resource
+from fulmen.client.sync.calls import Calls
 from fulmen.client.sync.proxy import Backends, Routes
 from fulmen.client.sync.resources import Models, Prompts, Resources
 from fulmen.client.sync.rollouts import Rollouts
@@ -99,6 +100,11 @@ class Client(Face):
     def spans(self) -> Spans:
         """Spans and traces of rollouts."""
         return faced(self._aio.spans)
+
+    @property
+    def calls(self) -> Calls:
+        """Recorded calls of an app."""
+        return faced(self._aio.calls)
 
     @property
     def resources(self) -> Resources:

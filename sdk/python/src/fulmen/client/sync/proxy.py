@@ -58,6 +58,34 @@ class Routes(Face):
         """Deletes a route; calls in flight finish."""
         self._call(self._aio.delete(model))
 
+    def record(
+        self,
+        model: str | Named,
+        *,
+        sample_rate: float = 1.0,
+        redact: Sequence[str] = (),
+        patterns: Mapping[str, str] | None = None,
+        retention_days: float = 30,
+    ) -> Route:
+        """Records the calls of an app on a route: those without an attempt.
+
+        Args:
+            model: the public model name.
+            sample_rate: share of the calls, over 0 and at most 1; 0 records none any more.
+            redact: built-in rules, `email`, `phone`, `card_number`, `api_key`; none for all of them, `["none"]` for no rule.
+            patterns: further rules, regular expressions by name.
+            retention_days: how long calls are kept.
+
+        Raises:
+            RouteNotFound: if there is none.
+            ArgumentInvalid: if a rule or number is malformed.
+        """
+        return self._call(
+            self._aio.record(
+                model, sample_rate=sample_rate, redact=redact, patterns=patterns, retention_days=retention_days
+            )
+        )
+
     def split(self, model: str | Named, weights: Mapping[str, int]) -> Route:
         """Sets the weights of targets by backend, for A/B tests and canaries; attempts stay where they are.
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,fulmen/llm_proxy/v1/completion_service.proto\x12\x13\x66ulmen.llm_proxy.v1\"W\n\x0f\x43ompleteRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\"W\n\x10\x43ompleteResponse\x12\x13\n\x0bhttp_status\x18\x01 \x01(\x05\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"]\n\x15StreamCompleteRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\"r\n\x16StreamCompleteResponse\x12\x12\n\nevent_json\x18\x01 \x01(\x0c\x12\x12\n\nevent_name\x18\x02 \x01(\t\x12\x13\n\x0bhttp_status\x18\x03 \x01(\x05\x12\x1b\n\x13retry_after_seconds\x18\x04 \x01(\x01\x32\xd9\x01\n\x11\x43ompletionService\x12W\n\x08\x43omplete\x12$.fulmen.llm_proxy.v1.CompleteRequest\x1a%.fulmen.llm_proxy.v1.CompleteResponse\x12k\n\x0eStreamComplete\x12*.fulmen.llm_proxy.v1.StreamCompleteRequest\x1a+.fulmen.llm_proxy.v1.StreamCompleteResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,fulmen/llm_proxy/v1/completion_service.proto\x12\x13\x66ulmen.llm_proxy.v1\"m\n\x0f\x43ompleteRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\"W\n\x10\x43ompleteResponse\x12\x13\n\x0bhttp_status\x18\x01 \x01(\x05\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"s\n\x15StreamCompleteRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\x0c\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\"r\n\x16StreamCompleteResponse\x12\x12\n\nevent_json\x18\x01 \x01(\x0c\x12\x12\n\nevent_name\x18\x02 \x01(\t\x12\x13\n\x0bhttp_status\x18\x03 \x01(\x05\x12\x1b\n\x13retry_after_seconds\x18\x04 \x01(\x01\x32\xd9\x01\n\x11\x43ompletionService\x12W\n\x08\x43omplete\x12$.fulmen.llm_proxy.v1.CompleteRequest\x1a%.fulmen.llm_proxy.v1.CompleteResponse\x12k\n\x0eStreamComplete\x12*.fulmen.llm_proxy.v1.StreamCompleteRequest\x1a+.fulmen.llm_proxy.v1.StreamCompleteResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.complet
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPLETEREQUEST']._serialized_start=69
-  _globals['_COMPLETEREQUEST']._serialized_end=156
-  _globals['_COMPLETERESPONSE']._serialized_start=158
-  _globals['_COMPLETERESPONSE']._serialized_end=245
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=247
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=340
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=342
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=456
-  _globals['_COMPLETIONSERVICE']._serialized_start=459
-  _globals['_COMPLETIONSERVICE']._serialized_end=676
+  _globals['_COMPLETEREQUEST']._serialized_end=178
+  _globals['_COMPLETERESPONSE']._serialized_start=180
+  _globals['_COMPLETERESPONSE']._serialized_end=267
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=269
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=384
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=386
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=500
+  _globals['_COMPLETIONSERVICE']._serialized_start=503
+  _globals['_COMPLETIONSERVICE']._serialized_end=720
 # @@protoc_insertion_point(module_scope)

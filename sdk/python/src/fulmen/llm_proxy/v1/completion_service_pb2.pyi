@@ -5,16 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("path", "body_json", "agent_name", "project")
+    __slots__ = ("path", "body_json", "agent_name", "project", "conversation")
     PATH_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     path: str
     body_json: bytes
     agent_name: str
     project: str
-    def __init__(self, path: _Optional[str] = ..., body_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    conversation: str
+    def __init__(self, path: _Optional[str] = ..., body_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., project: _Optional[str] = ..., conversation: _Optional[str] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("http_status", "body_json", "retry_after_seconds")
@@ -27,16 +29,18 @@ class CompleteResponse(_message.Message):
     def __init__(self, http_status: _Optional[int] = ..., body_json: _Optional[bytes] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class StreamCompleteRequest(_message.Message):
-    __slots__ = ("path", "body_json", "agent_name", "project")
+    __slots__ = ("path", "body_json", "agent_name", "project", "conversation")
     PATH_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     path: str
     body_json: bytes
     agent_name: str
     project: str
-    def __init__(self, path: _Optional[str] = ..., body_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    conversation: str
+    def __init__(self, path: _Optional[str] = ..., body_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., project: _Optional[str] = ..., conversation: _Optional[str] = ...) -> None: ...
 
 class StreamCompleteResponse(_message.Message):
     __slots__ = ("event_json", "event_name", "http_status", "retry_after_seconds")

@@ -19,7 +19,7 @@ BALANCING_PREFIX_CACHE: Balancing
 BALANCING_LEAST_OUTSTANDING: Balancing
 
 class Route(_message.Message):
-    __slots__ = ("name", "targets", "overrides", "version", "balancing", "fallbacks", "deadline", "hedge_delay", "cached", "project")
+    __slots__ = ("name", "targets", "overrides", "version", "balancing", "fallbacks", "deadline", "hedge_delay", "cached", "recording", "project")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Route(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     HEDGE_DELAY_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     name: str
     targets: _containers.RepeatedCompositeFieldContainer[RouteTarget]
@@ -39,8 +40,29 @@ class Route(_message.Message):
     deadline: _duration_pb2.Duration
     hedge_delay: _duration_pb2.Duration
     cached: bool
+    recording: Recording
     project: str
-    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ..., balancing: _Optional[_Union[Balancing, str]] = ..., fallbacks: _Optional[_Iterable[str]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedge_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cached: bool = ..., project: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ..., balancing: _Optional[_Union[Balancing, str]] = ..., fallbacks: _Optional[_Iterable[str]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedge_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cached: bool = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., project: _Optional[str] = ...) -> None: ...
+
+class Recording(_message.Message):
+    __slots__ = ("sample_rate", "redact", "patterns", "retention")
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    REDACT_FIELD_NUMBER: _ClassVar[int]
+    PATTERNS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    sample_rate: float
+    redact: _containers.RepeatedScalarFieldContainer[str]
+    patterns: _containers.RepeatedCompositeFieldContainer[RedactionPattern]
+    retention: _duration_pb2.Duration
+    def __init__(self, sample_rate: _Optional[float] = ..., redact: _Optional[_Iterable[str]] = ..., patterns: _Optional[_Iterable[_Union[RedactionPattern, _Mapping]]] = ..., retention: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RedactionPattern(_message.Message):
+    __slots__ = ("name", "expression")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expression: str
+    def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class RouteTarget(_message.Message):
     __slots__ = ("backend", "backend_model", "weight", "policy", "policy_version")

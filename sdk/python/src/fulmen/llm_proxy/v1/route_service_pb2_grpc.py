@@ -90,7 +90,8 @@ class RouteServiceServicer(object):
     """
 
     def PutRoute(self, request, context):
-        """Creates or replaces a route. Idempotent. A request without a project keeps the route's.
+        """Creates or replaces a route. Idempotent. A request without a project keeps the route's; one with a project, which a
+        training run makes, keeps the recording.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`); `ALREADY_EXISTS` (`ROUTE_EXISTS`): the
         request has a project, and the route is not that project's.
@@ -132,7 +133,7 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollbackRoute(self, request, context):
-        """Rolls a route back to an earlier version.
+        """Rolls a route back to an earlier version. Its recording stays as it is.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`, `RESOURCE_NOT_FOUND`).
         """

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from fulmen.errors import Draining, FulmenError, InternalError, Unavailable
-from fulmen.ids import AttemptName
+from fulmen.ids import AttemptName, is_conversation_id
 from fulmen_llm_proxy.apis.api import Api, Dialect, encode
 from fulmen_llm_proxy.apis.errors import error_document
 from fulmen_llm_proxy.apis.registry import BY_PATH
@@ -56,6 +56,7 @@ _METHODS = {
 }
 SERVED = ", ".join(f"{method} {path}" for path, methods in _METHODS.items() for method in methods)
 _AGENT_HEADER = b"x-fulmen-agent"
+_CONVERSATION_HEADER = b"x-fulmen-conversation"
 # Set by clients that vendors generate with Stainless: 1 in the second try, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
 _TEXT = b"text/plain; charset=utf-8"
@@ -263,11 +264,13 @@ def dialect_of(scope: Scope, path: str) -> Dialect:
 def _head(scope: Scope) -> CallHead:
     pass_on = to_backend(scope["headers"])
     resent = header(scope, _RESEND_HEADER)
+    conversation = header(scope, _CONVERSATION_HEADER).decode("latin-1")
     return CallHead(
         trace_parent=pass_on.get("traceparent", ""),
         agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:MAX_AGENT_NAME],
         resend_count=int(resent) if resent.isdigit() and len(resent) < 4 else 0,
         pass_on=pass_on,
+        conversation=conversation if is_conversation_id(conversation) else "",
     )
 
 

@@ -1,0 +1,1 @@
+"""Recorded model calls of apps, and their conversations."""
