@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fulmen.errors import ArgumentInvalid
 from fulmen.kinds import REDACTIONS, pattern_problem
+from fulmen.llm_proxy.v1 import route_pb2
 from fulmen_llm_proxy.recording.redaction import Redactor
+from fulmen_llm_proxy.routing.codec import decode_route
 from fulmen_llm_proxy.routing.table import Recording
 
 
@@ -59,6 +62,21 @@ def test_a_pattern_that_would_take_for_ever_is_given_up() -> None:
         redactor(("slow", r"(a+)+$")).redact(["a" * 5000 + "b"])
 
 
-@pytest.mark.parametrize("expression", ["", "(", "x*", "a" * 257, "(?P<n>a)(?P<n>b)", "[z-a]", "a{99999999999}"])
+@pytest.mark.parametrize("expression", ["", "(", "a" * 257, "(?P<n>a)(?P<n>b)", "[z-a]", "a{99999999999}"])
 def test_a_pattern_that_can_be_none_is_refused(expression: str) -> None:
     assert pattern_problem(expression)
+
+
+def test_a_route_that_finds_the_empty_text_is_refused_and_none_is_searched_for_ever() -> None:
+    hostile = "(|a?)" * 40 + "(?=x)"
+    assert pattern_problem(hostile) == ""  # The store compiles it, and searches nothing with it.
+    rules = [route_pb2.RedactionPattern(name=f"p{i}", expression=each) for i, each in enumerate(("x*", hostile, "x+"))]
+    route = route_pb2.Route(
+        name="routes/x",
+        targets=[route_pb2.RouteTarget(backend="backends/one")],
+        recording=route_pb2.Recording(sample_rate=1.0, patterns=rules),
+    )
+    with pytest.raises(ArgumentInvalid) as refused:
+        decode_route(route)
+    assert "route.recording.patterns[0].expression" in {violation.field for violation in refused.value.violations}
+    assert "route.recording.patterns[2].expression" not in {violation.field for violation in refused.value.violations}

@@ -11,12 +11,14 @@ from google.protobuf.message import DecodeError
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.kinds import (
     BACKEND_ID,
+    MAX_PATTERNS,
     MODEL,
     NO_REDACTION,
     REDACTIONS,
     Problems,
     backend_problems,
     overrides_problem,
+    pattern_problem,
     route_problems,
 )
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
@@ -40,6 +42,7 @@ _ENGINES = {
 _DEFAULT_MAX_IN_FLIGHT = 1024
 _NS_PER_S = 1e9
 _DEFAULT_RETENTION_S = 30 * 86_400
+_PATTERN_LIMIT_S = 0.01
 _BALANCINGS = {
     route_pb2.BALANCING_UNSPECIFIED: Balancing.STICKY,
     route_pb2.BALANCING_STICKY: Balancing.STICKY,
@@ -90,7 +93,7 @@ def decode_route(message: route_pb2.Route) -> Route:
     Raises:
         ArgumentInvalid: if fields are malformed or out of range; names all of them.
     """
-    _settle(route_problems(message))
+    _settle([*route_problems(message), *_search_problems(message.recording)])
     model = message.name.removeprefix("routes/")
     return Route(
         model=model,
@@ -116,12 +119,6 @@ def decode_route(message: route_pb2.Route) -> Route:
 
 
 def _recording(message: route_pb2.Recording) -> Recording:
-    for i, each in enumerate(message.patterns):
-        try:
-            regex.compile(each.expression)  # which knows a little more than `re`, and a little less
-        except regex.error as error:
-            field = f"route.recording.patterns[{i}].expression"
-            raise _invalid(field, f"is not a regular expression: {error}") from None
     rules = tuple(dict.fromkeys(message.redact)) or REDACTIONS
     return Recording(
         sample_rate=message.sample_rate,
@@ -129,6 +126,26 @@ def _recording(message: route_pb2.Recording) -> Recording:
         patterns=tuple((each.name, each.expression) for each in message.patterns),
         retention_s=message.retention.seconds or _DEFAULT_RETENTION_S,
     )
+
+
+def _search_problems(recording: route_pb2.Recording) -> list[Violation]:
+    """Returns the violations of well-formed patterns that cannot be searched for."""
+    return [
+        Violation(field=f"route.recording.patterns[{i}].expression", description=problem)
+        for i, each in enumerate(recording.patterns[:MAX_PATTERNS])
+        if not pattern_problem(each.expression) and (problem := _search_problem(each.expression))
+    ]
+
+
+def _search_problem(expression: str) -> str:
+    """Returns why a pattern cannot be searched for; empty if it can. `regex` knows a little more than `re`, and less."""
+    try:
+        found = regex.compile(expression).match("", timeout=_PATTERN_LIMIT_S)
+    except regex.error as error:
+        return f"is not a regular expression: {error}"
+    except TimeoutError:
+        return "takes too long with the empty text"
+    return "matches the empty text" if found else ""
 
 
 def parse_overrides(text: str) -> Fields:
