@@ -79,7 +79,7 @@ def check(
     """Runs an agent once and shows its spans, model calls, tokens and rewards.
 
     A Python agent runs in the main thread of this process, in its own directory and without a timeout: a
-    `breakpoint()` in it works. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
+    `breakpoint()` in it works. One with `venv` or `requirements` has a process of that Python instead. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
     stored or trained.
 
     Exit status 1 if an attempt ended without a reward.
@@ -122,7 +122,7 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
                 calls=recording.calls(attempt["rollout"]),
                 refused=recording.refused(),
                 hosts=frozenset(recording.hosts),
-                in_process=bool(subject.agent.python),
+                in_process=bool(subject.agent.python) and not subject.archive,
                 judged=bool(subject.agent.grader or subject.agent.grader_command or subject.agent.judge),
             )
         )

@@ -195,11 +195,17 @@ def _span(
     link: bytes = b"",
     error: BaseException | None = None,
 ) -> None:
-    """Creates a span of zero duration below the open one."""
-    from opentelemetry import trace
+    """Creates a span of zero duration below the open one; none in a Python without OpenTelemetry.
 
-    from fulmen.spans.recorded import cut
-    from fulmen.spans.tracing import parent_context, tracer
+    Such a Python is that of an agent's own virtual environment, in which the runner provides this module.
+    """
+    try:
+        from opentelemetry import trace
+
+        from fulmen.spans.recorded import cut
+        from fulmen.spans.tracing import parent_context, tracer
+    except ImportError:
+        return
 
     known = dict(attributes)
     step = current_step()
