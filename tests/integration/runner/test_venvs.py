@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
 from tests.support.isolation import sandboxed
 from tests.support.runner.fixtures import World
-from tests.support.runner.wheels import sha256_hex, wheel
+from tests.support.runner.harness import RunnerProcess
+from tests.support.runner.wheels import ClosedIndex, other_pythons, sha256_hex, wheel
 
 AGENT = """
 import json, os, sys
@@ -32,9 +34,11 @@ def grade(task, outcome):
     return float(outcome["version"] == shared_package.VERSION)
 """
 COMMAND = """
-import json, sys, shared_package, fulmen
+import json, shutil, sys, shared_package, fulmen
 fulmen.emit_reward(0.25, dimension="emitted")
-print(json.dumps({"reward": float(shared_package.VERSION), "prefix": float(sys.prefix != sys.base_prefix)}))
+fulmen.emit_message("no OpenTelemetry here")
+own = sys.prefix != sys.base_prefix and shutil.which("python").startswith(sys.prefix)
+print(json.dumps({"reward": float(shared_package.VERSION), "own": float(own)}))
 """
 MODEL = """
 import http.client, json, os
@@ -52,14 +56,13 @@ def solve(task, context):
     return float(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"] == context.attempt)
 """
 LIMIT = {"max_attempts": 1, "timeout_s": 90}
-OWN = ("requirements", "venv")
+OTHER_PYTHONS = other_pythons()
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     """Returns a folder with two versions of a package."""
     folder = tmp_path / "packages"
-    folder.chmod(0o755) if folder.exists() else None
     wheel(folder, "shared_package", "1.0")
     wheel(folder, "shared_package", "2.0")
     return folder
@@ -110,8 +113,189 @@ async def test_agents_with_conflicting_requirements_run_side_by_side_in_environm
 
     # Another version of the first agent, with the same requirements.
     again = await world.publish(
-        files("1.0", **{"more.txt": ""}), python="agent.py:solve", python_grader="agent.py:grade", requirements="requirements.txt"
+        files("1.0", **{"more.txt": ""}),
+        python="agent.py:solve",
+        python_grader="agent.py:grade",
+        requirements="requirements.txt",
     )
     assert (await world.run(again, {}, **LIMIT)).message == ""
     events = [line["event"] for line in runner.log]
     assert (events.count("venv_built"), events.count("venv_reused")) == (2, 1)
+
+
+@pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
+async def test_a_command_finds_its_packages_its_programs_and_the_sdk(
+    world: World, settings: dict[str, str], isolation: str
+) -> None:
+    await world.start(isolation=isolation, **settings)
+    agent = await world.publish(
+        files("2.0") | {"agent.py": COMMAND}, command=("python", "agent.py"), requirements="requirements.txt"
+    )
+    ended = await world.run(agent, {}, **LIMIT)
+    assert (ended.message, ended.rewards) == ("", {("reward", None): 2.0, ("own", None): 1.0, ("emitted", None): 0.25})
+
+
+@pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
+@pytest.mark.parametrize("python", [sys.executable, *OTHER_PYTHONS[:1]])
+async def test_an_agent_runs_in_an_environment_of_the_machine_whatever_its_python(
+    world: World, settings: dict[str, str], tmp_path: Path, packages: Path, isolation: str, python: str
+) -> None:
+    runner = await world.start(isolation=isolation, venv_folders=str(tmp_path), **settings)
+    venv = environment(tmp_path / "own", packages / "shared_package-1.0-py3-none-any.whl", python)
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve", python_grader="agent.py:grade", venv=venv)
+    ended = await world.run(agent, {}, **LIMIT)
+    assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0, ("format", None): 0.5})
+    outcome = json.loads(ended.output)
+    assert (outcome["version"], outcome["prefix"]) == ("1.0", str(venv))
+    assert (outcome["python"] == list(sys.version_info[:2])) is (python == sys.executable)
+    # It has no OpenTelemetry: its spans are missing, and the log says so.
+    assert "opentelemetry" in (await runner.logged("agent_is_not_traced"))["reason"]
+
+
+async def test_model_calls_carry_the_attempts_key_without_opentelemetry(world: World, settings: dict[str, str]) -> None:
+    await world.start(isolation="trusted", **settings)
+    agent = await world.publish(
+        files("1.0") | {"agent.py": MODEL}, python="agent.py:solve", requirements="requirements.txt"
+    )
+    for _ in range(2):
+        ended = await world.run(agent, {}, **LIMIT)
+        assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0})
+
+
+@sandboxed
+async def test_a_tenant_opens_no_folder_of_the_machine_by_calling_it_an_environment(
+    world: World, settings: dict[str, str], tmp_path: Path, packages: Path
+) -> None:
+    venv = environment(tmp_path / "private", packages / "shared_package-1.0-py3-none-any.whl")
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (allowed / "link").symlink_to(venv)
+    await world.start(isolation="sandbox", venv_folders=str(allowed), **settings)
+    for name in (venv, allowed / "link", "/", allowed / ".." / "private", "relative"):
+        agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve", venv=str(name))
+        ended = await world.run(agent, {}, **LIMIT)
+        assert ended.kind == "AGENT_ERROR"
+        assert "FULMEN_RUNNER_VENV_FOLDERS" in ended.message or "absolute path" in ended.message
+
+
+async def test_an_environment_that_is_not_there_is_the_agents_error_with_the_remedy(
+    world: World, settings: dict[str, str], tmp_path: Path
+) -> None:
+    await world.start(isolation="trusted", **settings)
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve", venv=tmp_path / "missing")
+    ended = await world.run(agent, {}, **LIMIT)
+    assert ended.kind == "AGENT_ERROR"
+    assert ended.message.startswith(
+        f"virtual environment {tmp_path}/missing cannot be used on this runner: No such file"
+    )
+    assert "give `requirements` instead" in ended.message
+
+
+async def test_hostile_requirements_are_refused_with_every_line_and_nothing_is_built(
+    world: World, settings: dict[str, str], tmp_path: Path
+) -> None:
+    lines = (
+        "-e /etc",
+        "--index-url http://evil",
+        "file:///etc/passwd",
+        "x @ git+ssh://host/x",
+        "-r /etc/passwd",
+        "./local",
+        "a.whl",
+    )
+    runner = await world.start(isolation="trusted", **settings)
+    agent = await world.publish(
+        files("1.0", **{"requirements.txt": "\n".join(lines)}), python="agent.py:solve", requirements="requirements.txt"
+    )
+    ended = await world.run(agent, {}, **LIMIT)
+    assert ended.kind == "AGENT_ERROR"
+    assert [f"requirements.txt line {n}: {line!r}" in ended.message for n, line in enumerate(lines, 1)] == [True] * len(
+        lines
+    )
+    assert "venv_build_started" not in [line["event"] for line in runner.log]
+    assert not list(tmp_path.glob("venvs/*/venv"))
+
+
+async def test_requirements_outside_the_bundle_are_not_read(
+    world: World, settings: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text("hunter2\n")
+    await world.start(isolation="trusted", **settings)
+    for name in ("../../secret.txt", str(tmp_path / "secret.txt"), "missing.txt", "."):
+        agent = await world.publish({"agent.py": AGENT, "a/b": ""}, python="agent.py:solve", requirements=name)
+        ended = await world.run(agent, {}, **LIMIT)
+        assert (ended.kind, ended.message) == (
+            "AGENT_ERROR",
+            f"requirements file {name!r} is not in the agent's bundle",
+        )
+
+
+async def test_a_failed_build_says_why_without_the_password_of_the_index_and_is_not_repeated_at_once(
+    world: World, settings: dict[str, str]
+) -> None:
+    with ClosedIndex() as index:
+        url = {"package_index_url": f"http://user:p%40ssw0rd@127.0.0.1:{index.port}/simple"}
+        runner = await world.start(isolation="trusted", **settings | url)
+        await _fail_to_build(world, runner)
+    assert index.asked == [("/simple/shared-package/", "Basic dXNlcjpwQHNzdzByZA==")]
+
+
+async def _fail_to_build(world: World, runner: RunnerProcess) -> None:
+    agent = await world.publish(files("3.0"), python="agent.py:solve", requirements="requirements.txt")
+    ended = await world.attempts(agent, [{}, {}], timeout_s=90, max_attempts=2)
+    attempts = [each for attempts in ended for each in attempts]
+    assert [each.kind for each in attempts] == ["AGENT_ERROR"] * len(attempts)
+    assert all("requirements of the agent cannot be installed" in each.message for each in attempts)
+    assert all("shared-package" in each.message for each in attempts)
+    assert not [each for each in attempts if "ssw0rd" in each.message]
+    assert not [line for line in runner.tail if "ssw0rd" in line]
+    assert [line["event"] for line in runner.log].count("venv_build_started") == 1
+
+
+async def test_locked_requirements_are_held_to_their_hashes(
+    world: World, settings: dict[str, str], packages: Path
+) -> None:
+    await world.start(isolation="trusted", **settings)
+    right = sha256_hex(packages / "shared_package-1.0-py3-none-any.whl")
+    for digest, message in ((right, ""), ("0" * 64, "requirements of the agent cannot be installed")):
+        locked = f"shared-package==1.0 \\\n    --hash=sha256:{digest}\n"
+        agent = await world.publish(
+            files("1.0", **{"requirements.txt": locked}),
+            python="agent.py:solve",
+            python_grader="agent.py:grade",
+            requirements="requirements.txt",
+        )
+        assert (await world.run(agent, {}, **LIMIT)).message[:44] == message[:44]
+
+
+async def test_a_runner_without_room_for_environments_refuses_requirements(
+    world: World, settings: dict[str, str]
+) -> None:
+    await world.start(isolation="trusted", venvs_bytes=0, **settings)
+    agent = await world.publish(files("1.0"), python="agent.py:solve", requirements="requirements.txt")
+    ended = await world.run(agent, {}, **LIMIT)
+    assert (ended.kind, "FULMEN_RUNNER_VENVS_BYTES=0" in ended.message) == ("AGENT_ERROR", True)
+
+
+async def test_a_build_that_dies_with_its_runner_leaves_nothing_that_the_next_one_uses(
+    world: World, settings: dict[str, str], tmp_path: Path, packages: Path
+) -> None:
+    wheel(packages, "large", "1.0", padding_bytes=200_000_000)
+    first = await world.start(isolation="trusted", **settings)
+    agent = await world.publish(
+        files("1.0", **{"requirements.txt": "large==1.0\nshared-package==1.0\n"}),
+        python="agent.py:solve",
+        python_grader="agent.py:grade",
+        requirements="requirements.txt",
+    )
+    running = asyncio.create_task(world.attempts(agent, [{}], timeout_s=90, max_attempts=3))
+    await first.logged("venv_build_started")
+    first.send(signal.SIGKILL)
+    await first.exit_code()
+    assert not list(tmp_path.glob("venvs/*/complete.json"))
+
+    second = await world.start(isolation="trusted", **settings)
+    [[*_, ended]] = await running
+    assert (ended.message, json.loads(ended.output)["version"]) == ("", "1.0")
+    assert [line["event"] for line in second.log].count("venv_built") == 1
+    assert len(list(tmp_path.glob("venvs/*/venv"))) == 1

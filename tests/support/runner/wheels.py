@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
+import subprocess
+import sys
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.isolation import AgentIsolation
@@ -33,6 +40,46 @@ def wheel(folder: Path, name: str, version: str, code: str = "", *, padding_byte
         for file, text in files.items():
             packed.writestr(zipfile.ZipInfo(file, date_time=(2024, 1, 1, 0, 0, 0)), text)
     return path
+
+
+class ClosedIndex:
+    """An index of packages that has none; `asked` has the path and the credentials of each request."""
+
+    def __init__(self) -> None:
+        asked = self.asked = list[tuple[str, str]]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802  # The name that http.server calls.
+                asked.append((self.path, self.headers.get("authorization", "")))
+                self.send_error(404)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # The name of the parameter there.
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def other_pythons() -> list[str]:
+    """Returns the interpreters of this machine that are newer than that of the tests; there may be none."""
+    names = [f"python3.{minor}" for minor in range(sys.version_info.minor + 1, 20)]
+    places = [*Path.home().glob(".pyenv/versions/*/bin"), *Path.home().glob(".local/share/uv/python/*/bin")]
+    found = [shutil.which(name, path=place) for name in names for place in (None, *map(str, places))]
+    return [path for path in found if path and not _fails(path)]
+
+
+def _fails(python: str) -> bool:
+    return bool(subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode)
 
 
 def sha256_hex(path: Path) -> str:

@@ -211,7 +211,11 @@ def build_executor(
 
 
 def _venvs(
-    settings: RunnerSettings, guardian: Guardian, inherited: Mapping[str, str], isolation: AgentIsolation, work_dir: Path
+    settings: RunnerSettings,
+    guardian: Guardian,
+    inherited: Mapping[str, str],
+    isolation: AgentIsolation,
+    work_dir: Path,
 ) -> Venvs:
     sources = PackageSources(
         index_url=settings.package_index_url.get_secret_value(),

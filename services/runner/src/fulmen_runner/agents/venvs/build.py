@@ -124,7 +124,9 @@ class VenvBuilder:
                 await self._install(folder, has_hashes(requirements))
                 # By the runner's Python: that of the environment would run its packages. Files that are no Python of this
                 # version are left as they are.
-                await self._run((sys.executable, "-I", "-S", "-m", "compileall", "-q", str(folder / VENV / "lib")), folder)
+                await self._run(
+                    (sys.executable, "-I", "-S", "-m", "compileall", "-q", str(folder / VENV / "lib")), folder
+                )
         except TimeoutError:
             raise AgentFailed(
                 f"requirements were not installed within {self.build_s:g} s (FULMEN_RUNNER_VENV_BUILD_S)"
@@ -163,7 +165,9 @@ class VenvBuilder:
             note = " Only wheels are installed; sources are not built on this runner (FULMEN_RUNNER_PACKAGE_BUILDS)."
         raise AgentFailed(f"requirements of the agent cannot be installed.{note} {self.tool} {done.failure}")
 
-    async def _run(self, argv: list[str] | tuple[str, ...], folder: Path, variables: Mapping[str, str] = {}) -> ProcessResult:  # noqa: B006  # Read only.
+    async def _run(
+        self, argv: list[str] | tuple[str, ...], folder: Path, variables: Mapping[str, str] = {}
+    ) -> ProcessResult:  # noqa: B006  # Read only.
         scratch = str(folder / _SCRATCH)
         allowed = Allowance(
             memory_bytes=self.memory_bytes,

@@ -185,7 +185,11 @@ class VenvCache:
             status = self.folder.lstat()
         except OSError as error:
             raise HostUnavailable(f"folder {self.folder} of virtual environments: {error.strerror}") from None
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
             raise HostUnavailable(
                 f"folder {self.folder} of virtual environments must be a folder that the runner's user owns and nobody else "
                 "may write (FULMEN_RUNNER_VENVS_DIR)"

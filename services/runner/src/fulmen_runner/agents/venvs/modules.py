@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
+
 _SDK: Final = ("fulmen",)
 _FIRST: Final = (*_SDK, "fulmen_runner", "fulmen_service_kit")
 _LAST: Final = ("structlog", "wrapt")

@@ -100,18 +100,24 @@ def found_venv(path: Path, modules: ModulePaths) -> Venv:
         with (path / CONFIGURATION).open("rb") as file:
             text = file.read(_MAX_CONFIGURATION_BYTES).decode(errors="replace")
     except OSError as error:
-        raise AgentFailed(f"virtual environment {path} cannot be used on this runner: {error.strerror}. {hint}") from None
+        raise AgentFailed(
+            f"virtual environment {path} cannot be used on this runner: {error.strerror}. {hint}"
+        ) from None
     values = dict(_pair(line) for line in text.splitlines() if "=" in line)
     version = values.get("version") or values.get("version_info") or ""
     numbers = version.split(".")[:2]
     venv = Venv(
         folder=path,
-        version=(int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdecimal, numbers)) else (0, 0),
+        version=(int(numbers[0]), int(numbers[1]))
+        if len(numbers) == 2 and all(map(str.isdecimal, numbers))
+        else (0, 0),
         modules=modules,
         readable=(*_readable(path, values.get("home", "")), modules.sdk.parent),
     )
     if not os.access(venv.python, os.X_OK):
-        raise AgentFailed(f"virtual environment {path} has no working bin/python: the Python that it is made of was removed")
+        raise AgentFailed(
+            f"virtual environment {path} has no working bin/python: the Python that it is made of was removed"
+        )
     return venv
 
 
@@ -127,7 +133,8 @@ def _readable(folder: Path, home: str) -> tuple[Path, ...]:
         if not hop.is_symlink():
             break
         hop = Path(os.path.normpath(hop.parent / hop.readlink()))
-        hops.append(hop)
+        if not hop.is_relative_to(folder):
+            hops.append(hop)
     bases = dict.fromkeys([hop.parent.parent, *([Path(home).parent] if Path(home).is_absolute() else [])])
     parts = [base / part for base in bases for part in ("bin", "lib", "lib64")]
     return tuple(dict.fromkeys(path for path in (folder, folder.resolve(), *hops, *parts) if path.exists()))
