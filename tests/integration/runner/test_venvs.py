@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.runner.v1.agent_spec_pb2 import Isolation
 from tests.support.isolation import sandboxed
 from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess

@@ -49,7 +49,7 @@ class ClosedIndex:
         asked = self.asked = list[tuple[str, str]]()
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802  # The name that http.server calls.
+            def do_GET(self) -> None:  # The name that http.server calls.
                 asked.append((self.path, self.headers.get("authorization", "")))
                 self.send_error(404)
 

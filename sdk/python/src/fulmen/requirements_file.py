@@ -14,6 +14,9 @@ __all__ = ["MAX_REQUIREMENTS", "MAX_REQUIREMENTS_BYTES", "RequirementsInvalid", 
 
 MAX_REQUIREMENTS_BYTES: Final = 1024 * 1024
 MAX_REQUIREMENTS: Final = 2000
+MAX_LINE_CHARS: Final = 64 * 1024
+"""Enough for the hashes of a package with hundreds of files."""
+
 _SHOWN_CHARS: Final = 80
 _HASH: Final = " --hash="
 
@@ -52,12 +55,14 @@ def read_requirements(content: bytes) -> tuple[str, ...]:
         raise RequirementsInvalid(["is not UTF-8"]) from None
     problems: list[str] = []
     found: list[str] = []
-    for number, line in _lines(text.removeprefix("\ufeff")):
+    for number, raw in _lines(text.removeprefix("\ufeff")):
+        # Runs of blanks become one, which also keeps the time of matching linear.
+        line = re.sub(r"[ \t]+", " ", raw)
         problem = _problem(line)
         if problem:
             problems.append(f"line {number}: {line[:_SHOWN_CHARS]!r}: {problem}")
         else:
-            found.append(re.sub(r"[ \t]+", " ", _plain_hashes(line)))
+            found.append(_plain_hashes(line))
     if len(found) > MAX_REQUIREMENTS:
         problems.append(f"has {len(found)} requirements: at most {MAX_REQUIREMENTS}")
     hashed = [_HASH in line for line in found]
@@ -99,6 +104,8 @@ def _plain_hashes(line: str) -> str:
 
 def _problem(line: str) -> str:
     """Returns why a line is not allowed; empty if it is."""
+    if len(line) > MAX_LINE_CHARS:
+        return f"at most {MAX_LINE_CHARS} characters"
     hashes = _HASHES.search(line)
     requirement = line[: hashes.start()] if hashes else line
     match = _REQUIREMENT.fullmatch(requirement)

@@ -135,7 +135,7 @@ def _require_own_files(
         elif word in programs and os.sep in word and _is_installed(folder / name):
             problems.append(
                 f"{word}: an installed program of this machine, which no bundle takes. Name its environment for runners on "
-                f'this machine, `venv = "{os.path.dirname(os.path.dirname(name)) or name}"`, or the packages for any runner, '
+                f'this machine, `venv = "{Path(name).parent.parent}"`, or the packages for any runner, '
                 f'`requirements = "requirements.txt"`; or write "{Path(name).name}" for the one on each runner\'s PATH'
             )
         elif (folder / name).is_file() and not name.startswith(".."):

@@ -127,6 +127,8 @@ def _packed(
 def _bundle(given: Mapping[str, Any], agent: AgentConfig, folder: Path | None) -> Bundle:
     functions = {role: given[role] for role in _ROLES if _is_function(given[role])}
     with packed_functions(functions, folder) as added:
+        if folder is None and agent.requirements:
+            added = {**added, agent.requirements: Path(agent.requirements)}
         return pack_bundle(folder, agent=agent, added=added)
 
 

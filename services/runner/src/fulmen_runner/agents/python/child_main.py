@@ -21,9 +21,9 @@ from types import FrameType
 from fulmen.agent import GRADER_AGENT, Context, acting_as, entered
 from fulmen.emit import RewardInvalid
 from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.python.callables import PythonCallable, python_callable
 from fulmen_runner.agents.python.child_frames import MAX_MESSAGE_BYTES, Document, encode, receive_blocking
 from fulmen_runner.agents.python.generators import Stopped, Walked
-from fulmen_runner.agents.python.callables import PythonCallable, python_callable
 from fulmen_runner.agents.python.loader import describe_error, load_callable
 from fulmen_runner.agents.python.preparation import prepare_process
 from fulmen_runner.agents.tracing.child import child_spans

@@ -9,9 +9,10 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -166,8 +167,8 @@ class VenvBuilder:
         raise AgentFailed(f"requirements of the agent cannot be installed.{note} {self.tool} {done.failure}")
 
     async def _run(
-        self, argv: list[str] | tuple[str, ...], folder: Path, variables: Mapping[str, str] = {}
-    ) -> ProcessResult:  # noqa: B006  # Read only.
+        self, argv: Sequence[str], folder: Path, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> ProcessResult:
         scratch = str(folder / _SCRATCH)
         allowed = Allowance(
             memory_bytes=self.memory_bytes,
@@ -184,8 +185,9 @@ class VenvBuilder:
             allowance=allowed,
             owned=folder,
         )
-        environment = {name: self.inherited[name] for name in _INHERITED if name in self.inherited} | variables
+        environment = {name: self.inherited[name] for name in _INHERITED if name in self.inherited}
         environment |= {
+            **variables,
             "HOME": scratch,
             "TMPDIR": scratch,
             "NO_COLOR": "1",
