@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ from typing import Self
 
 from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.isolation import AgentIsolation
-from fulmen_runner.agents.venvs.build import OFF, PackageSources, VenvBuilder
+from fulmen_runner.agents.venvs.build import OFF, PackageSources, VenvBuilder, find_uv
 from fulmen_runner.agents.venvs.cache import VenvCache
 from fulmen_runner.agents.venvs.modules import ModulePaths
 from fulmen_runner.agents.venvs.venvs import Venvs
@@ -88,21 +89,26 @@ def sha256_hex(path: Path) -> str:
 
 
 def venvs_of(
-    parent: Path, *, packages: Path | None = None, isolation: AgentIsolation | None = None, **limits: float
+    parent: Path, *, packages: Path | None = None, uv: str | None = None, allows_builds: bool = False, **limits: float
 ) -> Venvs:
-    """Returns the virtual environments of a runner without a store; packages come from a folder."""
+    """Returns the virtual environments of a runner without a store, whose packages come from a folder; close its guardian."""
     builder = VenvBuilder(
         guardian=Guardian(),
-        isolation=isolation or AgentIsolation(),
+        isolation=AgentIsolation(),
         inherited={"PATH": "/usr/bin:/bin"},
-        sources=PackageSources(index_url=OFF, folders=(str(packages),) if packages else ()),
+        sources=PackageSources(
+            index_url=OFF, folders=(str(packages),) if packages else (), allows_builds=allows_builds
+        ),
         build_s=limits.get("build_s", 60.0),
         venv_bytes=int(limits.get("venv_bytes", 1 << 30)),
+        uv=find_uv() if uv is None else uv,
     )
     cache = VenvCache(
         folder=parent / "venvs", limit_bytes=int(limits.get("venvs_bytes", 1 << 30)), wait_s=limits.get("wait_s", 60.0)
     )
-    return Venvs(builder=builder, cache=cache, allowed=None, modules=ModulePaths.made(parent))
+    return Venvs(
+        builder=builder, cache=cache, allowed=None, modules=ModulePaths.made(Path(tempfile.mkdtemp(dir=parent)))
+    )
 
 
 def _digest(text: str) -> str:

@@ -8,6 +8,7 @@ indexes, which may hold a password, are known only to the step that installs, an
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.limits import Allowance
 from fulmen_runner.agents.command.process import ProcessLimits, ProcessResult, run_process
 from fulmen_runner.agents.isolation import AgentIsolation, give
-from fulmen_runner.agents.venvs.cache import FOLDER_MODE
+from fulmen_runner.agents.venvs.cache import FOLDER_MODE, size_of
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.masking import masked_bytes
 from fulmen_service_kit.isolation.launch import Files
@@ -69,7 +70,6 @@ class PackageSources:
         """Returns the variables of uv or pip."""
         known = {
             "UV_DEFAULT_INDEX" if uv else "PIP_INDEX_URL": "" if self.index_url == OFF else self.index_url,
-            "UV_NO_INDEX" if uv else "PIP_NO_INDEX": "1" if self.index_url == OFF else "",
             "UV_INDEX" if uv else "PIP_EXTRA_INDEX_URL": " ".join(self.extra_index_urls),
             "UV_FIND_LINKS" if uv else "PIP_FIND_LINKS": ("," if uv else " ").join(self.folders),
         }
@@ -133,6 +133,8 @@ class VenvBuilder:
                 f"requirements were not installed within {self.build_s:g} s (FULMEN_RUNNER_VENV_BUILD_S)"
             ) from None
         await asyncio.to_thread(delete_tree, scratch)
+        if await asyncio.to_thread(size_of, folder) > self.venv_bytes:
+            raise self._too_large()
         await give(folder, os.geteuid())
         await asyncio.to_thread(_protected, folder)
 
@@ -155,16 +157,24 @@ class VenvBuilder:
             else [python, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]
         )
         argv += ["--require-hashes"] if hashed else []
+        argv += ["--no-index"] if self.sources.index_url == OFF else []
         argv += [] if self.sources.allows_builds else ["--only-binary", ":all:"]
         argv += ["--requirement", str(folder / _SCRATCH / "requirements.txt")]
         done = await self._run(argv, folder, self.sources.variables(uv=bool(self.uv)))
         if not done.failure:
             return
         _log.warning("venv_build_failed", tool=self.tool, exit_code=done.exit_code, breach=done.breach)
+        if done.exit_code == -signal.SIGXFSZ:
+            raise self._too_large()
         note = ""
-        if not self.sources.allows_builds:
+        if done.exit_code > 0 and not self.sources.allows_builds:
             note = " Only wheels are installed; sources are not built on this runner (FULMEN_RUNNER_PACKAGE_BUILDS)."
         raise AgentFailed(f"requirements of the agent cannot be installed.{note} {self.tool} {done.failure}")
+
+    def _too_large(self) -> AgentFailed:
+        return AgentFailed(
+            f"requirements of the agent take more than {self.venv_bytes} bytes (FULMEN_RUNNER_VENV_BYTES)"
+        )
 
     async def _run(
         self, argv: Sequence[str], folder: Path, variables: Mapping[str, str] = MappingProxyType({})
