@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import stat
 import subprocess
 import tarfile
@@ -184,6 +183,28 @@ async def test_no_code_of_a_package_runs_in_a_build_unless_the_operator_allows_i
     assert not mark.exists()
 
 
+async def test_an_operator_may_allow_builds_from_source(
+    make: Make, bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "packages").mkdir()
+    # No build backend can be had without an index: what fails is its installation, no longer the rule.
+    source_of(tmp_path / "packages", "sourced", tmp_path / "mark")
+    with pytest.raises(AgentFailed, match="setuptools"):
+        await make(allows_builds=True).held(SOURCE, bundle("sourced"))
+
+
+async def test_a_package_that_replaces_the_configuration_of_its_environment_opens_no_folder(
+    make: Make, bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # The `data` of a wheel is installed into the environment itself.
+    wheel(tmp_path / "packages", "evil", "1.0", data={"pyvenv.cfg": "home = /root/secrets/bin\nversion = 3.11.0\n"})
+    venvs = make()
+    held = await venvs.held(SOURCE, bundle("evil"))
+    assert "/root/secrets" in (held.venv.folder / "pyvenv.cfg").read_text()
+    assert held.venv.readable == (held.venv.folder, venvs.modules.sdk.parent)
+    held.release()
+
+
 async def test_a_folder_that_others_may_write_is_not_used(
     make: Make, bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -191,7 +212,7 @@ async def test_a_folder_that_others_may_write_is_not_used(
     (tmp_path / "venvs").chmod(0o777)
     with pytest.raises(HostUnavailable, match="FULMEN_RUNNER_VENVS_DIR"):
         await make().held(SOURCE, bundle("one"))
-    os.rename(tmp_path / "venvs", tmp_path / "elsewhere")
+    (tmp_path / "venvs").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o755)
     (tmp_path / "venvs").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(HostUnavailable, match="FULMEN_RUNNER_VENVS_DIR"):

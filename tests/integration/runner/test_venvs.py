@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import opentelemetry.trace
 import pytest
 
 from tests.support.isolation import sandboxed
@@ -149,6 +150,20 @@ async def test_an_agent_runs_in_an_environment_of_the_machine_whatever_its_pytho
     assert (outcome["python"] == list(sys.version_info[:2])) is (python == sys.executable)
     # It has no OpenTelemetry: its spans are missing, and the log says so.
     assert "opentelemetry" in (await runner.logged("agent_is_not_traced"))["reason"]
+
+
+async def test_an_environment_with_opentelemetry_sends_its_spans(
+    world: World, settings: dict[str, str], tmp_path: Path, packages: Path
+) -> None:
+    runner = await world.start(isolation="trusted", **settings)
+    venv = environment(tmp_path / "own", packages / "shared_package-1.0-py3-none-any.whl")
+    [site] = venv.glob("lib/python*/site-packages")
+    assert opentelemetry.trace.__file__ is not None
+    (site / "traced.pth").write_text(str(Path(opentelemetry.trace.__file__).parents[2]))
+    agent = await world.publish({"agent.py": AGENT}, python="agent.py:solve", python_grader="agent.py:grade", venv=venv)
+    assert (await world.run(agent, {}, **LIMIT)).message == ""
+    assert {"fulmen.reward", "fulmen.annotation"} <= {span.name for span in world.double.otlp_spans}
+    assert "agent_is_not_traced" not in [line["event"] for line in runner.log]
 
 
 async def test_model_calls_carry_the_attempts_key_without_opentelemetry(world: World, settings: dict[str, str]) -> None:

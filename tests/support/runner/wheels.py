@@ -10,9 +10,10 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from fulmen_runner.agents.command.guardian import Guardian
@@ -23,7 +24,15 @@ from fulmen_runner.agents.venvs.modules import ModulePaths
 from fulmen_runner.agents.venvs.venvs import Venvs
 
 
-def wheel(folder: Path, name: str, version: str, code: str = "", *, padding_bytes: int = 0) -> Path:
+def wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    code: str = "",
+    *,
+    padding_bytes: int = 0,
+    data: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """Writes a wheel with a module of the package's name, which has its VERSION; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
@@ -33,6 +42,7 @@ def wheel(folder: Path, name: str, version: str, code: str = "", *, padding_byte
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    files |= {f"{name}-{version}.data/data/{file}": text for file, text in data.items()}
     if padding_bytes:
         files[f"{name}_padding.txt"] = "x" * padding_bytes
     record = [f"{file},sha256={_digest(text)},{len(text)}" for file, text in files.items()]

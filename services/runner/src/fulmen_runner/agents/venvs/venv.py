@@ -4,6 +4,7 @@ Invariant: nothing of an environment is run here; what is installed in it is cod
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,15 +87,18 @@ def allowed_venv(name: str, allowed: Sequence[Path] | None, modules: ModulePaths
             f"virtual environment {name} may not be used on this runner, which isolates its agents: it is not below a folder "
             f"of {FOLDERS_SETTING}. Give `requirements` instead, and the runner builds the environment"
         )
-    return found_venv(path, modules)
+    return _found(path, modules)
 
 
-def found_venv(path: Path, modules: ModulePaths) -> Venv:
-    """Returns an environment of this machine, with what the runner gives to it. Blocks.
+def built_venv(folder: Path, modules: ModulePaths) -> Venv:
+    """Returns an environment that the runner has built, of its own Python.
 
-    Raises:
-        AgentFailed: If it is not there, or is incomplete.
+    Nothing in it is believed: a package may have replaced any file, its configuration among them.
     """
+    return Venv(folder=folder, version=sys.version_info[:2], modules=modules, readable=(folder, modules.sdk.parent))
+
+
+def _found(path: Path, modules: ModulePaths) -> Venv:
     hint = "Runners on other machines do not have it: give `requirements` instead, or require a label of those that do"
     try:
         with (path / CONFIGURATION).open("rb") as file:

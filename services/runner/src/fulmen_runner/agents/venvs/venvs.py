@@ -21,7 +21,7 @@ from fulmen_runner.agents.specification import VenvSource
 from fulmen_runner.agents.venvs.build import VENV, VenvBuilder
 from fulmen_runner.agents.venvs.cache import HeldFolder, VenvCache
 from fulmen_runner.agents.venvs.modules import ModulePaths
-from fulmen_runner.agents.venvs.venv import Venv, allowed_venv, found_venv
+from fulmen_runner.agents.venvs.venv import Venv, allowed_venv, built_venv
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 
 FAILURE_KEPT_S: Final = 60.0
@@ -89,12 +89,7 @@ class Venvs:
             )
         requirements = await asyncio.to_thread(requirements_of, source.requirements, bundle)
         held = await self._held(self._name(requirements), requirements)
-        try:
-            venv = await asyncio.to_thread(found_venv, held.folder / VENV, self.modules)
-        except BaseException:
-            held.release()
-            raise
-        return HeldVenv(venv=venv, held=held)
+        return HeldVenv(venv=built_venv(held.folder / VENV, self.modules), held=held)
 
     async def _held(self, name: str, requirements: tuple[str, ...]) -> HeldFolder:
         built: list[Path] = []
