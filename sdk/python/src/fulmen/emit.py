@@ -171,7 +171,10 @@ def _span_id(span: object) -> bytes:
             return bytes.fromhex(span)
         except ValueError:
             raise RewardInvalid(f"Reward span {span!r} is not 16 hexadecimal digits.") from None
-    from opentelemetry import trace
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        raise RewardInvalid("A span can be scored only where OpenTelemetry is installed.") from None
 
     if span == CURRENT_SPAN:
         context = trace.get_current_span().get_span_context()
