@@ -34,7 +34,7 @@ from fulmen_runner.agents.specification import (
     Specification,
     check_output_limit,
 )
-from fulmen_runner.agents.venvs.venv import Venv
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.agents.venvs.venvs import Venvs
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed

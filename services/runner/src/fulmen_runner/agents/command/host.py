@@ -18,7 +18,7 @@ from fulmen_runner.agents.environment import files_environment, named_files
 from fulmen_runner.agents.isolation import AgentIsolation
 from fulmen_runner.agents.rewards_file import read_rewards_file
 from fulmen_runner.agents.templates import expand, placeholders_of
-from fulmen_runner.agents.venvs.venv import Venv
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.masking import masked_bytes
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward

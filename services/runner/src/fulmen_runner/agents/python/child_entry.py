@@ -9,7 +9,7 @@ from fulmen.emit import RewardInvalid, checked_reward
 from fulmen_runner.agents.python.child_frames import Document
 from fulmen_runner.agents.python.children import ChildProgram, Children
 from fulmen_runner.agents.specification import PythonTarget, Specification
-from fulmen_runner.agents.venvs.venv import Venv
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.program import Answer, Invocation

@@ -27,7 +27,7 @@ from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
 from fulmen_runner.agents.isolation import AgentIsolation, give
 from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.specification import Limits
-from fulmen_runner.agents.venvs.venv import Venv
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
 from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files

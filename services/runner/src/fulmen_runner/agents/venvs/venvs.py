@@ -21,7 +21,7 @@ from fulmen_runner.agents.specification import VenvSource
 from fulmen_runner.agents.venvs.build import VENV, VenvBuilder
 from fulmen_runner.agents.venvs.cache import HeldFolder, VenvCache
 from fulmen_runner.agents.venvs.modules import ModulePaths
-from fulmen_runner.agents.venvs.venv import Venv, allowed_venv, built_venv
+from fulmen_runner.agents.venvs.own_python import Venv, allowed_venv, built_venv
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 
 FAILURE_KEPT_S: Final = 60.0
