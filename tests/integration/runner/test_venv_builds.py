@@ -142,6 +142,30 @@ async def test_what_a_killed_build_left_is_deleted_by_the_next(
     held.release()
 
 
+@pytest.mark.parametrize("damage", ["removed", "cut short", "added"])
+async def test_an_environment_that_lost_files_is_built_again(
+    make: Make, bundle: Callable[[str], Path], tmp_path: Path, damage: str
+) -> None:
+    wheel(tmp_path / "packages", "one", "1.0")
+    venvs = make()
+    held = await venvs.held(SOURCE, bundle("one"))
+    [module] = held.venv.folder.glob("lib/*/site-packages/one.py")
+    for path in (module, module.parent):
+        path.chmod(0o755)
+    if damage == "removed":
+        module.unlink()
+    elif damage == "cut short":
+        module.write_text("")
+    else:
+        # As the cache of a package that compiles itself.
+        (module.parent / "one.cache").write_text("")
+    held.release()
+    again = await venvs.held(SOURCE, bundle("one"))
+    assert version_in(again, "one") == "1.0"
+    assert venvs.counts["built"] == (1 if damage == "added" else 2)
+    again.release()
+
+
 @pytest.mark.parametrize("limit", ["venv_bytes", "build_s"])
 async def test_a_build_beyond_a_limit_fails_with_its_name_and_leaves_nothing(
     make: Make, bundle: Callable[[str], Path], tmp_path: Path, limit: str

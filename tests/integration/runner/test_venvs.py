@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import opentelemetry.trace
 import pytest
@@ -54,6 +56,31 @@ def solve(task, context):
     headers = {"authorization": f"Bearer {Client.key}", "content-type": "application/json"}
     connection.request("POST", url.path + "/chat/completions", json.dumps({"model": "m"}), headers)
     return float(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"] == context.attempt)
+"""
+HOSTILE = """
+import os, shared_package, sys
+from pathlib import Path
+from fulmen import emit_reward
+
+def can_write(path):
+    try:
+        os.chmod(path, 0o777)
+    except OSError:
+        pass
+    try:
+        path.write_text("mine") if path.is_file() else (path / "mine").write_text("mine")
+    except OSError:
+        return False
+    return True
+
+def solve(task):
+    emit_reward(1)
+    own = Path(shared_package.__file__)
+    targets = [own, own.parent, Path(sys.prefix), Path(sys.prefix, "bin"), Path(sys.prefix, "pyvenv.cfg")]
+    venvs = Path(task["venvs"])
+    return {"written": sum(map(can_write, targets)), "environments": len(list(venvs.iterdir())),
+            "complete": len(list(venvs.glob("*/complete.json"))),
+            "private": [each.name for each in Path(task["private"]).iterdir() if not each.name.startswith("fulmen-runner-")]}
 """
 LIMIT = {"max_attempts": 1, "timeout_s": 90}
 OTHER_PYTHONS = other_pythons()
@@ -121,6 +148,14 @@ async def test_agents_with_conflicting_requirements_run_side_by_side_in_environm
     assert (await world.run(again, {}, **LIMIT)).message == ""
     events = [line["event"] for line in runner.log]
     assert (events.count("venv_built"), events.count("venv_reused")) == (2, 1)
+    port = (await runner.ports())["metrics_port"]
+    metrics = (await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/metrics")).read().decode()
+    assert 'fulmen_runner_venvs_total{how="built"} 2.0' in metrics
+    assert 'fulmen_runner_venvs_total{how="reused"} 1.0' in metrics
+    # What a build made is the runner's, whoever built it, and nobody may write it.
+    made = [path.lstat() for path in Path(settings["venvs_dir"]).glob("*/venv/**/*") if not path.is_symlink()]
+    assert {status.st_uid for status in made} == {os.geteuid()}
+    assert not [status for status in made if status.st_mode & 0o222]
 
 
 @pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
@@ -174,6 +209,25 @@ async def test_model_calls_carry_the_attempts_key_without_opentelemetry(world: W
     for _ in range(2):
         ended = await world.run(agent, {}, **LIMIT)
         assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0})
+
+
+@sandboxed
+async def test_a_sandboxed_agent_neither_changes_its_environment_nor_sees_that_of_another(
+    world: World, settings: dict[str, str], tmp_path: Path
+) -> None:
+    await world.start(isolation="sandbox", **settings)
+    other = await world.publish(
+        files("2.0"), python="agent.py:solve", python_grader="agent.py:grade", requirements="requirements.txt"
+    )
+    assert (await world.run(other, {}, **LIMIT)).message == ""
+    agent = await world.publish(
+        files("1.0") | {"agent.py": HOSTILE}, python="agent.py:solve", requirements="requirements.txt"
+    )
+    ended = await world.run(agent, {"venvs": settings["venvs_dir"], "private": str(tmp_path)}, **LIMIT)
+    assert (ended.message, json.loads(ended.output)) == (
+        "",
+        {"written": 0, "environments": 1, "complete": 0, "private": ["venvs"]},
+    )
 
 
 @sandboxed

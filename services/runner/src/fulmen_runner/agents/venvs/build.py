@@ -25,7 +25,7 @@ from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.command.limits import Allowance
 from fulmen_runner.agents.command.process import ProcessLimits, ProcessResult, run_process
 from fulmen_runner.agents.isolation import AgentIsolation, give
-from fulmen_runner.agents.venvs.cache import FOLDER_MODE, size_of
+from fulmen_runner.agents.venvs.cache import FOLDER_MODE, extent_of
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.masking import masked_bytes
 from fulmen_service_kit.isolation.launch import Files
@@ -133,7 +133,7 @@ class VenvBuilder:
                 f"requirements were not installed within {self.build_s:g} s (FULMEN_RUNNER_VENV_BUILD_S)"
             ) from None
         await asyncio.to_thread(delete_tree, scratch)
-        if await asyncio.to_thread(size_of, folder) > self.venv_bytes:
+        if (await asyncio.to_thread(extent_of, folder)).size_bytes > self.venv_bytes:
             raise self._too_large()
         await give(folder, os.geteuid())
         await asyncio.to_thread(_protected, folder)

@@ -1,8 +1,9 @@
 """The folder of the virtual environments that runners have built, shared by all runners of a user on a machine.
 
 Invariants: an environment is used only while it is locked (shared) and complete; it is built and deleted only while it is
-locked exclusively, and marked as complete last, so that a killed build leaves nothing that is used. The kernel releases the
-locks of a dead runner. The sizes of complete environments never exceed the limit together.
+locked exclusively, and marked as complete last, so that a killed build leaves nothing that is used. One of which files are
+missing, as after a power cut or the cleaning of a temporary folder, is built again. The kernel releases the locks of a dead
+runner. The sizes of complete environments never exceed the limit together.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -71,45 +73,52 @@ class VenvCache:
         deadline_s = time.monotonic() + self.wait_s
         folder = self.folder / name
         while True:
-            lock = await self._locked(name, fcntl.LOCK_SH, deadline_s)
-            if (folder / _COMPLETE).is_file():
-                os.utime(lock)
-                return HeldFolder(folder=folder, lock=lock)
-            os.close(lock)
-            lock = await self._locked(name, fcntl.LOCK_EX, deadline_s)
-            try:
-                if not (folder / _COMPLETE).is_file():
-                    await self._built(folder, build)
-            finally:
-                # Locked again as a reader: a lock cannot be converted without a gap.
-                os.close(lock)
+            if (lock := self._lock(name, fcntl.LOCK_SH)) is not None:
+                with ExitStack() as undo:
+                    undo.callback(os.close, lock)
+                    if await asyncio.to_thread(_is_whole, folder):
+                        os.utime(lock)
+                        undo.pop_all()
+                        return HeldFolder(folder=folder, lock=lock)
+            # Never waited for: once another has built it, it is only to be read, and readers may keep it for long.
+            if (lock := self._lock(name, fcntl.LOCK_EX)) is not None:
+                try:
+                    if not await asyncio.to_thread(_is_whole, folder):
+                        await self._built(folder, build)
+                finally:
+                    # Locked again as a reader: a lock cannot be converted without a gap.
+                    os.close(lock)
+                continue
+            await self._pause(name, deadline_s)
 
     async def _built(self, folder: Path, build: Callable[[Path], Awaitable[None]]) -> None:
         try:
             await asyncio.to_thread(_emptied, folder)
             await asyncio.to_thread(self._sweep)
             await build(folder)
-            size_bytes = await asyncio.to_thread(size_of, folder)
-            await self._completed(folder, size_bytes)
+            await self._completed(folder, await asyncio.to_thread(extent_of, folder))
         except BaseException:
             # Not in a thread: the runner may be ending, and the folder is useless.
             _delete(folder)
             _unlink(self._lock_file(folder.name))
             raise
 
-    async def _completed(self, folder: Path, size_bytes: int) -> None:
-        room = await self._locked(_ROOM, fcntl.LOCK_EX, time.monotonic() + self.wait_s)
+    async def _completed(self, folder: Path, extent: "Extent") -> None:
+        deadline_s = time.monotonic() + self.wait_s
+        while (room := self._lock(_ROOM, fcntl.LOCK_EX)) is None:
+            await self._pause(folder.name, deadline_s)
         try:
-            await asyncio.to_thread(self._make_room, size_bytes)
+            await asyncio.to_thread(self._make_room, extent.size_bytes)
             marked = folder / f"{_COMPLETE}.new"
-            marked.write_text(json.dumps({"size_bytes": size_bytes}))
+            marked.write_text(json.dumps(asdict(extent)))
             marked.rename(folder / _COMPLETE)
         finally:
             os.close(room)
 
     def _make_room(self, needed_bytes: int) -> None:
         """Deletes the environments that were used longest ago until another one fits."""
-        sizes = {name: size for name in self._names() if (size := self._complete_size(name)) is not None}
+        extents = {name: _recorded(self.folder / name) for name in self._names()}
+        sizes = {name: extent.size_bytes for name, extent in extents.items() if extent is not None}
         total_bytes = sum(sizes.values())
         for name in sorted(sizes, key=self._used_at):
             if total_bytes + needed_bytes <= self.limit_bytes:
@@ -128,49 +137,43 @@ class VenvCache:
     def _sweep(self) -> None:
         """Deletes what killed builds have left."""
         for name in self._names():
-            if self._complete_size(name) is None and self._deleted(name):
+            if _recorded(self.folder / name) is None and self._deleted(name):
                 _log.info("venv_leftover_deleted", venv=name)
 
     def _deleted(self, name: str) -> bool:
         """Deletes an environment unless it is used or being built."""
-        file = self._lock_file(name)
-        lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        lock = self._lock(name, fcntl.LOCK_EX)
+        if lock is None:
             return False
-        else:
-            if not _is_same(lock, file):
-                return False
+        try:
             # First: what is deleted only in part is not used.
             _unlink(self.folder / name / _COMPLETE)
             _delete(self.folder / name)
-            _unlink(file)
-            return True
+            _unlink(self._lock_file(name))
         finally:
             os.close(lock)
+        return True
 
-    async def _locked(self, name: str, mode: int, deadline_s: float) -> int:
-        """Returns an open lock.
-
-        Raises:
-            HostUnavailable: If another process keeps it until the deadline.
-        """
+    def _lock(self, name: str, mode: int) -> int | None:
+        """Returns an open lock; None if another process has it, or it was deleted meanwhile."""
         file = self._lock_file(name)
-        while True:
-            lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, mode | fcntl.LOCK_NB)
-                if _is_same(lock, file):
-                    return lock
-                # It was deleted with its environment.
-                os.close(lock)
-                continue
-            except BlockingIOError:
-                os.close(lock)
-            if time.monotonic() >= deadline_s:
-                raise HostUnavailable(f"virtual environment {name} is still being built by another attempt or runner")
-            await asyncio.sleep(_POLL_S)
+        lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        if _is_same(lock, file):
+            return lock
+        os.close(lock)
+        return None
+
+    async def _pause(self, name: str, deadline_s: float) -> None:
+        if time.monotonic() >= deadline_s:
+            raise HostUnavailable(
+                f"virtual environment {name} is still being built, or used, by another attempt or runner"
+            )
+        await asyncio.sleep(_POLL_S)
 
     def _check_folder(self) -> None:
         """Makes the folder; its user alone may write in it.
@@ -200,12 +203,6 @@ class VenvCache:
             if entry.is_dir() and not entry.is_symlink():
                 yield entry.name
 
-    def _complete_size(self, name: str) -> int | None:
-        try:
-            return int(json.loads((self.folder / name / _COMPLETE).read_text())["size_bytes"])
-        except (OSError, ValueError, KeyError):
-            return None
-
     def _used_at(self, name: str) -> float:
         try:
             return self._lock_file(name).stat().st_mtime
@@ -228,18 +225,58 @@ class HeldFolder:
         os.close(self.lock)
 
 
-def size_of(folder: Path) -> int:
-    """Returns the size of all files in a folder, each file once. Blocks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a folder takes.
+
+    Attributes:
+        size_bytes: Bytes on the disk, of each file once.
+        entry_count: Number of its files and folders.
+        content_bytes: Length of its files.
+    """
+
+    size_bytes: int
+    entry_count: int
+    content_bytes: int
+
+
+def extent_of(folder: Path) -> Extent:
+    """Returns what a folder takes, without the mark of completeness. Blocks."""
     seen: set[tuple[int, int]] = set()
-    total_bytes = 0
+    size_bytes = entry_count = content_bytes = 0
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(place, name))  # noqa: PTH118  # Tens of thousands of files.
+                if name == _COMPLETE:
+                    continue
+                entry_count += 1
+                content_bytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
                 if (identity := (status.st_dev, status.st_ino)) not in seen:
                     seen.add(identity)
-                    total_bytes += status.st_blocks * _BLOCK_BYTES
-    return total_bytes
+                    size_bytes += status.st_blocks * _BLOCK_BYTES
+    return Extent(size_bytes=size_bytes, entry_count=entry_count, content_bytes=content_bytes)
+
+
+def _recorded(folder: Path) -> Extent | None:
+    """Returns the extent of a complete environment; None if it is not complete."""
+    try:
+        found = Extent(**json.loads((folder / _COMPLETE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if all(isinstance(value, int) for value in asdict(found).values()) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Returns whether an environment is complete, and none of its files is missing. Packages may have added some."""
+    recorded = _recorded(folder)
+    if recorded is None:
+        return False
+    now = extent_of(folder)
+    whole = now.entry_count >= recorded.entry_count and now.content_bytes >= recorded.content_bytes
+    if not whole:
+        _log.warning("venv_damaged", venv=folder.name)
+    return whole
 
 
 def _emptied(folder: Path) -> None:
