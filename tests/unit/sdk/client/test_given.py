@@ -154,7 +154,7 @@ async def test_requirements_travel_with_a_function_and_with_a_file(
         made = await training({"requirements": "needs.txt"}, agent=agent)
         assert made.config.agent.requirements == "needs.txt"
         assert "needs.txt" in made.bundle.files
-    with pytest.raises(fulmen.ConfigError, match="missing.txt cannot be read"):
+    with pytest.raises(fulmen.ConfigError, match=r"missing\.txt cannot be read"):
         await training({"requirements": "missing.txt"}, agent="agent.py:solve")
 
 
