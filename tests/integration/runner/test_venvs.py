@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.isolation import sandboxed
 from tests.support.runner.fixtures import World
-from tests.support.runner.harness import RunnerProcess
+from tests.support.runner.harness import RunnerProcess, rollouts_of
 from tests.support.runner.wheels import ClosedIndex, other_pythons, sha256_hex, wheel
 
 AGENT = """
@@ -367,3 +367,18 @@ async def test_a_build_that_dies_with_its_runner_leaves_nothing_that_the_next_on
     assert (ended.message, json.loads(ended.output)["version"]) == ("", "1.0")
     assert [line["event"] for line in second.log].count("venv_built") == 1
     assert len(list(tmp_path.glob("venvs/*/venv"))) == 1
+
+
+async def test_a_runner_that_is_stopped_ends_its_build_and_leaves_nothing(
+    world: World, settings: dict[str, str], tmp_path: Path, packages: Path
+) -> None:
+    wheel(packages, "large", "1.0", padding_bytes=200_000_000)
+    runner = await world.start(isolation="trusted", drain_grace_s=0, **settings)
+    agent = await world.publish(
+        files("1.0", **{"requirements.txt": "large==1.0\n"}), python="agent.py:solve", requirements="requirements.txt"
+    )
+    await world.store.create(rollouts_of(agent, [{}], timeout_s=90))
+    await runner.logged("venv_build_started")
+    runner.send(signal.SIGTERM)
+    assert await runner.exit_code() == 0
+    assert not list(tmp_path.glob("venvs/*/"))

@@ -122,7 +122,7 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
                 calls=recording.calls(attempt["rollout"]),
                 refused=recording.refused(),
                 hosts=frozenset(recording.hosts),
-                in_process=bool(subject.agent.python) and not subject.archive,
+                in_process=bool(subject.agent.python),
                 judged=bool(subject.agent.grader or subject.agent.grader_command or subject.agent.judge),
             )
         )
