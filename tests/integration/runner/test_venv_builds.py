@@ -18,6 +18,8 @@ from fulmen_runner.agents.specification import VenvSource
 from fulmen_runner.agents.venvs import venvs as venvs_module
 from fulmen_runner.agents.venvs.venvs import HeldVenv, Venvs
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+from fulmen_service_kit.isolation.levels import Isolation
+from tests.support.isolation import sandboxed
 from tests.support.runner.wheels import venvs_of, wheel
 
 MIB = 1 << 20
@@ -73,11 +75,12 @@ def source_of(folder: Path, name: str, mark: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("isolation", [Isolation.TRUSTED, pytest.param(Isolation.SANDBOX, marks=sandboxed)])
 async def test_either_tool_builds_an_environment_that_nobody_may_write(
-    make: Make, bundle: Callable[[str], Path], tmp_path: Path, tool: str
+    make: Make, bundle: Callable[[str], Path], tmp_path: Path, tool: str, isolation: Isolation
 ) -> None:
     wheel(tmp_path / "packages", "one", "1.0")
-    venvs = make(uv="" if tool == "pip" else None)
+    venvs = make(uv="" if tool == "pip" else None, isolation=isolation)
     assert venvs.builder.tool == tool
     held = await venvs.held(SOURCE, bundle("one==1.0"))
     assert version_in(held, "one") == "1.0"

@@ -17,11 +17,13 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from fulmen_runner.agents.command.guardian import Guardian
-from fulmen_runner.agents.isolation import AgentIsolation
+from fulmen_runner.agents.isolation import SETTING, AgentIsolation
 from fulmen_runner.agents.venvs.build import OFF, PackageSources, VenvBuilder, find_uv
 from fulmen_runner.agents.venvs.cache import VenvCache
 from fulmen_runner.agents.venvs.modules import ModulePaths
 from fulmen_runner.agents.venvs.venvs import Venvs
+from fulmen_service_kit.isolation.launch import Isolator
+from fulmen_service_kit.isolation.levels import Isolation
 
 
 def wheel(
@@ -99,12 +101,18 @@ def sha256_hex(path: Path) -> str:
 
 
 def venvs_of(
-    parent: Path, *, packages: Path | None = None, uv: str | None = None, allows_builds: bool = False, **limits: float
+    parent: Path,
+    *,
+    packages: Path | None = None,
+    uv: str | None = None,
+    allows_builds: bool = False,
+    isolation: Isolation = Isolation.TRUSTED,
+    **limits: float,
 ) -> Venvs:
     """Returns the virtual environments of a runner without a store, whose packages come from a folder; close its guardian."""
     builder = VenvBuilder(
         guardian=Guardian(),
-        isolation=AgentIsolation(),
+        isolation=AgentIsolation(isolator=Isolator(isolation, setting=SETTING)),
         inherited={"PATH": "/usr/bin:/bin"},
         sources=PackageSources(
             index_url=OFF, folders=(str(packages),) if packages else (), allows_builds=allows_builds
