@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import stat
 import subprocess
 import tarfile
@@ -60,16 +61,40 @@ def version_in(held: HeldVenv, name: str) -> str:
     return asked.stdout.strip()
 
 
-def source_of(folder: Path, name: str, mark: Path) -> None:
-    """Writes a source distribution whose installation leaves a mark."""
-    setup = (
-        "from pathlib import Path\nfrom setuptools import setup\n"
-        f"Path({str(mark)!r}).write_text('ran')\nsetup(name={name!r}, version='1.0', py_modules=[])\n"
-    )
-    with tarfile.open(folder / f"{name}-1.0.tar.gz", "w:gz") as tar:
-        info = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
-        for file, text in (("setup.py", setup), ("PKG-INFO", info)):
-            member = tarfile.TarInfo(f"{name}-1.0/{file}")
+BACKEND = """
+import json, os, zipfile
+from pathlib import Path
+
+def can_read(path):
+    try:
+        return bool(Path(path).read_text())
+    except OSError:
+        return False
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    found = {"secret": can_read(SECRET), "variable": "FULMEN_SECRET" in os.environ, "mine": os.access("/", os.W_OK)}
+    info = "sourced-1.0.dist-info"
+    with zipfile.ZipFile(Path(directory, "sourced-1.0-py3-none-any.whl"), "w") as packed:
+        packed.writestr("sourced.py", f"VERSION = {json.dumps(found)!r}")
+        packed.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: sourced\\nVersion: 1.0\\n")
+        packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        packed.writestr(f"{info}/RECORD", "")
+    return "sourced-1.0-py3-none-any.whl"
+"""
+
+
+def source_of(folder: Path, secret: Path) -> None:
+    """Writes a source distribution that is its own build backend, and looks for a secret when it is built."""
+    folder.mkdir()
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "sourced"\nversion = "1.0"\n',
+        "PKG-INFO": "Metadata-Version: 2.1\nName: sourced\nVersion: 1.0\n",
+        "backend.py": f"SECRET = {str(secret)!r}\n{BACKEND}",
+    }
+    with tarfile.open(folder / "sourced-1.0.tar.gz", "w:gz") as tar:
+        for file, text in files.items():
+            member = tarfile.TarInfo(f"sourced-1.0/{file}")
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
 
@@ -202,22 +227,21 @@ async def test_a_failed_build_is_repeated_after_a_while(
 async def test_no_code_of_a_package_runs_in_a_build_unless_the_operator_allows_it(
     make: Make, bundle: Callable[[str], Path], tmp_path: Path, tool: str
 ) -> None:
-    (tmp_path / "packages").mkdir()
-    mark = tmp_path / "mark"
-    source_of(tmp_path / "packages", "sourced", mark)
+    source_of(tmp_path / "packages", tmp_path / "secret")
     with pytest.raises(AgentFailed, match="FULMEN_RUNNER_PACKAGE_BUILDS"):
         await make(uv="" if tool == "pip" else None).held(SOURCE, bundle("sourced"))
-    assert not mark.exists()
 
 
-async def test_an_operator_may_allow_builds_from_source(
-    make: Make, bundle: Callable[[str], Path], tmp_path: Path
+@sandboxed
+async def test_code_of_a_package_that_an_operator_allows_is_as_confined_as_an_agent(
+    make: Make, bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "packages").mkdir()
-    # No build backend can be had without an index: what fails is its installation, no longer the rule.
-    source_of(tmp_path / "packages", "sourced", tmp_path / "mark")
-    with pytest.raises(AgentFailed, match="setuptools"):
-        await make(allows_builds=True).held(SOURCE, bundle("sourced"))
+    (tmp_path / "secret").write_text("hunter2")
+    monkeypatch.setenv("FULMEN_SECRET", "hunter2")
+    source_of(tmp_path / "packages", tmp_path / "secret")
+    held = await make(allows_builds=True, isolation=Isolation.SANDBOX).held(SOURCE, bundle("sourced"))
+    assert json.loads(version_in(held, "sourced")) == {"secret": False, "variable": False, "mine": False}
+    held.release()
 
 
 async def test_a_package_that_replaces_the_configuration_of_its_environment_opens_no_folder(
