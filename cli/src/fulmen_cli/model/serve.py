@@ -136,7 +136,10 @@ async def _serving(client: Services, run: pb.TrainingRun, policy: str, number: i
         if found and not (problem := await _call_problem(client, policy)):
             return
         if time.monotonic() > deadline_s:
-            raise CommandFailed(f"{policy} does not answer yet ({short_name(run.name)}: {problem}).")
+            raise CommandFailed(
+                f"{policy} does not answer yet ({short_name(run.name)}: {problem}). The run goes on; end it with "
+                f"`fulmen model serve {policy} --stop`."
+            )
         await asyncio.sleep(POLL_S)
 
 
