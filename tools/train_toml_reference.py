@@ -45,6 +45,11 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
         "environment": ({"type": "object"}, "Further environment variables."),
         "secrets": (TEXTS, "Secrets of the project that attempts get as environment variables."),
         "include": (TEXTS, "Patterns of files that the bundle takes although they would be left out."),
+        "requirements": (
+            TEXT,
+            "File in the agent's folder with the packages that it needs, which runners install once.",
+        ),
+        "venv": (TEXT, "Virtual environment on the runners' machine, absolute or relative to the file."),
         "grader": (TEXT, "Python callable that grades."),
         "grader_command": (TEXTS, "Command that grades."),
         "judge": ({"type": "object"}, "Language model that grades: table `[agent.judge]`."),

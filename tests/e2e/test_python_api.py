@@ -7,8 +7,11 @@ import asyncio
 import doctest
 import importlib
 import inspect
+import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 
 import fulmen
 from fulmen.errors import ResourceNotFound, RolloutNotFound
+from fulmen_cli.exits import Exit
 
 # The first test starts the stack, and two train.
 pytestmark = pytest.mark.timeout(600)
@@ -150,6 +154,33 @@ def test_a_training_is_iterated_over_step_by_step(client: fulmen.Client, reposit
     assert {each.mode for each in run.rollouts(limit=50)} <= {"train", "validation"}
     assert client.runs.get(run.id).results == run.results
     assert "<svg" in run._repr_html_()
+
+
+def test_the_trained_model_is_served_for_a_time_and_answers_the_call_that_is_shown(
+    client: fulmen.Client, state_dir: Path
+) -> None:
+    def serve(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fulmen_cli", "model", "serve", *options, "--state-dir", str(state_dir)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+    shown = serve("arithmetic", "--hours", "0.5")
+    assert shown.returncode == 0, shown.stderr
+    called = subprocess.run(
+        ["sh", "-c", shown.stdout[shown.stdout.index("curl ") :]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(called.stdout)["choices"][0]["message"]["role"] == "assistant", called.stdout
+
+    # Again: the same run holds it, and ends when it is asked to.
+    held = json.loads(serve("arithmetic", "--output", "json").stdout)
+    assert held["run"].rpartition("/")[2] in shown.stdout
+    assert client.runs.get(held["run"]).state == "running"
+    assert serve("arithmetic", "--stop").returncode == 0
+    assert serve("arithmetic", "--stop").returncode == Exit.NOT_FOUND
+    assert client.runs.get(held["run"]).state == "cancelled"
 
 
 def test_a_failed_run_ends_the_iteration_with_why(client: fulmen.Client, tmp_path: Path) -> None:

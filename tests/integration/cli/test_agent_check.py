@@ -18,6 +18,7 @@ from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from tests.support.cli.screens import check_screen
 from tests.support.cli.terminal import terminal_program
+from tests.support.runner.wheels import wheel
 
 AGENT = """
 import json, os
@@ -233,3 +234,39 @@ def test_a_breakpoint_in_the_agent_has_the_terminal(folder: Path) -> None:
         program.write("continue\n")
         program.read_until("succeeded")
         assert program.exit_status() == 0
+
+
+@pytest.mark.parametrize("own", ["requirements", "venv"])
+def test_an_agent_is_checked_with_packages_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    packed = wheel(tmp_path / "packages", "of_its_own", "7.0")
+    monkeypatch.setenv("FULMEN_RUNNER_PACKAGE_INDEX_URL", "off")
+    monkeypatch.setenv("FULMEN_RUNNER_PACKAGE_FOLDERS", str(tmp_path / "packages"))
+    monkeypatch.setenv("FULMEN_RUNNER_VENVS_DIR", str(tmp_path / "venvs"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "agent.py").write_text("import of_its_own\ndef solve(task):\n    return float(of_its_own.VERSION)\n")
+    (project / "requirements.txt").write_text("of-its-own==7.0\n")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(project / ".venv")], check=True)
+    [site] = (project / ".venv").glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(packed), str(site)], check=True)
+    value = {"requirements": "requirements.txt", "venv": ".venv"}[own]
+    (project / "agent.toml").write_text(f'[agent]\npython = "agent.py:solve"\n{own} = "{value}"\n')
+
+    found = document(project, "agent.toml", "--input", "{}")
+
+    assert found["failure"] is None, found["failure"]
+    assert [(each["dimension"], each["value"]) for each in found["rewards"]] == [("reward", 7.0)]
+
+
+def test_packages_that_runners_would_refuse_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def solve(task):\n    return 1\n")
+    (tmp_path / "requirements.txt").write_text("httpx\n-e /etc\n--index-url http://x\n")
+    (tmp_path / "agent.toml").write_text(
+        '[agent]\npython = "agent.py:solve"\nrequirements = "requirements.txt"\nvenv = ".venv"\n'
+    )
+    done = check(tmp_path, "agent.toml", "--input", "{}")
+    assert done.returncode != 0
+    for problem in ("line 2: '-e /etc'", "line 3: '--index-url http://x'", "there is no folder", "not both"):
+        assert problem in done.stderr

@@ -12,6 +12,7 @@ import sys
 import tarfile
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -154,9 +155,15 @@ def spec_of(
     max_output_bytes: int = 0,
     isolation: int = 0,
     judge: JudgeEntry | None = None,
+    requirements: str = "",
+    venv: Path | str = "",
 ) -> bytes:
     """Serialises an agent specification; `isolation` is that of Python agents and graders."""
     spec = AgentSpec(bundle=bundle, environment=environment or {})
+    if requirements:
+        spec.virtual_environment.requirements = requirements
+    if venv:
+        spec.virtual_environment.folder = str(venv)
     if python:
         spec.python.CopyFrom(PythonEntry(target=python, isolation=isolation))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -57,6 +59,81 @@ def test_a_python_agent_in_a_process_of_its_own_has_limits_and_a_judge(folder: P
     assert spec.grader.judge == agent_spec_pb2.JudgeEntry(
         model="gpt-x", prompt="Judge {outcome}", dimensions=["a", "b"], min_score=1, max_score=5, sample_count=3
     )
+
+
+def test_requirements_travel_as_the_name_of_their_file_and_allow_limits(folder: Path) -> None:
+    (folder / "needs").mkdir()
+    (folder / "needs" / "all.txt").write_text("httpx==0.28.1\n")
+    agent, problems = read(
+        folder, 'python = "agent.py:solve"\nlimits = {memory = "1GiB"}\nrequirements = "./needs/../needs/all.txt"'
+    )
+    spec = agent_spec(agent, "")
+    assert (problems, spec.virtual_environment.requirements) == ([], "needs/all.txt")
+    assert agent_config(spec) == agent
+
+
+def test_requirements_that_runners_would_refuse_are_refused_with_every_line(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("httpx\n-e /etc\nfile:///etc/passwd\n")
+    _, problems = read(folder, 'python = "agent.py:solve"\nrequirements = "requirements.txt"')
+    assert [each.partition("'")[0] for each in problems] == [
+        "agent.requirements: requirements.txt line 2: ",
+        "agent.requirements: requirements.txt line 3: ",
+    ]
+    for name, problem in (("missing.txt", "cannot be read"), ("../up.txt", "is not in the agent's folder")):
+        _, problems = read(folder, f'python = "agent.py:solve"\nrequirements = "{name}"')
+        assert len(problems) == 1
+        assert problem in problems[0]
+
+
+@pytest.mark.parametrize("written", [".venv", "./.venv/", "absolute"])
+def test_a_virtual_environment_and_its_programs_become_absolute_paths(folder: Path, written: str) -> None:
+    venv = folder / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    name = str(venv) if written == "absolute" else written
+    agent, problems = read(
+        folder, f'command = [".venv/bin/python", "agent.py"]\ngrader_command = ["node", "g.js"]\nvenv = "{name}"'
+    )
+    spec = agent_spec(agent, "")
+    assert (problems, spec.virtual_environment.folder) == ([], str(venv))
+    assert list(spec.command.argv) == [f"{venv}/bin/python", "agent.py"]
+    assert list(spec.grader.command.argv) == ["node", "g.js"]
+
+
+def test_what_is_no_usable_virtual_environment_is_said_with_the_remedy(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for name in ("removed", "broken", "old"):
+        (folder / name / "bin").mkdir(parents=True)
+        (folder / name / "pyvenv.cfg").write_text("")
+    (folder / "removed" / "bin" / "python").symlink_to("/nowhere/python")
+    for name, script in (("broken", "exit 3"), ("old", "echo 3 8")):
+        python = folder / name / "bin" / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    expected = {
+        "missing": "there is no folder",
+        "agent.py": "there is no folder",
+        "empty": "it has no pyvenv.cfg",
+        "removed": "leads to a Python that was removed",
+        "broken": "cannot be run",
+        "old": "has Python 3.8, and Python agents need 3.11 or newer",
+    }
+    for name, problem in expected.items():
+        _, problems = read(folder, f'python = "agent.py:solve"\nvenv = "{name}"')
+        assert len(problems) == 1
+        assert problem in problems[0], problems
+        assert "uv venv" in problems[0]
+    _, problems = read(folder, 'command = ["python", "x.py"]\nvenv = "old"')
+    assert problems == []
+
+
+def test_a_container_has_no_virtual_environment_and_no_agent_has_two(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("httpx\n")
+    _, problems = read(folder, 'container = {image = "x"}\nrequirements = "requirements.txt"')
+    assert problems == [
+        "agent.requirements: only Python and command agents have it: install packages in the container's image"
+    ]
+    _, problems = read(folder, 'python = "agent.py:solve"\nrequirements = "requirements.txt"\nvenv = "missing"')
+    assert problems[0] == "agent.venv: give requirements or venv, not both"
 
 
 @pytest.mark.parametrize(

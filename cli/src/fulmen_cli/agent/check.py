@@ -79,7 +79,7 @@ def check(
     """Runs an agent once and shows its spans, model calls, tokens and rewards.
 
     A Python agent runs in the main thread of this process, in its own directory and without a timeout: a
-    `breakpoint()` in it works. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
+    `breakpoint()` in it works. One with `venv` or `requirements` has a process of that Python instead. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
     stored or trained.
 
     Exit status 1 if an attempt ended without a reward.

@@ -31,7 +31,7 @@ class Attempt:
         calls: Its model calls.
         refused: Paths of calls that came with a wrong key.
         hosts: Hosts that this process looked up meanwhile.
-        in_process: Whether the agent ran in this process.
+        in_process: Whether the agent is a Python callable, which can return a reward.
         judged: Whether something other than the agent scores.
     """
 
@@ -49,7 +49,10 @@ def hints(attempt: Attempt) -> list[str]:
     failure = attempt.ended.get("failure") or {}
     message = str(failure.get("message", ""))
     if "ModuleNotFoundError" in message or "No module named" in message:
-        found.append("A module is missing: install the agent's dependencies in the runners' environment.")
+        found.append(
+            'A module is missing: name the agent\'s packages in [agent], requirements = "requirements.txt", or an environment '
+            'of this machine, venv = ".venv"; or install them where the runners are.'
+        )
     if "BdbQuit" in message:
         found.append("The debugger was left with `quit`: use `continue` to resume the agent.")
     if "outside of an attempt" in message:

@@ -132,7 +132,8 @@ def _configured(path: Path, given: InputOptions, *, grader: str | None) -> Subje
     if grader:
         agent = AgentConfig(**{name: getattr(agent, name) for name in _KEPT}, grader=grader)
     files = tuple(each for each in (tasks.train, tasks.validation, tasks.demonstrations) if each)
-    bundle = None if agent.python else pack_bundle(folder, data_files=files, agent=agent)
+    in_folder = bool(agent.python) and not (agent.requirements or agent.venv)
+    bundle = None if in_folder else pack_bundle(folder, data_files=files, agent=agent)
     if given.text is not None or given.input_file is not None:
         data, content_type = _input(given)
     else:
@@ -152,6 +153,7 @@ def _configured(path: Path, given: InputOptions, *, grader: str | None) -> Subje
 
 _KEPT: Final = (
     "python", "isolation", "command", "container", "job", "max_output_bytes", "limits", "environment", "secrets", "include",
+    "requirements", "venv",
 )  # fmt: skip
 
 

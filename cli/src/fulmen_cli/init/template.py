@@ -229,6 +229,8 @@ _AGENT: Final = """\
 [agent]
 # {comment}.
 {entry}
+# The packages that it needs, which runners install once; or an environment of this machine: venv = ".venv"
+# requirements = "requirements.txt"
 # Scores each outcome: a function that is called with the task and the outcome.
 grader = "grader.py:grade"
 """

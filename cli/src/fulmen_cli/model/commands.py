@@ -1,4 +1,4 @@
-"""`fulmen model`: plan, list, export, merge, push, upload and download models."""
+"""`fulmen model`: plan, list, serve, export, merge, push, upload and download models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fulmen_cli.model.export import export, merge_lora
 from fulmen_cli.model.listing import list_models
 from fulmen_cli.model.plan import plan
 from fulmen_cli.model.push import push
+from fulmen_cli.model.serve import serve
 
 __all__ = ["register"]
 
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(model, name="model")
     local_command(model, "plan")(plan)
     remote_command(model, "list")(list_models)
+    remote_command(model, "serve")(serve)
     remote_command(model, "export")(export)
     remote_command(model, "merge-lora")(merge_lora)
     local_command(model, "push")(push)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ReinforcePP,
         Rejection,
         Replay,
+        Serve,
     )
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Replay",
     "RLOO",
     "SFT",
+    "Serve",
     "AgentConfig",
     "Algorithm",
     "AsyncClient",
@@ -104,6 +106,7 @@ _MODULES = {
     "fulmen.training.algorithm": ("Algorithm",),
     "fulmen.training.algorithms": (
         "APO", "CISPO", "DAPO", "DrGRPO", "Evaluate", "GRPO", "GSPO", "PPO", "ReinforcePP", "Rejection", "Replay", "RLOO", "SFT",
+        "Serve",
     ),
     "fulmen.spans.tracing": ("flush",),
 }  # fmt: skip

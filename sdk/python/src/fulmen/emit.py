@@ -171,7 +171,10 @@ def _span_id(span: object) -> bytes:
             return bytes.fromhex(span)
         except ValueError:
             raise RewardInvalid(f"Reward span {span!r} is not 16 hexadecimal digits.") from None
-    from opentelemetry import trace
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        raise RewardInvalid("A span can be scored only where OpenTelemetry is installed.") from None
 
     if span == CURRENT_SPAN:
         context = trace.get_current_span().get_span_context()
@@ -195,11 +198,17 @@ def _span(
     link: bytes = b"",
     error: BaseException | None = None,
 ) -> None:
-    """Creates a span of zero duration below the open one."""
-    from opentelemetry import trace
+    """Creates a span of zero duration below the open one; none in a Python without OpenTelemetry.
 
-    from fulmen.spans.recorded import cut
-    from fulmen.spans.tracing import parent_context, tracer
+    Such a Python is that of an agent's own virtual environment, in which the runner provides this module.
+    """
+    try:
+        from opentelemetry import trace
+
+        from fulmen.spans.recorded import cut
+        from fulmen.spans.tracing import parent_context, tracer
+    except ImportError:
+        return
 
     known = dict(attributes)
     step = current_step()

@@ -35,6 +35,10 @@ from fulmen_runner.agents.tracing.command import startup_environment
 from fulmen_runner.agents.tracing.export import RunnerExporter
 from fulmen_runner.agents.tracing.span_counts import SpanCounts
 from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.agents.venvs.build import PackageSources, VenvBuilder
+from fulmen_runner.agents.venvs.cache import VenvCache
+from fulmen_runner.agents.venvs.modules import ModulePaths
+from fulmen_runner.agents.venvs.venvs import VenvMetrics, Venvs
 from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.attempts.drain import Drain
 from fulmen_runner.attempts.executor import AttemptExecutor, Captures, traced
@@ -54,6 +58,7 @@ from fulmen_runner.slots.keeper import SlotKeeper, SlotMonitor
 from fulmen_runner.slots.load import LoadMeter
 from fulmen_runner.slots.machine import Machine
 from fulmen_service_kit.isolation.launch import Isolator
+from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.observability.own_traces import own_traces
 from fulmen_service_kit.rpc.server import build_server
@@ -89,6 +94,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         token=token,
         isolation=isolation,
     )
+    assert isinstance(executor.programs, Catalogue)
+    _register(stack, VenvMetrics(executor.programs.venvs))
     execute, traces = monitor.observed(executor.execute), own_traces()
     if traces is not None:
         execute = traced(execute, traces, host=settings.runner_host)
@@ -167,6 +174,7 @@ def build_executor(
     isolation = isolation or agent_isolation(settings)
     # Variables of the runner's own environment, without those set for in-process agents.
     inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
+    venvs = _venvs(settings, guardian, inherited, isolation, work_dir)
     children = _children(settings, guardian, inherited, isolation)
     stack.push_async_callback(children.close)
     judges = JudgeClient()
@@ -188,6 +196,7 @@ def build_executor(
         hosts=hosts,
         judges=judges,
         bundles=UnpackedBundles(work_dir=work_dir),
+        venvs=venvs,
     )
     return AttemptExecutor(
         captures=captures,
@@ -198,6 +207,40 @@ def build_executor(
         workspaces=workspaces,
         flush_spans=spans.flush,
         hooks=_hooks(settings, stack, spans),
+    )
+
+
+def _venvs(
+    settings: RunnerSettings,
+    guardian: Guardian,
+    inherited: Mapping[str, str],
+    isolation: AgentIsolation,
+    work_dir: Path,
+) -> Venvs:
+    sources = PackageSources(
+        index_url=settings.package_index_url.get_secret_value(),
+        extra_index_urls=tuple(split(settings.package_extra_index_urls.get_secret_value())),
+        folders=tuple(split(settings.package_folders)),
+        allows_builds=settings.package_builds,
+    )
+    builder = VenvBuilder(
+        guardian=guardian,
+        isolation=isolation,
+        inherited=inherited,
+        sources=sources,
+        build_s=settings.venv_build_s,
+        venv_bytes=settings.venv_bytes,
+        memory_bytes=settings.attempt_memory_bytes,
+        process_count=settings.attempt_processes,
+    )
+    trusted = isolation.isolator.floor is Isolation.TRUSTED
+    return Venvs(
+        builder=builder,
+        cache=VenvCache(
+            folder=settings.venvs_folder, limit_bytes=settings.venvs_bytes, wait_s=2 * settings.venv_build_s
+        ),
+        allowed=None if trusted else [Path(folder) for folder in split(settings.venv_folders)],
+        modules=ModulePaths.made(work_dir),
     )
 
 

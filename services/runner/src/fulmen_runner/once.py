@@ -193,9 +193,12 @@ class _Captures:
 
 
 def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
-    """Returns the specification for an offline run: Python in this process, from the agent's folder."""
+    """Returns the specification for an offline run: Python in this process, from the agent's folder.
+
+    An agent with a virtual environment has a process of its own, and its bundle.
+    """
     known = inside_runner(specification_of(spec, "The agent"))
-    packed = packed and not isinstance(known.entry, PythonTarget)
+    packed = packed and (known.venv is not None or not isinstance(known.entry, PythonTarget))
     return replace(known, bundle=_BUNDLE if packed else "")
 
 

@@ -1,6 +1,9 @@
 """Settings of the runner; environment prefix `FULMEN_RUNNER_`."""
 
+import os
 import socket
+import tempfile
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -126,7 +129,51 @@ class JobSettings(ServiceSettings):
     )
 
 
-class RunnerSettings(ContainerSettings, JobSettings):
+class VenvSettings(ServiceSettings):
+    """Settings of agents' own virtual environments."""
+
+    model_config = settings_config("FULMEN_RUNNER_")
+
+    venv_folders: str = Field(
+        default="",
+        description="Folders below which agents may name a virtual environment, comma-separated. Isolation `trusted`: any.",
+    )
+    venvs_dir: str = Field(
+        default="",
+        description="Folder of the virtual environments built from requirements, shared by the runners of a user on a machine. "
+        "Empty: fulmen-venvs-<uid> in the system's temporary directory.",
+    )
+    venvs_bytes: int = Field(
+        default=20 * 1024**3,
+        ge=0,
+        description="Most that these environments take together, bytes; those used longest ago are deleted. 0: none is built.",
+    )
+    venv_bytes: int = Field(
+        default=8 * 1024**3, ge=1024**2, description="Most that one environment and its build take, bytes."
+    )
+    venv_build_s: float = Field(default=600.0, gt=0, le=86_400, description="Timeout of a build, seconds.")
+    package_index_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="Index of packages for builds. Empty: that of uv or pip; `off`: none. May hold a password. Secret.",
+    )
+    package_extra_index_urls: SecretStr = Field(
+        default=SecretStr(""), description="Further indexes, comma-separated. Secret."
+    )
+    package_folders: str = Field(
+        default="", description="Folders with wheels for builds (`--find-links`), comma-separated."
+    )
+    package_builds: bool = Field(
+        default=False,
+        description="Whether packages may be built from source. That runs their code where the indexes' addresses can be read.",
+    )
+
+    @property
+    def venvs_folder(self) -> Path:
+        """Folder of the virtual environments."""
+        return Path(self.venvs_dir or Path(tempfile.gettempdir()) / f"fulmen-venvs-{os.geteuid()}")
+
+
+class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
     """Settings of the runner."""
 
     model_config = settings_config("FULMEN_RUNNER_")

@@ -66,11 +66,14 @@ def test_every_setting_of_the_configuration_is_explained_and_what_is_commented_o
     text = config.read_text()
     build = 'build = "make_model.py:build"\n'
     other = re.findall(r"^# (\w+ = .*)$", text, re.M)
-    assert len(other) == 2
+    assert len(other) == 3
     config.write_text(text.replace(build, other[0] + "\n"))
     assert load_train_config(config).policy.base == "hf:Qwen/Qwen3-0.6B"
     config.write_text(text.replace(build, other[1] + "\n"))
     assert load_train_config(config).policy.path == str(tmp_path / "Qwen3-0.6B")
+    (tmp_path / "grpo/requirements.txt").write_text("httpx==0.28.1\n")
+    config.write_text(text.replace(f"# {other[2]}", other[2]))
+    assert load_train_config(config).agent.requirements == "requirements.txt"
 
 
 def test_training_validation_and_demonstrations_share_no_order_that_they_should_not(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.support.runner.assignments import assignment, tracing_restored
 from tests.support.runner.bundles import archive, file
 from tests.support.runner.captures import Captures, all_acknowledged
 from tests.support.runner.in_process import python_host
+from tests.support.runner.wheels import venvs_of
 
 WAIT_S = 20.0
 AGENT = b"""
@@ -98,7 +99,9 @@ class Bench:
 
 
 @pytest_asyncio.fixture
-async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Bench]:
     """Yields a bench that keeps two programs."""
     monkeypatch.setattr(catalogue_module, "MAX_PROGRAMS", 2)
     shelf = Shelf()
@@ -114,6 +117,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
                 ),
                 judges=JudgeClient(),
                 bundles=UnpackedBundles(work_dir=tmp_path),
+                venvs=venvs_of(tmp_path_factory.mktemp("venvs")),
             )
             executor = AttemptExecutor(
                 captures=Captures(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,3 +143,31 @@ async def test_every_problem_of_the_arguments_is_told(folder: Path) -> None:
         word in str(raised.value)
         for word in ("missing.py", "base: must be hf:organisation/name", "name: at most", "policy: 1 to 63")
     )
+
+
+async def test_requirements_travel_with_a_function_and_with_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "needs.txt").write_text("httpx==0.28.1\n")
+    monkeypatch.chdir(folder)
+    for agent in (solve, "agent.py:solve"):
+        made = await training({"requirements": "needs.txt"}, agent=agent)
+        assert made.config.agent.requirements == "needs.txt"
+        assert "needs.txt" in made.bundle.files
+    with pytest.raises(fulmen.ConfigError, match=r"missing\.txt cannot be read"):
+        await training({"requirements": "missing.txt"}, agent="agent.py:solve")
+
+
+async def test_an_agents_configuration_names_an_environment_relative_to_its_folder(folder: Path) -> None:
+    given = fulmen.AgentConfig(python="agent.py:solve", venv=".venv")
+    with pytest.raises(fulmen.ConfigError) as refused:
+        await training({"folder": folder, "venv": ".venv"}, agent=given)
+    assert [each.partition(";")[0] for each in refused.value.problems] == [
+        "venv: an AgentConfig has it in it",
+        f"agent.venv: there is no folder {folder}/.venv",
+    ]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)
+    made = await training({"folder": folder}, agent=given)
+    assert made.config.agent.venv == str(folder / ".venv")
+    made = await training({"folder": folder, "venv": Path(".venv")}, agent="agent.py:solve")
+    assert made.config.agent.venv == str(folder / ".venv")

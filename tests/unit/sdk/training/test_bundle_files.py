@@ -196,8 +196,9 @@ def test_an_interpreter_of_a_virtual_environment_is_refused_with_the_path_that_w
         pack_bundle(tmp_path, agent=agent)
 
     assert refused.value.problems == (
-        f"{place}/bin/python: an installed program of this machine, which no bundle takes. Write its absolute path, "
-        f'"{interpreter}", for runners on this machine, or "python" for the one on each runner\'s PATH',
+        f"{place}/bin/python: an installed program of this machine, which no bundle takes. Name its environment for runners "
+        f'on this machine, `venv = "{place}"`, or the packages for any runner, `requirements = "requirements.txt"`; or write '
+        '"python" for the one on each runner\'s PATH',
         f"./missing/python: there is no such file in {tmp_path}",
     )
     absolute = AgentConfig(command=(str(interpreter), "agent.py"))

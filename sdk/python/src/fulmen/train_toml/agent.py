@@ -6,15 +6,17 @@ callable, a command or a judge. A setting without effect is reported as a proble
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.secret_names import secrets_problems
 from fulmen.train_toml.reader import TableReader
+from fulmen.train_toml.virtual_environment import folder_problem, requirements_problems
 
 __all__ = [
     "AgentConfig",
@@ -23,6 +25,7 @@ __all__ = [
     "LimitsConfig",
     "agent_config",
     "agent_spec",
+    "checked_environment",
     "read_agent",
 ]
 
@@ -38,6 +41,7 @@ MAX_PROCESSES: Final = 1_000_000
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _ENTRIES: Final = ("python", "command", "container", "job")
 _GRADERS: Final = ("grader", "grader_command", "judge")
+_SETTINGS: Final = ("isolation", "max_output", "limits", "environment", "secrets", "include", "requirements", "venv")
 _ISOLATION_VALUES: Final = {
     "": agent_spec_pb2.ISOLATION_UNSPECIFIED,
     "trusted": agent_spec_pb2.ISOLATION_TRUSTED,
@@ -93,6 +97,8 @@ class AgentConfig:
         environment: Further environment variables.
         secrets: Names of the project's secrets that its attempts get as environment variables.
         include: Patterns of files that its bundle takes although they would be left out.
+        requirements: File in the agent's folder with the packages that it needs; runners install them once.
+        venv: Virtual environment on the runners' machine, absolute or relative to the agent's folder.
         grader: A Python callable that grades.
         grader_command: A command that grades.
         judge: A language model that grades.
@@ -108,6 +114,8 @@ class AgentConfig:
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    requirements: str = ""
+    venv: str = ""
     grader: str = ""
     grader_command: tuple[str, ...] = ()
     judge: JudgeConfig | None = None
@@ -120,7 +128,7 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
         table: the table.
         folder: base of relative paths.
     """
-    table.known(*_ENTRIES, "isolation", "max_output", "limits", "environment", "secrets", "include", *_GRADERS)
+    table.known(*_ENTRIES, *_SETTINGS, *_GRADERS)
     _at_most_one(table)
     agent = AgentConfig(
         python=table.target("python", folder),
@@ -133,6 +141,8 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
         environment=_environment(table),
         secrets=table.words("secrets", '["WEATHER_KEY"]'),
         include=_included(table),
+        requirements=table.text("requirements"),
+        venv=table.text("venv"),
         grader=table.target("grader", folder),
         grader_command=table.words("grader_command", '["python", "grade.py"]'),
         judge=_judge(table.table("judge"), folder) if "judge" in table else None,
@@ -140,7 +150,49 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
     for problem in secrets_problems(agent.secrets, tuple(agent.environment)):
         table.problem("secrets", problem)
     _without_effect(table, agent)
+    problems, agent = checked_environment(agent, folder)
+    for key, problem in problems:
+        table.problem(key, problem)
     return agent
+
+
+def checked_environment(agent: AgentConfig, folder: Path) -> tuple[list[tuple[str, str]], AgentConfig]:
+    """Returns the problems of an agent's virtual environment, each with its key, and the agent with its absolute path.
+
+    A program of the environment, such as `.venv/bin/python`, becomes an absolute path as well: no bundle has it.
+    """
+    problems: list[tuple[str, str]] = []
+    if agent.requirements and agent.venv:
+        problems.append(("venv", "give requirements or venv, not both"))
+    if (agent.requirements or agent.venv) and (agent.container or agent.job):
+        key = "requirements" if agent.requirements else "venv"
+        problems.append((key, "only Python and command agents have it: install packages in the container's image"))
+    if agent.requirements:
+        file = Path(os.path.normpath(folder.absolute() / agent.requirements))
+        if file.is_relative_to(folder.absolute()):
+            problems += (("requirements", problem) for problem in requirements_problems(file))
+            agent = replace(agent, requirements=str(file.relative_to(folder.absolute())))
+        else:
+            problems.append(("requirements", f"{file} is not in the agent's folder, which its bundle takes"))
+    if not agent.venv:
+        return problems, agent
+    # Not resolved: its interpreter finds its packages by the name that it is started with.
+    venv = Path(os.path.normpath(folder.absolute() / agent.venv))
+    if problem := folder_problem(venv, runs_callables=bool(agent.python or agent.grader)):
+        problems.append(("venv", problem))
+    return problems, replace(
+        agent,
+        venv=str(venv),
+        command=_in_environment(agent.command, venv, folder),
+        grader_command=_in_environment(agent.grader_command, venv, folder),
+    )
+
+
+def _in_environment(command: tuple[str, ...], venv: Path, folder: Path) -> tuple[str, ...]:
+    if not command or "/" not in command[0]:
+        return command
+    program = Path(os.path.normpath(folder.absolute() / command[0]))
+    return (str(program), *command[1:]) if program.is_relative_to(venv) else command
 
 
 def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
@@ -180,6 +232,10 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
         spec.grader.command.isolation = isolation
     elif agent.judge is not None:
         _write_judge(agent.judge, spec.grader.judge)
+    if agent.requirements:
+        spec.virtual_environment.requirements = agent.requirements
+    elif agent.venv:
+        spec.virtual_environment.folder = agent.venv
     return spec
 
 
@@ -211,6 +267,8 @@ def agent_config(spec: agent_spec_pb2.AgentSpec) -> AgentConfig:
         ),
         environment=dict(spec.environment),
         secrets=tuple(spec.secrets),
+        requirements=spec.virtual_environment.requirements,
+        venv=spec.virtual_environment.folder,
         grader=spec.grader.python.target,
         grader_command=tuple(spec.grader.command.argv),
         judge=_judge_of(spec.grader.judge) if grader == "judge" else None,
@@ -346,7 +404,8 @@ def _without_effect(table: TableReader, agent: AgentConfig) -> None:
         )
     if agent.python and agent.max_output_bytes:
         table.problem("max_output", "a Python agent has none: its return value is the outcome")
-    if agent.python and agent.isolation not in ("process", "sandbox") and agent.limits != LimitsConfig():
+    in_process = agent.isolation not in ("process", "sandbox") and not (agent.requirements or agent.venv)
+    if agent.python and in_process and agent.limits != LimitsConfig():
         table.problem("limits", 'inside the runner they cannot be kept: add isolation = "process"')
     elif agent.limits.cpu_count and not (agent.container or agent.job):
         table.problem("limits.cpus", "only containers and jobs have it")

@@ -249,6 +249,17 @@ class ReplaySettings(PolicyGradientSettings, total=False):
     """
 
 
+class ServeSettings(RunSettings, total=False):
+    """Settings of `serve`.
+
+    Attributes:
+        steps: Always 1.
+        hours: Time from the start of the run for which the version is served, also across restarts of the service.
+    """
+
+    hours: float
+
+
 class SftSettings(AlgorithmSettings, total=False):
     """Settings of `sft`, in addition to the common ones.
 

@@ -20,6 +20,7 @@ __all__ = [
     "Rejection",
     "Replay",
     "RLOO",
+    "Serve",
     "SFT",
 ]
 
@@ -154,6 +155,17 @@ class RLOO(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.RlooSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("rloo", **settings)
+
+
+class Serve(Algorithm):
+    """Serves the version that the run names.
+
+    Its settings are those of `ServeSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.ServeSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("serve", **settings)
 
 
 class SFT(Algorithm):

@@ -124,6 +124,7 @@ def _require_own_files(
     targets = [target.partition(":")[0] for target in (agent.python, agent.grader)]
     programs = [command[0] for command in (agent.command, agent.grader_command) if command]
     words = [*(target for target in targets if target.endswith(".py")), *agent.command, *agent.grader_command]
+    words += [agent.requirements] if agent.requirements else []
     problems = []
     for word in dict.fromkeys(words):
         name = os.path.normpath(word)
@@ -133,8 +134,9 @@ def _require_own_files(
             problems.append(f"{word}: there is no such file in {folder}")
         elif word in programs and os.sep in word and _is_installed(folder / name):
             problems.append(
-                f"{word}: an installed program of this machine, which no bundle takes. Write its absolute path, "
-                f'"{folder / name}", for runners on this machine, or "{Path(name).name}" for the one on each runner\'s PATH'
+                f"{word}: an installed program of this machine, which no bundle takes. Name its environment for runners on "
+                f'this machine, `venv = "{Path(name).parent.parent}"`, or the packages for any runner, '
+                f'`requirements = "requirements.txt"`; or write "{Path(name).name}" for the one on each runner\'s PATH'
             )
         elif (folder / name).is_file() and not name.startswith(".."):
             why = next((each.why for each in left_out if each.name == name or name.startswith(each.name)), "left out")

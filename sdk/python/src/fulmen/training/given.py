@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from fulmen.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_service_pb2
-from fulmen.train_toml.agent import AgentConfig, JudgeConfig, read_agent
+from fulmen.train_toml.agent import AgentConfig, JudgeConfig, checked_environment, read_agent
 from fulmen.train_toml.reader import ConfigError, TableReader, is_target
 from fulmen.train_toml.train import DataConfig, PolicyConfig, StageConfig, TrainConfig, named_problems
 from fulmen.training.agent_secrets import require_secrets
@@ -38,6 +38,7 @@ Base: TypeAlias = str | PathLike[str] | Callable[..., Any] | object | None
 
 WHERE: Final = Path("client.train")
 POLICIES: Final = "resources/policy."
+_PACKAGES: Final = ("requirements", "venv")
 _ROLES: Final = {"agent": "python", "reward": "grader", "base": "build"}
 
 
@@ -53,6 +54,8 @@ class TrainOptions(TypedDict, total=False):
         demonstrations: Conversations to imitate, dicts with `messages`, as `tasks`.
         validation_demonstrations: Conversations that are not trained on, likewise.
         prompt: Path of the agent's prompt, a text file.
+        requirements: File in the agent's folder with the packages that the agent needs; runners install them once.
+        venv: Virtual environment on the runners' machine that the agent runs in; paths are relative to the folder.
     """
 
     name: str
@@ -62,6 +65,8 @@ class TrainOptions(TypedDict, total=False):
     demonstrations: Tasks
     validation_demonstrations: Tasks
     prompt: str | PathLike[str]
+    requirements: str | PathLike[str]
+    venv: str | PathLike[str]
 
 
 async def given_training(services: Services, project: str, given: Mapping[str, Any], options: TrainOptions) -> Training:
@@ -94,7 +99,7 @@ async def publish_given_agent(
     given = {"agent": agent, "reward": reward, "base": None}
     found = _folder(given, {} if folder is None else {"folder": folder})
     problems = named_problems(name, "")
-    config = _agent(given, found or Path(), problems)
+    config = _agent(given, {}, found or Path(), problems)
     if problems:
         raise ConfigError("The agent is not valid; nothing was created.", problems)
     await require_secrets(services, config.secrets)
@@ -122,6 +127,8 @@ def _packed(
 def _bundle(given: Mapping[str, Any], agent: AgentConfig, folder: Path | None) -> Bundle:
     functions = {role: given[role] for role in _ROLES if _is_function(given[role])}
     with packed_functions(functions, folder) as added:
+        if folder is None and agent.requirements:
+            added = {**added, agent.requirements: Path(agent.requirements)}
         return pack_bundle(folder, agent=agent, added=added)
 
 
@@ -129,7 +136,7 @@ def _config(
     given: Mapping[str, Any], options: TrainOptions, *, name: str, folder: Path | None, version: str
 ) -> TrainConfig:
     problems: list[str] = []
-    agent = _agent(given, folder or Path(), problems)
+    agent = _agent(given, options, folder or Path(), problems)
     base = given["base"]
     policy = PolicyConfig(name=options.get("policy") or _policy_of(version) or name, version=version)
     if _is_function(base):
@@ -151,14 +158,18 @@ def _config(
     )
 
 
-def _agent(given: Mapping[str, Any], folder: Path, problems: list[str]) -> AgentConfig:
+def _agent(given: Mapping[str, Any], options: TrainOptions, folder: Path, problems: list[str]) -> AgentConfig:
     """Returns the agent with its grader, read as the table [agent] would be."""
+    packages = {key: str(value) for key, value in options.items() if key in _PACKAGES}
     agent, reward = given["agent"], given["reward"]
     if isinstance(agent, AgentConfig):
         if reward is not None:
             problems.append("reward: an AgentConfig has the grader in it")
+        problems += (f"{key}: an AgentConfig has it in it" for key in packages)
+        found, agent = checked_environment(agent, folder)
+        problems += (f"agent.{key}: {problem}" for key, problem in found)
         return agent
-    table: dict[str, Any] = _entry(agent, "python", "command", folder)
+    table: dict[str, Any] = packages | _entry(agent, "python", "command", folder)
     table |= _entry(reward, "grader", "grader_command", folder)
     config = read_agent(TableReader(table, "", problems), folder)
     if isinstance(reward, JudgeConfig):

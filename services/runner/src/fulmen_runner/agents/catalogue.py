@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,8 @@ from fulmen_runner.agents.specification import (
     Specification,
     check_output_limit,
 )
+from fulmen_runner.agents.venvs.own_python import Venv
+from fulmen_runner.agents.venvs.venvs import Venvs
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
@@ -73,6 +75,7 @@ class Catalogue:
         hosts: Hosts of containers and Jobs.
         judges: HTTP client of judges.
         bundles: Unpacked bundles.
+        venvs: Virtual environments.
     """
 
     library: Library
@@ -82,6 +85,7 @@ class Catalogue:
     hosts: Hosts
     judges: JudgeClient
     bundles: UnpackedBundles
+    venvs: Venvs
     _numbers: "count[int]" = field(default_factory=count)
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
@@ -126,45 +130,54 @@ class Catalogue:
             specification = self.default
         else:
             raise AgentFailed("rollout names no agent, and the runner has no default agent")
-        if not specification.bundle:
+        if not specification.bundle and specification.venv is None:
             return await self._program(specification, None, None)
-        unpacked = await self.bundles.unpacked(await self.library.bundle(specification.bundle, project))
-        with ExitStack() as undo:
-            undo.callback(unpacked.uses.end)
-            program = await self._program(specification, unpacked.directory, unpacked.uses)
-            undo.pop_all()
-        return program
+        with ExitStack() as ends:
+            directory = venv = None
+            if specification.bundle:
+                unpacked = await self.bundles.unpacked(await self.library.bundle(specification.bundle, project))
+                ends.callback(unpacked.uses.end)
+                directory = unpacked.directory
+            if specification.venv is not None:
+                held = await self.venvs.held(specification.venv, directory)
+                ends.callback(held.release)
+                venv = held.venv
+            program = await self._program(specification, directory, venv)
+            return replace(program, files=Uses(release=ends.pop_all().close))
 
-    async def _program(self, specification: Specification, directory: Path | None, files: Uses | None) -> Program:
+    async def _program(self, specification: Specification, directory: Path | None, venv: Venv | None) -> Program:
         graded = specification.grader is not None
         # Visible to modules during their import; the agents themselves get it with each attempt.
         folder = self.bundles.work_dir / f"program-{next(self._numbers)}"
         with viewing(plain_environment(specification)):
-            agent = await self._agent(specification, directory, folder, graded=graded)
-            grader = await self._grader(specification, directory, folder)
+            agent = await self._agent(specification, directory, folder, venv, graded=graded)
+            grader = await self._grader(specification, directory, folder, venv)
         has_children = isinstance(agent, ChildAgent) or isinstance(grader, ChildGrader)
         return Program(
             agent=agent,
             grader=grader,
             environment=dict(specification.environment),
             secrets=specification.secrets,
-            files=files,
             folder=folder if has_children else None,
         )
 
     async def _agent(
-        self, specification: Specification, directory: Path | None, folder: Path, *, graded: bool
+        self, specification: Specification, directory: Path | None, folder: Path, venv: Venv | None, *, graded: bool
     ) -> Agent:
         isolation = self.commands.isolation
+        if venv is not None and isinstance(specification.entry, ContainerTarget | JobTarget):
+            raise AgentFailed("virtual_environment is for Python and command agents: install packages in the image")
         match target := specification.entry:
-            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED:
-                program = child_program(target, directory, specification, level=level, folder=folder, grading=False)
+            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED or venv is not None:
+                program = child_program(
+                    target, directory, specification, level=level, folder=folder, grading=False, venv=venv
+                )
                 return ChildAgent(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_agent(function, self.python, graded=graded)
             case CommandTarget():
-                return CommandAgent(command=self._command(target, directory, specification.limits), graded=graded)
+                return CommandAgent(command=self._command(target, directory, specification.limits, venv), graded=graded)
             case ContainerTarget():
                 isolation.check(Isolation.CONTAINER, "a container")
                 containers = await self.hosts.containers()
@@ -175,22 +188,26 @@ class Catalogue:
                 environment, limits = specification.environment, specification.limits
                 return await jobs.agent(target, directory, environment=environment, limits=limits, graded=graded)
 
-    async def _grader(self, specification: Specification, directory: Path | None, folder: Path) -> Grader | None:
+    async def _grader(
+        self, specification: Specification, directory: Path | None, folder: Path, venv: Venv | None
+    ) -> Grader | None:
         match target := specification.grader:
             case None:
                 return None
-            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED:
-                program = child_program(target, directory, specification, level=level, folder=folder, grading=True)
+            case PythonTarget() if (level := self.python.level(target)) is not Isolation.TRUSTED or venv is not None:
+                program = child_program(
+                    target, directory, specification, level=level, folder=folder, grading=True, venv=venv
+                )
                 return ChildGrader(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_grader(function, self.python)
             case CommandTarget():
-                return CommandGrader(command=self._command(target, directory, specification.limits))
+                return CommandGrader(command=self._command(target, directory, specification.limits, venv))
             case JudgeTarget():
                 return judge(target, self.judges)
 
-    def _command(self, target: CommandTarget, directory: Path | None, limits: Limits) -> Command:
+    def _command(self, target: CommandTarget, directory: Path | None, limits: Limits, venv: Venv | None) -> Command:
         if not target.argv:
             raise AgentFailed("command of the agent is empty")
         check_output_limit(target.output_kept_bytes)
@@ -206,6 +223,7 @@ class Catalogue:
                 disk_bytes=self.commands.disk_bytes,
             ),
             level=self.commands.isolation.level(target.isolation, f"the command {target.argv[0]}"),
+            venv=venv,
         )
 
 

@@ -27,6 +27,7 @@ from fulmen_runner.agents.specification import (
     Limits,
     PythonTarget,
     Specification,
+    VenvSource,
 )
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
@@ -139,7 +140,7 @@ def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
     """Decodes an agent's specification; `name` is used in errors.
 
     Raises:
-        AgentFailed: If it has no entry.
+        AgentFailed: If it has no entry, or an empty virtual environment.
     """
     entry = _entry(spec)
     if entry is None:
@@ -156,7 +157,14 @@ def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
         environment=dict(spec.environment),
         limits=limits,
         secrets=tuple(spec.secrets),
+        venv=_venv(spec.virtual_environment) if spec.HasField("virtual_environment") else None,
     )
+
+
+def _venv(environment: pb.VirtualEnvironment) -> VenvSource:
+    if environment.WhichOneof("source") is None:
+        raise AgentFailed("virtual_environment of the agent has neither `requirements` nor `folder`")
+    return VenvSource(requirements=environment.requirements, folder=environment.folder)
 
 
 def _entry(spec: pb.AgentSpec) -> Entry | None:

@@ -112,6 +112,19 @@ NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VenvSource:
+    """The virtual environment of an agent; exactly one is set.
+
+    Attributes:
+        requirements: File of the bundle with its requirements.
+        folder: Absolute path on the runner's machine.
+    """
+
+    requirements: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Specification:
     """An agent with its grader.
 
@@ -122,6 +135,7 @@ class Specification:
         environment: Its variables; values are templates.
         limits: Limits of one attempt.
         secrets: Names of the secrets that attempts get as variables.
+        venv: Its virtual environment; None for the runner's packages.
     """
 
     bundle: str
@@ -130,6 +144,7 @@ class Specification:
     environment: Mapping[str, str]
     limits: Limits = NO_LIMITS
     secrets: tuple[str, ...] = ()
+    venv: VenvSource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +156,9 @@ class Bundle:
 
 
 def inside_runner(specification: Specification) -> Specification:
-    """Returns the specification with all Python callables in the runner's own process."""
+    """Returns the specification with all Python callables in the runner's own process, unless they have another Python."""
+    if specification.venv is not None:
+        return specification
     entry, grader = specification.entry, specification.grader
     if isinstance(entry, PythonTarget):
         entry = replace(entry, isolation=Isolation.TRUSTED)

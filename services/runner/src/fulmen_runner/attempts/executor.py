@@ -115,7 +115,7 @@ class AttemptExecutor:
         except (ProgramUnavailable, HostUnavailable) as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except TimeoutError:
-            message = "attempt timed out while its agent was being fetched"
+            message = "attempt timed out while its agent was being fetched, or its virtual environment was being built"
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
             return _agent_error(str(error), assignment)

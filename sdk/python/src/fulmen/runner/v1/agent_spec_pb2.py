@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/runner/v1/agent_spec.proto\x12\x10\x66ulmen.runner.v1\"\xc6\x03\n\tAgentSpec\x12\x0e\n\x06\x62undle\x18\x01 \x01(\t\x12/\n\x06python\x18\x02 \x01(\x0b\x32\x1d.fulmen.runner.v1.PythonEntryH\x00\x12\x31\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x1e.fulmen.runner.v1.CommandEntryH\x00\x12\x35\n\tcontainer\x18\x06 \x01(\x0b\x32 .fulmen.runner.v1.ContainerEntryH\x00\x12)\n\x03job\x18\x07 \x01(\x0b\x32\x1a.fulmen.runner.v1.JobEntryH\x00\x12(\n\x06grader\x18\x04 \x01(\x0b\x32\x18.fulmen.runner.v1.Grader\x12\x41\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32,.fulmen.runner.v1.AgentSpec.EnvironmentEntry\x12(\n\x06limits\x18\x08 \x01(\x0b\x32\x18.fulmen.runner.v1.Limits\x12\x0f\n\x07secrets\x18\t \x03(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05\x65ntry\"H\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x11\n\tcpu_count\x18\x02 \x01(\x01\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\"M\n\x0bPythonEntry\x12\x0e\n\x06target\x18\x01 \x01(\t\x12.\n\tisolation\x18\x02 \x01(\x0e\x32\x1b.fulmen.runner.v1.Isolation\"f\n\x0c\x43ommandEntry\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12\x18\n\x10max_output_bytes\x18\x02 \x01(\x05\x12.\n\tisolation\x18\x03 \x01(\x0e\x32\x1b.fulmen.runner.v1.Isolation\"X\n\x0e\x43ontainerEntry\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x02 \x03(\t\x12\x18\n\x10max_output_bytes\x18\x03 \x01(\x05\x12\x0f\n\x07network\x18\x04 \x01(\t\"6\n\x08JobEntry\x12\x10\n\x08template\x18\x01 \x01(\t\x12\x18\n\x10max_output_bytes\x18\x02 \x01(\x05\"\xa4\x01\n\x06Grader\x12/\n\x06python\x18\x01 \x01(\x0b\x32\x1d.fulmen.runner.v1.PythonEntryH\x00\x12\x31\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1e.fulmen.runner.v1.CommandEntryH\x00\x12-\n\x05judge\x18\x03 \x01(\x0b\x32\x1c.fulmen.runner.v1.JudgeEntryH\x00\x42\x07\n\x05\x65ntry\"\xa1\x01\n\nJudgeEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x12\n\ndimensions\x18\x03 \x03(\t\x12\x16\n\tmin_score\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tmax_score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0csample_count\x18\x06 \x01(\x05\x42\x0c\n\n_min_scoreB\x0c\n\n_max_score*k\n\tIsolation\x12\x19\n\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x15\n\x11ISOLATION_TRUSTED\x10\x01\x12\x15\n\x11ISOLATION_PROCESS\x10\x02\x12\x15\n\x11ISOLATION_SANDBOX\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/runner/v1/agent_spec.proto\x12\x10\x66ulmen.runner.v1\"\x89\x04\n\tAgentSpec\x12\x0e\n\x06\x62undle\x18\x01 \x01(\t\x12/\n\x06python\x18\x02 \x01(\x0b\x32\x1d.fulmen.runner.v1.PythonEntryH\x00\x12\x31\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x1e.fulmen.runner.v1.CommandEntryH\x00\x12\x35\n\tcontainer\x18\x06 \x01(\x0b\x32 .fulmen.runner.v1.ContainerEntryH\x00\x12)\n\x03job\x18\x07 \x01(\x0b\x32\x1a.fulmen.runner.v1.JobEntryH\x00\x12(\n\x06grader\x18\x04 \x01(\x0b\x32\x18.fulmen.runner.v1.Grader\x12\x41\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32,.fulmen.runner.v1.AgentSpec.EnvironmentEntry\x12(\n\x06limits\x18\x08 \x01(\x0b\x32\x18.fulmen.runner.v1.Limits\x12\x0f\n\x07secrets\x18\t \x03(\t\x12\x41\n\x13virtual_environment\x18\n \x01(\x0b\x32$.fulmen.runner.v1.VirtualEnvironment\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05\x65ntry\"H\n\x12VirtualEnvironment\x12\x16\n\x0crequirements\x18\x01 \x01(\tH\x00\x12\x10\n\x06\x66older\x18\x02 \x01(\tH\x00\x42\x08\n\x06source\"H\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x11\n\tcpu_count\x18\x02 \x01(\x01\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\"M\n\x0bPythonEntry\x12\x0e\n\x06target\x18\x01 \x01(\t\x12.\n\tisolation\x18\x02 \x01(\x0e\x32\x1b.fulmen.runner.v1.Isolation\"f\n\x0c\x43ommandEntry\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12\x18\n\x10max_output_bytes\x18\x02 \x01(\x05\x12.\n\tisolation\x18\x03 \x01(\x0e\x32\x1b.fulmen.runner.v1.Isolation\"X\n\x0e\x43ontainerEntry\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x02 \x03(\t\x12\x18\n\x10max_output_bytes\x18\x03 \x01(\x05\x12\x0f\n\x07network\x18\x04 \x01(\t\"6\n\x08JobEntry\x12\x10\n\x08template\x18\x01 \x01(\t\x12\x18\n\x10max_output_bytes\x18\x02 \x01(\x05\"\xa4\x01\n\x06Grader\x12/\n\x06python\x18\x01 \x01(\x0b\x32\x1d.fulmen.runner.v1.PythonEntryH\x00\x12\x31\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1e.fulmen.runner.v1.CommandEntryH\x00\x12-\n\x05judge\x18\x03 \x01(\x0b\x32\x1c.fulmen.runner.v1.JudgeEntryH\x00\x42\x07\n\x05\x65ntry\"\xa1\x01\n\nJudgeEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x12\n\ndimensions\x18\x03 \x03(\t\x12\x16\n\tmin_score\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tmax_score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0csample_count\x18\x06 \x01(\x05\x42\x0c\n\n_min_scoreB\x0c\n\n_max_score*k\n\tIsolation\x12\x19\n\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x15\n\x11ISOLATION_TRUSTED\x10\x01\x12\x15\n\x11ISOLATION_PROCESS\x10\x02\x12\x15\n\x11ISOLATION_SANDBOX\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_AGENTSPEC_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_AGENTSPEC_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_ISOLATION']._serialized_start=1246
-  _globals['_ISOLATION']._serialized_end=1353
+  _globals['_ISOLATION']._serialized_start=1387
+  _globals['_ISOLATION']._serialized_end=1494
   _globals['_AGENTSPEC']._serialized_start=56
-  _globals['_AGENTSPEC']._serialized_end=510
-  _globals['_AGENTSPEC_ENVIRONMENTENTRY']._serialized_start=451
-  _globals['_AGENTSPEC_ENVIRONMENTENTRY']._serialized_end=501
-  _globals['_LIMITS']._serialized_start=512
-  _globals['_LIMITS']._serialized_end=584
-  _globals['_PYTHONENTRY']._serialized_start=586
-  _globals['_PYTHONENTRY']._serialized_end=663
-  _globals['_COMMANDENTRY']._serialized_start=665
-  _globals['_COMMANDENTRY']._serialized_end=767
-  _globals['_CONTAINERENTRY']._serialized_start=769
-  _globals['_CONTAINERENTRY']._serialized_end=857
-  _globals['_JOBENTRY']._serialized_start=859
-  _globals['_JOBENTRY']._serialized_end=913
-  _globals['_GRADER']._serialized_start=916
-  _globals['_GRADER']._serialized_end=1080
-  _globals['_JUDGEENTRY']._serialized_start=1083
-  _globals['_JUDGEENTRY']._serialized_end=1244
+  _globals['_AGENTSPEC']._serialized_end=577
+  _globals['_AGENTSPEC_ENVIRONMENTENTRY']._serialized_start=518
+  _globals['_AGENTSPEC_ENVIRONMENTENTRY']._serialized_end=568
+  _globals['_VIRTUALENVIRONMENT']._serialized_start=579
+  _globals['_VIRTUALENVIRONMENT']._serialized_end=651
+  _globals['_LIMITS']._serialized_start=653
+  _globals['_LIMITS']._serialized_end=725
+  _globals['_PYTHONENTRY']._serialized_start=727
+  _globals['_PYTHONENTRY']._serialized_end=804
+  _globals['_COMMANDENTRY']._serialized_start=806
+  _globals['_COMMANDENTRY']._serialized_end=908
+  _globals['_CONTAINERENTRY']._serialized_start=910
+  _globals['_CONTAINERENTRY']._serialized_end=998
+  _globals['_JOBENTRY']._serialized_start=1000
+  _globals['_JOBENTRY']._serialized_end=1054
+  _globals['_GRADER']._serialized_start=1057
+  _globals['_GRADER']._serialized_end=1221
+  _globals['_JUDGEENTRY']._serialized_start=1224
+  _globals['_JUDGEENTRY']._serialized_end=1385
 # @@protoc_insertion_point(module_scope)

@@ -18,7 +18,7 @@ ISOLATION_PROCESS: Isolation
 ISOLATION_SANDBOX: Isolation
 
 class AgentSpec(_message.Message):
-    __slots__ = ("bundle", "python", "command", "container", "job", "grader", "environment", "limits", "secrets")
+    __slots__ = ("bundle", "python", "command", "container", "job", "grader", "environment", "limits", "secrets", "virtual_environment")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class AgentSpec(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SECRETS_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     bundle: str
     python: PythonEntry
     command: CommandEntry
@@ -44,7 +45,16 @@ class AgentSpec(_message.Message):
     environment: _containers.ScalarMap[str, str]
     limits: Limits
     secrets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bundle: _Optional[str] = ..., python: _Optional[_Union[PythonEntry, _Mapping]] = ..., command: _Optional[_Union[CommandEntry, _Mapping]] = ..., container: _Optional[_Union[ContainerEntry, _Mapping]] = ..., job: _Optional[_Union[JobEntry, _Mapping]] = ..., grader: _Optional[_Union[Grader, _Mapping]] = ..., environment: _Optional[_Mapping[str, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., secrets: _Optional[_Iterable[str]] = ...) -> None: ...
+    virtual_environment: VirtualEnvironment
+    def __init__(self, bundle: _Optional[str] = ..., python: _Optional[_Union[PythonEntry, _Mapping]] = ..., command: _Optional[_Union[CommandEntry, _Mapping]] = ..., container: _Optional[_Union[ContainerEntry, _Mapping]] = ..., job: _Optional[_Union[JobEntry, _Mapping]] = ..., grader: _Optional[_Union[Grader, _Mapping]] = ..., environment: _Optional[_Mapping[str, str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., secrets: _Optional[_Iterable[str]] = ..., virtual_environment: _Optional[_Union[VirtualEnvironment, _Mapping]] = ...) -> None: ...
+
+class VirtualEnvironment(_message.Message):
+    __slots__ = ("requirements", "folder")
+    REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    requirements: str
+    folder: str
+    def __init__(self, requirements: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("memory_bytes", "cpu_count", "process_count")

@@ -6,6 +6,7 @@ runner's own environment it gets only an allow-list.
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fulmen_runner.agents.environment import files_environment, named_files
 from fulmen_runner.agents.isolation import AgentIsolation
 from fulmen_runner.agents.rewards_file import read_rewards_file
 from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.masking import masked_bytes
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward
@@ -70,6 +72,7 @@ class Command:
         output_kept_bytes: Size of the end of its standard output that is kept.
         allowance: Resource limits.
         level: Its isolation.
+        venv: Its virtual environment; None for the runner's packages.
     """
 
     host: CommandHost
@@ -78,6 +81,7 @@ class Command:
     output_kept_bytes: int = MAX_OUTPUT_BYTES
     allowance: Allowance = UNLIMITED
     level: Isolation = Isolation.TRUSTED
+    venv: Venv | None = None
 
     async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
         """Runs the command.
@@ -92,15 +96,17 @@ class Command:
         rewards_file = files.new_rewards_file()
         environment = {
             **self.host.inherited,
+            **self._own_python(),
             **invocation.context.environment,
             **files_environment(files, rewards_file),
         }
         cwd = self.cwd or files.work_dir
         _require_program(argv[0], cwd, has_bundle=self.cwd is not None)
+        readable = (cwd,) if self.venv is None else (cwd, *self.venv.readable)
         launch = await self.host.isolation.launch(
             argv,
             self.level,
-            files=Files(readable=(cwd,), writable=(files.root,), folder=cwd),
+            files=Files(readable=readable, writable=(files.root,), folder=cwd),
             allowance=self.allowance,
             owned=files.root,
         )
@@ -132,6 +138,13 @@ class Command:
             raise AgentFailed(f"command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
         return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
+
+    def _own_python(self) -> dict[str, str]:
+        """Returns the variables of the virtual environment, in which the SDK can be imported."""
+        if self.venv is None:
+            return {}
+        path = [self.host.inherited.get("PYTHONPATH", ""), str(self.venv.modules.sdk)]
+        return self.venv.variables(self.host.inherited) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +198,8 @@ def _require_program(program: str, cwd: Path, *, has_bundle: bool) -> None:
     folder = "agent's bundle" if has_bundle else "attempt's empty folder, as the agent has no bundle"
     raise AgentFailed(
         f"command {program!r} cannot be started: No such file or directory. The path is relative to the {folder}; a bundle "
-        "takes no virtual environment. Name a program on the runner's PATH, or by its absolute path on the runner."
+        "takes no virtual environment. Name the agent's packages with `requirements` or `venv`, or a program on the runner's "
+        "PATH, or by its absolute path on the runner."
     )
 
 

@@ -59,6 +59,7 @@ class Allowance:
     process_count: int = 0
     process_source: str = ""
     disk_bytes: int = 0
+    disk_source: str = "FULMEN_RUNNER_ATTEMPT_DISK_BYTES"
 
     @property
     def is_unlimited(self) -> bool:
@@ -236,7 +237,7 @@ def _check(
                     f"exceeded the memory limit of {_mib(limit.memory_bytes)} ({limit.memory_source}) with "
                     f"{_mib(taken)} in {len(usage.processes)} processes and was killed"
                 )
-        elif limit.disk_bytes and (problem := _disk_problem(folders.get(keeper, ()), limit.disk_bytes)):
+        elif limit.disk_bytes and (problem := _disk_problem(folders.get(keeper, ()), limit)):
             exceeded[keeper] = f"{problem} and was killed"
     return usages, exceeded
 
@@ -274,9 +275,10 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
     return usages
 
 
-def _disk_problem(folders: Iterable[Path], limit_bytes: int) -> str:
-    """Returns how the files in folders exceed a limit; empty if they do not."""
+def _disk_problem(folders: Iterable[Path], limit: Allowance) -> str:
+    """Returns how the files in folders exceed a limit; empty if they do not. A file with several names counts once."""
     total_bytes, entries, todo = 0, 0, [str(folder) for folder in folders]
+    linked: set[int] = set()
     while todo:
         try:
             with os.scandir(todo.pop()) as found:
@@ -284,15 +286,19 @@ def _disk_problem(folders: Iterable[Path], limit_bytes: int) -> str:
                     entries += 1
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-                    total_bytes += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_nlink == 1 or entry.is_dir(follow_symlinks=False) or status.st_ino not in linked:
+                        total_bytes += status.st_blocks * _BLOCK_BYTES
+                    if status.st_nlink > 1:
+                        linked.add(status.st_ino)
                     if entries > MAX_FILES:
                         return f"exceeded the limit of {MAX_FILES} files"
         except OSError:
             # Deleted meanwhile.
             continue
-    if total_bytes <= limit_bytes:
+    if total_bytes <= limit.disk_bytes:
         return ""
-    return f"exceeded the limit of {_mib(limit_bytes)} of files (FULMEN_RUNNER_ATTEMPT_DISK_BYTES) with {_mib(total_bytes)}"
+    return f"exceeded the limit of {_mib(limit.disk_bytes)} of files ({limit.disk_source}) with {_mib(total_bytes)}"
 
 
 def _proportional_bytes(process: int) -> int:

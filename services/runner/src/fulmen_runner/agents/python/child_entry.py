@@ -9,6 +9,7 @@ from fulmen.emit import RewardInvalid, checked_reward
 from fulmen_runner.agents.python.child_frames import Document
 from fulmen_runner.agents.python.children import ChildProgram, Children
 from fulmen_runner.agents.specification import PythonTarget, Specification
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.program import Answer, Invocation
@@ -51,8 +52,15 @@ def child_program(
     level: Isolation,
     folder: Path,
     grading: bool,
+    venv: Venv | None = None,
 ) -> ChildProgram:
-    """Returns the child program for a Python target of a specification; `folder` holds its attempts' files."""
+    """Returns the child program for a Python target of a specification; `folder` holds its attempts' files.
+
+    Raises:
+        AgentFailed: If the virtual environment's Python is too old.
+    """
+    if venv is not None:
+        venv.require_callables(target.target)
     return ChildProgram(
         target=target.target,
         directory=directory,
@@ -62,6 +70,7 @@ def child_program(
         limits=specification.limits,
         level=level,
         folder=folder,
+        venv=venv,
     )
 
 

@@ -21,12 +21,12 @@ from types import FrameType
 from fulmen.agent import GRADER_AGENT, Context, acting_as, entered
 from fulmen.emit import RewardInvalid
 from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.python.callables import PythonCallable, python_callable
 from fulmen_runner.agents.python.child_frames import MAX_MESSAGE_BYTES, Document, encode, receive_blocking
 from fulmen_runner.agents.python.generators import Stopped, Walked
-from fulmen_runner.agents.python.host import PythonCallable, python_callable
 from fulmen_runner.agents.python.loader import describe_error, load_callable
 from fulmen_runner.agents.python.preparation import prepare_process
-from fulmen_runner.agents.tracing.export import ChildSpans
+from fulmen_runner.agents.tracing.child import child_spans
 from fulmen_runner.attempts.assignment import decoded_input
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import Reward
@@ -111,14 +111,18 @@ class Stopper:
 
 
 class Child:
-    """One callable and its attempts."""
+    """One callable and its attempts.
+
+    Attributes:
+        untraced: Why its spans are not sent; empty if they are.
+    """
 
     def __init__(self, setup: Document) -> None:
         self._grading = bool(setup["grading"])
         self._graded = bool(setup["graded"])
         endpoints = Endpoints(**setup["endpoints"])
         prepare_process(endpoints)
-        self._spans = ChildSpans(otlp_url=endpoints.otlp_url, flush_s=setup["flush_s"])
+        self._spans, self.untraced = child_spans(otlp_url=endpoints.otlp_url, flush_s=setup["flush_s"])
         directory = Path(setup["directory"]) if setup["directory"] else None
         self._entry = python_callable(
             load_callable(setup["target"], directory),
@@ -200,7 +204,7 @@ def main() -> None:
     except AgentFailed as error:
         connection.sendall(encode({"error": str(error)}))
         return
-    connection.sendall(encode({}))
+    connection.sendall(encode({"untraced": child.untraced}))
     try:
         while (request := receive_blocking(connection)) is not None:
             answer = child.attempt(*request)

@@ -27,6 +27,7 @@ from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
 from fulmen_runner.agents.isolation import AgentIsolation, give
 from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.specification import Limits
+from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
 from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files
@@ -50,8 +51,9 @@ class ChildProgram:
         graded: True for an agent whose outcome is passed to a grader.
         environment: The specification's variables without placeholders, set before its modules are imported.
         limits: Resource limits.
-        level: Its isolation, above `trusted`.
+        level: Its isolation; `trusted` only in a virtual environment.
         folder: Parent of its attempts' files.
+        venv: Its virtual environment; None for the runner's Python.
     """
 
     target: str
@@ -62,6 +64,7 @@ class ChildProgram:
     limits: Limits
     level: Isolation
     folder: Path
+    venv: Venv | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class Child:
             loaded = await child._request(encode(setup))
             if "error" in loaded:
                 raise AgentFailed(str(loaded["error"]))
+            if loaded.get("untraced"):
+                _log.warning("agent_is_not_traced", target=program.target, reason=str(loaded["untraced"])[:200])
             if program.level is Isolation.SANDBOX:
                 child._own_processes = await child._process_count()
         except BaseException:
@@ -164,15 +169,21 @@ class Child:
     @classmethod
     async def _started(cls, program: ChildProgram, host: ChildHost, allowed: Allowance, home: Path) -> Self:
         folder = program.directory or (home if program.level is Isolation.SANDBOX else Path.cwd())
+        # -P: modules of the bundle such as `numbers.py` must not shadow the standard library here.
+        argv: tuple[str, ...] = (sys.executable, "-P", "-m", _MODULE)
+        readable: tuple[Path, ...] = (folder,)
+        if program.venv is not None:
+            argv, readable = program.venv.child_argv, (folder, *program.venv.readable)
         launch = await host.isolation.launch(
-            # -P: modules of the bundle such as `numbers.py` must not shadow the standard library here.
-            (sys.executable, "-P", "-m", _MODULE),
+            argv,
             program.level,
-            files=launching.Files(readable=(folder,), writable=(program.folder,), folder=folder),
+            files=launching.Files(readable=readable, writable=(program.folder,), folder=folder),
             allowance=allowed,
             owned=home,
         )
         environment = {**host.inherited, **dict(program.environment), **host.endpoints.environment(PLACEHOLDER_KEY)}
+        if program.venv is not None:
+            environment |= program.venv.variables(environment)
         if launch.needs_home:
             environment |= {"HOME": str(home), "TMPDIR": str(home)}
         limits = ProcessLimits(

@@ -7,8 +7,6 @@ Clients created at import time are covered as well (`http_clients` lists the lib
 
 from collections.abc import MutableMapping
 
-from opentelemetry import trace
-
 from fulmen.agent import NotInAttempt, acting_agent, current
 from fulmen_runner.agents.tracing.http_clients import Origin, on_every_request, origin_of
 
@@ -26,6 +24,10 @@ def attribute_model_calls(llm_proxy_url: str) -> None:
 
 def current_traceparent() -> str:
     """Returns the W3C trace context of the current span; empty if there is no sampled one."""
+    try:
+        from opentelemetry import trace
+    except ImportError:  # In the Python of an agent's own virtual environment.
+        return ""
     span = trace.get_current_span().get_span_context()
     if not span.is_valid or not span.trace_flags.sampled:
         return ""
