@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fulmen.train_toml.agent import AgentConfig
@@ -75,6 +75,7 @@ def test_a_virtual_environment_is_recognised_whatever_its_name(tmp_path: Path) -
     rules=st.dictionaries(st.sampled_from(["", "data", "data/Sub"]), st.lists(st.sampled_from(PATTERNS), max_size=5)),
     files=st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), min_size=1, max_size=12),
 )
+@example(rules={"": ["keep.txt", "!/b"]}, files=[["b", "keep.txt", "a"]])
 @settings(deadline=None)
 def test_gitignore_files_are_read_as_git_reads_them(
     tmp_path_factory: pytest.TempPathFactory, rules: dict[str, list[str]], files: list[list[str]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from fulmen.train_toml.train import ConfigError
 
@@ -190,10 +190,24 @@ def _ignored(path: str, rules: tuple[_Rules, ...]) -> str:
     """Returns why a path is ignored: the last pattern of the deepest file that matches it decides; empty if it is not."""
     deepest_first = rules[::-1]
     for rule in (*(each for each in deepest_first if each.wins), *(each for each in deepest_first if not each.wins)):
-        verdict = rule.spec.check_file(path.removeprefix(rule.base)).include
+        verdict = _verdict(rule.spec, path.removeprefix(rule.base))
         if verdict is not None:
             return f"ignored by {rule.source}" if verdict else ""
     return ""
+
+
+def _verdict(spec: GitIgnoreSpec, path: str) -> bool | None:
+    """Returns whether the last pattern that matches a path ignores it; None if none matches.
+
+    Unlike git, pathspec also lets a pattern decide that matches only a folder above the path, so that `!/b` would take back
+    `b/x.log`. Folders above have been decided on before.
+    """
+    for pattern in reversed(spec.patterns):
+        if isinstance(pattern, RegexPattern) and pattern.regex is not None:
+            for match in pattern.regex.finditer(path):
+                if match.groupdict().get("ps_d") is None or match.end("ps_d") == len(path):
+                    return pattern.include
+    return None
 
 
 @dataclass(slots=True, kw_only=True)
