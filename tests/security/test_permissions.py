@@ -46,6 +46,21 @@ ALGORITHM = (
         }.items()
     }
     | {
+        f"/fulmen.algorithm.v1.TrainerService/{rpc}": roles
+        for rpc, roles in {
+            "CreateTrainer": {A, S, C},
+            "GetTrainer": {A, S, C, V},
+            "ListTrainers": {A, S, C, V},
+            "DeleteTrainer": {A, S, C},
+            "ForwardBackward": {A, S, C},
+            "OptimStep": {A, S, C},
+            "Sample": {A, S, C},
+            "RenderMessages": {A, S, C},
+            "SaveCheckpoint": {A, S, C},
+            "PublishVersion": {A, S, C},
+        }.items()
+    }
+    | {
         f"/fulmen.algorithm.v1.WeightService/{rpc}": roles
         for rpc, roles in {
             "BeginUpload": {A, S, C},

@@ -26,7 +26,8 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import RunFence
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation

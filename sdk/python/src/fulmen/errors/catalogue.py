@@ -393,6 +393,30 @@ class WeightsUnavailable(FulmenError):
     code, reason = Code.FAILED_PRECONDITION, "WEIGHTS_UNAVAILABLE"
 
 
+class TrainerNotFound(NotFound):
+    """The trainer does not exist."""
+
+    reason = "TRAINER_NOT_FOUND"
+
+
+class TrainerExists(FulmenError):
+    """The request id was used for another trainer."""
+
+    code, reason = Code.ALREADY_EXISTS, "TRAINER_EXISTS"
+
+
+class TrainerSequenceInvalid(FulmenError):
+    """The trainer stands elsewhere than the caller assumes: `metadata` has its `sequence` and `step`."""
+
+    code, reason = Code.FAILED_PRECONDITION, "TRAINER_SEQUENCE_INVALID"
+
+
+class TrainerLost(FulmenError):
+    """The process of the trainer ended during the call, which was not carried out."""
+
+    code, reason = Code.ABORTED, "TRAINER_LOST"
+
+
 def all_error_classes() -> list[type[FulmenError]]:
     """Returns every class of the tree, parents before children."""
     found: list[type[FulmenError]] = []
