@@ -87,6 +87,10 @@ class ServiceConnections:
         """Returns the resources of a project; with a fence, those of a run under an epoch of its lease."""
         return StoreResources(self._store, project, self._patience(notify), fence=fence)
 
+    def resources_of(self, project: str) -> StoreResources:
+        """Returns the resources of a project, for what is no run and reports no outages."""
+        return self.resources(project, lambda severity, message: None)
+
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:
         """Returns the engine and the route of a run's policy."""
         return self._engines.serving(run.name, settings.engine, notify)

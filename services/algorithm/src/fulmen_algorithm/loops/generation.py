@@ -51,7 +51,7 @@ def _batch(policy: PolicyModel, prompt_ids: list[int], draw: Draw, numbers: rang
     if policy.adapters is not None:
         policy.adapters.drop_out(False)
     ids = torch.tensor([prompt_ids] * len(numbers), device=device)
-    policy.model.generate(  # type: ignore[operator]  # the library types it as a module attribute
+    policy.model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=draw.max_tokens,

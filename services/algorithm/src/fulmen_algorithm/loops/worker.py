@@ -143,7 +143,7 @@ class LoopWorker:
             case Open():
                 return self._open(call)
             case Close():
-                return self._close(call.trainer)
+                self._close(call.trainer)
             case Pass():
                 return self._trainers[call.trainer].pass_over(call)
             case Step():
@@ -153,9 +153,10 @@ class LoopWorker:
             case Render():
                 return _rendered(self._trainers[call.trainer].tokenizer, call)
             case WriteState():
-                return self._trainers[call.trainer].write_state(Path(call.folder))
+                self._trainers[call.trainer].write_state(Path(call.folder))
             case WriteWeights():
                 return self._write_weights(call)
+        return None
 
     def _open(self, call: Open) -> Opened:
         randomness = OwnRandomness(call.seed)
