@@ -254,7 +254,8 @@ class TrainerServicer(TrainerServiceServicer):
         if request.checkpoint:
             found += self._checkpoint_problems(request)
         else:
-            found += form_problems(policy)
+            # A trainer may begin with a version of any policy.
+            found += form_problems(replace(policy, name=_policy_in(policy.source)))
             found += await self._source_problems(request, project)
         if found:
             raise SettingsInvalid("The trainer is not valid.", violations=found)
@@ -316,6 +317,10 @@ class TrainerServicer(TrainerServiceServicer):
     def _refuse_if_draining(self) -> None:
         if self._drains:
             raise Draining("The service is shutting down.")
+
+
+def _policy_in(version: str) -> str:
+    return version.removeprefix("resources/policy.").partition("/")[0]
 
 
 def _check_access(name: str) -> None:
