@@ -141,7 +141,10 @@ async def test_a_loop_learns_to_say_what_it_is_shown(serve: Callable[..., Any], 
         assert load_file(folder / "model.safetensors").keys() == load_file(model / "model.safetensors").keys()
     assert not (await client.trainers.get(trainer.id)).proto.loaded
     assert (await trainer.sample(question, max_tokens=4, temperature=0))[0].text == "2"
-    assert (await (await client.trainer(version)).sample(question, max_tokens=4, temperature=0))[0].text == "2"
+    for policy in ("", "other"):
+        successor = await client.trainer(version, policy=policy)
+        assert successor.policy == (policy or "said")
+        assert (await successor.sample(question, max_tokens=4, temperature=0))[0].text == "2"
 
 
 async def test_adapters_are_published_with_their_base_and_merged(
@@ -257,6 +260,28 @@ async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
             await trainer.delete()
 
 
+async def test_a_service_that_is_stopped_saves_everything_and_what_is_damaged_stops_nothing(
+    store: StoreHandle, machine: Machine, model: Path, tmp_path: Path
+) -> None:
+    async with client_of(store, machine.address) as client:
+        trainer, damaged, unreadable = [await client.trainer(model, policy="p", lora=LORA) for _ in range(3)]
+        for each in (trainer, damaged):
+            await each.forward_backward(ROWS)
+        await machine.stop()
+        folder = tmp_path / "state/trainers/default"
+        next((folder / damaged.id / "state").rglob("*.safetensors")).write_bytes(b"no weights")
+        (folder / unreadable.id / "trainer.json").write_text("{}")
+        await machine.start()
+
+        assert (await trainer.optim_step(learning_rate=1e-2)).step == 1
+        with pytest.raises(ModelNotFound, match="damaged"):
+            await damaged.optim_step(learning_rate=1e-2)
+        with pytest.raises(TrainerNotFound):
+            await unreadable.forward_backward(ROWS)
+        await damaged.delete()
+        assert [each.id async for each in client.trainers.list()] == [trainer.id]
+
+
 async def test_a_process_that_ends_takes_no_other_state_with_it(serve: Callable[..., Any], model: Path) -> None:
     client = await serve()
     trainers = [await client.trainer(model, policy="p", lora=LORA, seed=n) for n in range(2)]
@@ -279,7 +304,7 @@ async def test_an_idle_trainer_leaves_memory_with_its_gradient_and_comes_back(
     trainer, other = [await client.trainer(model, policy="p", lora=LORA) for _ in range(2)]
     await trainer.forward_backward(ROWS[:3])
     async with asyncio.timeout(LIMIT_S):
-        while (await client.trainers.get(trainer.id)).proto.loaded:
+        while (await client.trainers.get(trainer.id)).proto.loaded:  # noqa: ASYNC110  # state of the service
             await asyncio.sleep(0.1)
     await trainer.forward_backward(ROWS[3:])
     await trainer.optim_step(learning_rate=1e-2)
@@ -295,7 +320,7 @@ async def test_an_unused_trainer_is_deleted(serve: Callable[..., Any], model: Pa
     client = await serve(trainer_keep_s=0.5, trainer_idle_s=0.2)
     trainer = await client.trainer(model, policy="p", lora=LORA)
     async with asyncio.timeout(LIMIT_S):
-        while [each async for each in client.trainers.list()]:
+        while [each async for each in client.trainers.list()]:  # noqa: ASYNC110  # state of the service
             await asyncio.sleep(0.1)
     with pytest.raises(TrainerNotFound):
         await trainer.forward_backward(ROWS)

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from pydantic import TypeAdapter
 
 from fulmen.errors import CheckpointNotFound, RunStorageUnavailable
 from fulmen_algorithm.loops.record import Progress, TrainerRecord
 from fulmen_algorithm.persistence.files import replace_file
-from fulmen_algorithm.training.checkpoints import MANIFEST, PROGRESS, Checkpoint, CheckpointDamaged, CheckpointStore
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.training.checkpoints import MANIFEST, PROGRESS, Checkpoint, CheckpointStore
 from fulmen_algorithm.training.files import is_storage_trouble
 
 _RECORD: TypeAdapter[TrainerRecord] = TypeAdapter(TrainerRecord)
 RECORD: Final = "trainer.json"
 ANSWER: Final = "answer.bin"
 _REMOVED: Final = ".removed-"
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,17 @@ class TrainerFiles:
         found = self._state.listed()[-1:]
         return (found[0].path, _progress(found[0])) if found else (None, Progress())
 
+    def whole(self) -> tuple[Path | None, Progress]:
+        """Returns the same after comparing all files with their checksums.
+
+        Raises:
+            RunFailed: if they differ.
+        """
+        search = self._state.newest()
+        if search.checkpoint is None and search.damaged:
+            raise RunFailed(f"Its saved state is damaged: {search.damaged[0].reason}")
+        return self.saved()
+
     def keep(self, checkpoint: str) -> None:
         """Keeps the newest state under a name, in place of an earlier one."""
         state, progress = self.saved()
@@ -100,15 +114,12 @@ class TrainerFiles:
         return sorted(found, key=lambda each: -each.created_s)
 
     def checkpoint(self, name: str) -> Path:
-        """Returns the folder of a named checkpoint, whose files are whole.
+        """Returns the folder of a named checkpoint, whose files are compared with their checksums.
 
         Raises:
             CheckpointNotFound: if there is none, or it is damaged.
         """
-        try:
-            found = self._named(name).newest().checkpoint
-        except CheckpointDamaged:
-            found = None
+        found = self._named(name).newest().checkpoint
         if found is None:
             raise CheckpointNotFound("There is no such checkpoint.", checkpoint=name)
         return found.path
@@ -130,14 +141,21 @@ class TrainerFiles:
 
 
 def stored(folder: Path) -> Iterator[tuple[TrainerRecord, TrainerFiles]]:
-    """Yields the trainers below a folder, and removes what is left of ones that were not completely created or deleted."""
+    """Yields the trainers below a folder; removes what is left of ones that were not completely created or deleted.
+
+    One that cannot be read, which another release may have written, is left alone.
+    """
     for path in sorted(folder.glob("*/*/")):
         files = TrainerFiles(path)
-        record = None if path.name.startswith(_REMOVED) else files.load()
-        if record is not None:
-            yield record, files
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        try:
+            record = None if path.name.startswith(_REMOVED) else files.load()
+            if record is None:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                files.saved()
+                yield record, files
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _log.error("trainer_unreadable", trainer=path.name, error=type(error).__name__)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from fulmen_algorithm.trainers.processes import Group, GroupOptions, Link, RankE
 
 MODULE = "fulmen_algorithm.loops.process"
 RETRY_S = 5.0
+TRIES = 3
 _log = structlog.get_logger()
 Result = TypeVar("Result")
 
@@ -95,20 +96,27 @@ class LoopProcesses:
             QuotaExceeded: if all processes are in use.
             TrainerLost: if it does not start.
         """
-        async with self._starting:
-            found = self._running.get(key)
-            if found is None or found.lost:
-                if found is None and len(self._running) >= self._max_processes and not await make_room():
-                    raise QuotaExceeded(
-                        f"All {self._max_processes} processes of trainers are in use (max_trainer_processes). Retry after the delay.",
-                        quota="trainer_processes",
-                        retry_after_s=RETRY_S,
+        for _ in range(TRIES):
+            async with self._starting:
+                found = self._running.get(key)
+                is_known = found is not None
+                if (found is None or found.lost) and (is_known or len(self._running) < self._max_processes):
+                    group, links = await start_group(MODULE, 1, self._options)
+                    found = LoopProcess(
+                        key=key, group=group, link=links[0], call_deadline_s=self._options.call_deadline_s
                     )
-                group, links = await start_group(MODULE, 1, self._options)
-                found = LoopProcess(key=key, group=group, link=links[0], call_deadline_s=self._options.call_deadline_s)
-                self._running[key] = found
-            found.trainers.add(trainer)
-            return found
+                    self._running[key] = found
+                if found is not None:
+                    found.trainers.add(trainer)
+                    return found
+            # Not under the lock: a trainer that is unloaded may be about to ask for a place itself.
+            if not await make_room():
+                break
+        raise QuotaExceeded(
+            f"All {self._max_processes} processes of trainers are in use (max_trainer_processes). Retry after the delay.",
+            quota="trainer_processes",
+            retry_after_s=RETRY_S,
+        )
 
     async def leave(self, process: LoopProcess, trainer: str) -> None:
         """Removes a trainer from its process, which ends with its last one."""

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -115,8 +116,13 @@ class LoopTrainer:
 
         return await self._alone(reading)
 
-    async def save(self, after: int | None, *, checkpoint: str = "", unload: bool = False) -> None:
-        """Saves the state; also under a name, if one is given; removes the trainer from memory if asked to."""
+    async def save(
+        self, after: int | None, *, checkpoint: str = "", unload: bool = False, internal: bool = False
+    ) -> None:
+        """Saves the state; also under a name, if one is given; removes the trainer from memory if asked to.
+
+        The service's own calls are `internal`: they wait however many others do.
+        """
 
         async def saving() -> None:
             if self.progress != self.saved or checkpoint:
@@ -129,12 +135,12 @@ class LoopTrainer:
             if unload:
                 await self._unload()
 
-        await self._alone(saving)
+        await self._alone(saving, is_bounded=not internal)
 
     async def unload(self) -> None:
         """Saves the state, and removes the trainer from memory."""
         if self.loaded:
-            await self.save(None, unload=True)
+            await self.save(None, unload=True, internal=True)
 
     async def delete(self) -> None:
         """Removes the trainer after the present call, without saving."""
@@ -144,8 +150,8 @@ class LoopTrainer:
             await self._unload()
             await asyncio.to_thread(self.files.delete)
 
-        if not self.deleted:
-            await self._alone(deleting, is_last=True)
+        with suppress(TrainerNotFound):  # another call has deleted it
+            await self._alone(deleting, is_bounded=False)
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the record."""
@@ -153,9 +159,9 @@ class LoopTrainer:
         self.files.save(record)
         self.record = record
 
-    async def _alone(self, work: Callable[[], Coroutine[Any, Any, Result]], *, is_last: bool = False) -> Result:
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, Result]], *, is_bounded: bool = True) -> Result:
         """Carries out one call at a time; it goes on if the caller leaves."""
-        if self._waiting >= MAX_WAITING and not is_last:
+        if is_bounded and self._waiting >= MAX_WAITING:
             raise QuotaExceeded(
                 f"{MAX_WAITING} calls of the trainer wait already. Retry after the delay.",
                 quota="trainer_calls",
@@ -165,7 +171,7 @@ class LoopTrainer:
         async def in_turn() -> Result:
             try:
                 async with self._turn:
-                    if self.deleted and not is_last:
+                    if self.deleted:
                         raise unknown_trainer(self.name)
                     return await self._carried_out(work)
             finally:
@@ -197,7 +203,7 @@ class LoopTrainer:
             ) from error
         finally:
             self.used_s = time.time()
-            if not self.deleted:
+            with suppress(OSError):  # it may be deleted, and the storage may be full
                 self.files.touch()
         return result
 
@@ -233,7 +239,7 @@ class LoopTrainer:
         if self._process is not None and self._process.lost:
             await self._forget()
         if self._process is None:
-            state, progress = await asyncio.to_thread(self.files.saved)
+            state, progress = await asyncio.to_thread(self.files.whole)
             process = await self._places.place(self.record)
             lora = b"" if self.record.lora is None else self.record.lora.model_dump_json().encode()
             folder = "" if state is None else absolute(state)

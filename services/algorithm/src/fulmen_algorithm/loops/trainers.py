@@ -186,7 +186,8 @@ class Trainers:
                 record = await self._record(name, draft, source)
                 await asyncio.to_thread(files.save, record)
                 if source is not None:
-                    state = source.files.checkpoint(draft.checkpoint.rpartition("/")[2])
+                    checkpoint = draft.checkpoint.rpartition("/")[2]
+                    state = await asyncio.to_thread(source.files.checkpoint, checkpoint)
                     await asyncio.to_thread(files.begin_with, state)
                 trainer = LoopTrainer(record, files, self)
                 await trainer.load()

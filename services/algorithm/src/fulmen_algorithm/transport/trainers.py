@@ -14,7 +14,7 @@ import grpc.aio
 
 from fulmen.algorithm.v1 import trainer_service_pb2 as pb
 from fulmen.algorithm.v1.trainer_service_pb2_grpc import TrainerServiceServicer
-from fulmen.errors import Draining, QuotaExceeded, SettingsInvalid, Violation
+from fulmen.errors import CheckpointNotFound, Draining, QuotaExceeded, SettingsInvalid, Violation
 from fulmen_algorithm.loops.calls import Draw, Pass, Render, Rendered, Sampled, Step, Stepped
 from fulmen_algorithm.loops.processes import LoopProcess
 from fulmen_algorithm.loops.record import AdamSettings, Progress, TrainerDraft
@@ -75,13 +75,13 @@ class TrainerServicer(TrainerServiceServicer):
         """Creates a trainer."""
         self._refuse_if_draining()
         draft = await self._draft(request)
-        return pb.CreateTrainerResponse(trainer=trainer_message(await self._trainers.create(draft)))
+        return pb.CreateTrainerResponse(trainer=await _message(await self._trainers.create(draft)))
 
     async def GetTrainer(
         self, request: pb.GetTrainerRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetTrainerResponse:
         """Returns a trainer."""
-        return pb.GetTrainerResponse(trainer=trainer_message(self._own(request.name)))
+        return pb.GetTrainerResponse(trainer=await _message(self._own(request.name)))
 
     async def ListTrainers(
         self, request: pb.ListTrainersRequest, context: grpc.aio.ServicerContext
@@ -89,7 +89,7 @@ class TrainerServicer(TrainerServiceServicer):
         """Lists the trainers of a project."""
         found = self._trainers.newest_first(_project(request.project))
         listed, token = page(found, request.page_size, request.page_token)
-        return pb.ListTrainersResponse(trainers=[trainer_message(each) for each in listed], next_page_token=token)
+        return pb.ListTrainersResponse(trainers=[await _message(each) for each in listed], next_page_token=token)
 
     async def DeleteTrainer(
         self, request: pb.DeleteTrainerRequest, context: grpc.aio.ServicerContext
@@ -220,7 +220,7 @@ class TrainerServicer(TrainerServiceServicer):
             raise invalid(problem("checkpoint", "must be 1 to 63 of [a-z0-9._-]"))
         self._check_checkpoints(trainer, request.checkpoint)
         await trainer.save(_after(request), checkpoint=request.checkpoint, unload=request.unload)
-        return pb.SaveCheckpointResponse(trainer=trainer_message(trainer))
+        return pb.SaveCheckpointResponse(trainer=await _message(trainer))
 
     async def PublishVersion(
         self, request: pb.PublishVersionRequest, context: grpc.aio.ServicerContext
@@ -281,7 +281,8 @@ class TrainerServicer(TrainerServiceServicer):
             return [*found, *problem("checkpoint", "must be projects/<p>/trainers/<t>/checkpoints/<name>")]
         if not match[1].startswith(f"{_project(request.project)}/"):
             return [*found, *problem("checkpoint", "must be of a trainer of the project")]
-        self._own(match[1]).files.checkpoint(match[2])
+        if match[2] not in {each.id for each in self._own(match[1]).files.named()}:
+            raise CheckpointNotFound("There is no such checkpoint.", checkpoint=match[2])
         return found
 
     async def _source_problems(self, request: pb.CreateTrainerRequest, project: str) -> list[Violation]:
@@ -317,6 +318,11 @@ class TrainerServicer(TrainerServiceServicer):
     def _refuse_if_draining(self) -> None:
         if self._drains:
             raise Draining("The service is shutting down.")
+
+
+async def _message(trainer: LoopTrainer) -> pb.Trainer:
+    # Reads the checkpoints.
+    return await asyncio.to_thread(trainer_message, trainer)
 
 
 def _policy_in(version: str) -> str:

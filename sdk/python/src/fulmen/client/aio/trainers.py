@@ -38,6 +38,7 @@ class AsyncTrainer:
         self._step = int(proto.step)
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
+        self._is_deleted = False
 
     def __repr__(self) -> str:
         """Shows id, policy and step."""
@@ -266,6 +267,8 @@ class AsyncTrainer:
 
     async def close(self) -> None:
         """Saves the state and removes the trainer from memory; its next call loads it again."""
+        if self._is_deleted:
+            return
         request = pb.SaveCheckpointRequest(name=self.name, unload=True)
         async with self._turn:
             answer = await self._sent(self._session.services.trainers.SaveCheckpoint, request)
@@ -274,6 +277,7 @@ class AsyncTrainer:
     async def delete(self) -> None:
         """Deletes the trainer with its checkpoints; versions that it published stay."""
         await self._session.services.trainers.DeleteTrainer(pb.DeleteTrainerRequest(name=self.name))
+        self._is_deleted = True
 
     def _pass(
         self, rows: Sequence[Row], loss: str, settings: Mapping[str, Any] | None, temperature: float
