@@ -211,7 +211,7 @@ def test_versions_of_a_trainer_are_served_like_those_of_a_run(client: fulmen.Cli
         run = client.train(
             agent=solve,
             reward=lambda task, outcome: float(outcome == task["answer"]),
-            algorithm=fulmen.Evaluate(),
+            algorithm=fulmen.Evaluate(temperature=0.0),
             base=version,
             test=[{"input": "1+1=", "answer": said}],
         )
