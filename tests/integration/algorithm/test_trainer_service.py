@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ async def test_a_loop_learns_to_say_what_it_is_shown(serve: Callable[..., Any], 
         assert (await successor.sample(question, max_tokens=4, temperature=0))[0].text == "2"
 
 
+@pytest.mark.long(short=True)
 async def test_adapters_are_published_with_their_base_and_merged(
     serve: Callable[..., Any], model: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ async def test_a_call_that_is_sent_again_is_carried_out_once(serve: Callable[...
     assert (await often.forward(ROWS)).logprobs == (await once.forward(ROWS)).logprobs
 
 
+@pytest.mark.long(short=True)
 async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
     store: StoreHandle, machine: Machine, model: Path
 ) -> None:
@@ -260,6 +263,46 @@ async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
             await trainer.delete()
 
 
+@pytest.mark.long(short=True)
+async def test_a_loop_under_kills_trains_what_an_undisturbed_one_does(
+    store: StoreHandle, machine: Machine, model: Path
+) -> None:
+    chance, count = random.Random(7), 30
+    async with client_of(store, machine.address) as client:
+        told = 0
+
+        async def trained(trainer: AsyncTrainer) -> Sequence[Sequence[float]]:
+            nonlocal told
+            while trainer.step < count:
+                rows = ROWS[trainer.step % 3 :]
+                try:
+                    await trainer.forward_backward(rows[:1], fresh=True)
+                    await trainer.forward_backward(rows[1:])
+                    await trainer.optim_step(learning_rate=1e-2)
+                except (TrainerSequenceInvalid, TrainerLost):
+                    told += 1
+            return (await trainer.forward(ROWS)).logprobs
+
+        expected = await trained(await client.trainer(model, policy="p", lora=LORA))
+        assert not told
+        trainer = await client.trainer(model, policy="p", lora=LORA)
+
+        async def killing() -> None:
+            for _ in range(5):
+                step = trainer.step + chance.randrange(1, 5)
+                while trainer.step < step:  # noqa: ASYNC110  # state of the loop
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(chance.uniform(0, 0.02))
+                await machine.kill()
+                await machine.start()
+
+        killer = asyncio.create_task(killing())
+        assert await trained(trainer) == expected
+        await killer
+        assert told
+
+
+@pytest.mark.long(short=True)
 async def test_a_service_that_is_stopped_saves_everything_and_what_is_damaged_stops_nothing(
     store: StoreHandle, machine: Machine, model: Path, tmp_path: Path
 ) -> None:
@@ -326,6 +369,7 @@ async def test_an_unused_trainer_is_deleted(serve: Callable[..., Any], model: Pa
         await trainer.forward_backward(ROWS)
 
 
+@pytest.mark.long(short=True)
 async def test_the_least_used_process_makes_room(serve: Callable[..., Any], model: Path) -> None:
     client = await serve(max_trainer_processes=1)
     first, second = [await client.trainer(model, policy="p") for _ in range(2)]

@@ -56,6 +56,7 @@ class Pass(Call, frozen=True, kw_only=True):
     loss: bytes
     temperature: float
     forward_only: bool
+    fresh: bool = False
 
 
 class Step(Call, frozen=True, kw_only=True):

@@ -78,6 +78,7 @@ class LoopTrainer(LocalTrainer):
             loss=_LOSS.validate_json(call.loss) if call.loss else None,
             temperature=call.temperature,
             forward_only=call.forward_only,
+            fresh=call.fresh,
         )
         with self._randomness.in_use():
             return forward_backward(self._state, call.rows, call.weights, settings=settings)

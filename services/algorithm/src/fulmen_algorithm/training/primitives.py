@@ -58,7 +58,7 @@ def forward_backward(
         _replace_gradients(parameters, earlier)
         raise
     for parameter, before in zip(parameters, earlier, strict=True):
-        if before is not None:
+        if before is not None and not (settings.fresh and not settings.forward_only):
             parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
     return result
 

@@ -14,12 +14,14 @@ class PassSettings:
         temperature: Temperature at which the rows were sampled.
         token_budget: Positions per micro-batch; a longer row is one by itself.
         forward_only: Whether no gradient is computed.
+        fresh: Whether the gradient of earlier passes is dropped.
     """
 
     loss: Loss | None = None
     temperature: float = 1.0
     token_budget: int = 8192
     forward_only: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

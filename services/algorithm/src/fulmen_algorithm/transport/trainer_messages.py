@@ -84,6 +84,7 @@ def trainer_message(trainer: LoopTrainer) -> pb.Trainer:
         max_tokens=record.max_tokens,
         create_time=_timestamp(record.created_s),
         use_time=_timestamp(trainer.used_s),
+        weight_sum=at.weight_sum,
     )
 
 

@@ -130,6 +130,7 @@ class TrainerServicer(TrainerServiceServicer):
                 loss=loss,
                 temperature=request.temperature or 1.0,
                 forward_only=request.forward_only,
+                fresh=request.fresh,
             )
             with _refusals("rows"):
                 return await process.ask(call, PassResult)
@@ -137,7 +138,8 @@ class TrainerServicer(TrainerServiceServicer):
         async def change(process: LoopProcess, at: Progress) -> tuple[Progress, bytes]:
             result = await passed(process)
             answer = pass_message(result).SerializeToString()
-            return replace(at, weight_sum=at.weight_sum + result.weight_sum), answer
+            earlier = 0.0 if request.fresh else at.weight_sum
+            return replace(at, weight_sum=earlier + result.weight_sum), answer
 
         if request.forward_only:
             return pass_message(await trainer.read(request.sequence, passed))

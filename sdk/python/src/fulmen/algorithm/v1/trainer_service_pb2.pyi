@@ -58,7 +58,7 @@ class TrainerCheckpoint(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., size_bytes: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Trainer(_message.Message):
-    __slots__ = ("name", "policy", "lora", "adam", "seed", "autosave_steps", "step", "sequence", "saved_sequence", "loaded", "policy_version", "checkpoints", "max_tokens", "create_time", "use_time")
+    __slots__ = ("name", "policy", "lora", "adam", "seed", "autosave_steps", "step", "sequence", "saved_sequence", "loaded", "policy_version", "checkpoints", "max_tokens", "create_time", "use_time", "weight_sum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Trainer(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     USE_TIME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_SUM_FIELD_NUMBER: _ClassVar[int]
     name: str
     policy: _training_run_pb2.PolicySpec
     lora: TrainerLora
@@ -89,7 +90,8 @@ class Trainer(_message.Message):
     max_tokens: int
     create_time: _timestamp_pb2.Timestamp
     use_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[_training_run_pb2.PolicySpec, _Mapping]] = ..., lora: _Optional[_Union[TrainerLora, _Mapping]] = ..., adam: _Optional[_Union[AdamSettings, _Mapping]] = ..., seed: _Optional[int] = ..., autosave_steps: _Optional[int] = ..., step: _Optional[int] = ..., sequence: _Optional[int] = ..., saved_sequence: _Optional[int] = ..., loaded: bool = ..., policy_version: _Optional[str] = ..., checkpoints: _Optional[_Iterable[_Union[TrainerCheckpoint, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., use_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    weight_sum: float
+    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[_training_run_pb2.PolicySpec, _Mapping]] = ..., lora: _Optional[_Union[TrainerLora, _Mapping]] = ..., adam: _Optional[_Union[AdamSettings, _Mapping]] = ..., seed: _Optional[int] = ..., autosave_steps: _Optional[int] = ..., step: _Optional[int] = ..., sequence: _Optional[int] = ..., saved_sequence: _Optional[int] = ..., loaded: bool = ..., policy_version: _Optional[str] = ..., checkpoints: _Optional[_Iterable[_Union[TrainerCheckpoint, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., use_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., weight_sum: _Optional[float] = ...) -> None: ...
 
 class CreateTrainerRequest(_message.Message):
     __slots__ = ("project", "policy", "lora", "adam", "seed", "autosave_steps", "checkpoint", "request_id")
@@ -170,7 +172,7 @@ class TrainingRow(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., advantages: _Optional[_Iterable[float]] = ..., sampler_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ForwardBackwardRequest(_message.Message):
-    __slots__ = ("name", "sequence", "rows", "loss", "loss_settings_json", "temperature", "forward_only")
+    __slots__ = ("name", "sequence", "rows", "loss", "loss_settings_json", "temperature", "forward_only", "fresh")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class ForwardBackwardRequest(_message.Message):
     LOSS_SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ONLY_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     name: str
     sequence: int
     rows: _containers.RepeatedCompositeFieldContainer[TrainingRow]
@@ -185,7 +188,8 @@ class ForwardBackwardRequest(_message.Message):
     loss_settings_json: str
     temperature: float
     forward_only: bool
-    def __init__(self, name: _Optional[str] = ..., sequence: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[TrainingRow, _Mapping]]] = ..., loss: _Optional[str] = ..., loss_settings_json: _Optional[str] = ..., temperature: _Optional[float] = ..., forward_only: bool = ...) -> None: ...
+    fresh: bool
+    def __init__(self, name: _Optional[str] = ..., sequence: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[TrainingRow, _Mapping]]] = ..., loss: _Optional[str] = ..., loss_settings_json: _Optional[str] = ..., temperature: _Optional[float] = ..., forward_only: bool = ..., fresh: bool = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("logprobs",)

@@ -97,6 +97,7 @@ class AsyncTrainer:
         loss: str = "cross_entropy",
         settings: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
+        fresh: bool = False,
     ) -> BackwardResult:
         """Computes the loss of rows and adds its gradient to those of earlier calls since the last `optim_step`.
 
@@ -105,6 +106,7 @@ class AsyncTrainer:
             loss: `cross_entropy`, `reinforce`, `importance`, `clip`, `gspo`, `cispo`, `sapo` or `dppo`.
             settings: settings of the loss, such as `{"low": 0.2, "high": 0.28}` of `clip` (docs/advantages.md).
             temperature: temperature at which the rows were sampled.
+            fresh: whether the gradient of earlier calls since the last step is dropped first, so that a step can be begun again.
 
         Raises:
             ArgumentInvalid: with every problem of the rows.
@@ -112,6 +114,7 @@ class AsyncTrainer:
             TrainerLost: if its process ended during the call.
         """
         request = self._pass(rows, loss, settings, temperature)
+        request.fresh = fresh
         return _backward(await self._changed(self._session.services.trainers.ForwardBackward, request))
 
     async def forward(

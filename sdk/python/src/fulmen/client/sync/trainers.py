@@ -79,6 +79,7 @@ class Trainer(Face):
         loss: str = "cross_entropy",
         settings: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
+        fresh: bool = False,
     ) -> BackwardResult:
         """Computes the loss of rows and adds its gradient to those of earlier calls since the last `optim_step`.
 
@@ -87,13 +88,16 @@ class Trainer(Face):
             loss: `cross_entropy`, `reinforce`, `importance`, `clip`, `gspo`, `cispo`, `sapo` or `dppo`.
             settings: settings of the loss, such as `{"low": 0.2, "high": 0.28}` of `clip` (docs/advantages.md).
             temperature: temperature at which the rows were sampled.
+            fresh: whether the gradient of earlier calls since the last step is dropped first, so that a step can be begun again.
 
         Raises:
             ArgumentInvalid: with every problem of the rows.
             TrainerSequenceInvalid: if the trainer stands elsewhere: it lost calls, or another program trains it.
             TrainerLost: if its process ended during the call.
         """
-        return self._call(self._aio.forward_backward(rows, loss=loss, settings=settings, temperature=temperature))
+        return self._call(
+            self._aio.forward_backward(rows, loss=loss, settings=settings, temperature=temperature, fresh=fresh)
+        )
 
     def forward(
         self,
