@@ -219,8 +219,12 @@ class Trainers:
             )
             base = Path(source.record.base)
         else:
-            base = await first_weights(policy, files=files, sources=self.sources(draft.project))
-        if policy.origin in (PolicyOrigin.VERSION, PolicyOrigin.NEWEST):
+            sources = self.sources(draft.project)
+            if policy.origin is PolicyOrigin.NEWEST:
+                newest = await sources.resources.get(f"resources/policy.{policy.name}")
+                policy = replace(policy, origin=PolicyOrigin.VERSION, source=newest.name)
+            base = await first_weights(policy, files=files, sources=sources)
+        if policy.origin is PolicyOrigin.VERSION:
             # Its run removes the weights of older versions.
             base = await asyncio.to_thread(files.keep_reference, base)
         autosave = (1 if lora is not None else 0) if draft.autosave_steps is None else draft.autosave_steps

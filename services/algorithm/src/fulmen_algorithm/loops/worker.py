@@ -37,6 +37,7 @@ from fulmen_algorithm.loops.generation import completions
 from fulmen_algorithm.losses.objectives import Loss
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import Answer, known_error, public_message
+from fulmen_algorithm.trainers.in_process import free_memory
 from fulmen_algorithm.trainers.local import LocalTrainer, load_policy
 from fulmen_algorithm.training.compute import ComputeSettings
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
@@ -46,6 +47,7 @@ from fulmen_algorithm.training.primitives_settings import PassSettings
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import sft_row
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings
+from fulmen_algorithm.training.state_files import write_state
 from fulmen_algorithm.training.step import TrainingState, make_state
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WrittenWeights
@@ -90,9 +92,10 @@ class LoopTrainer(LocalTrainer):
 
     def write_state(self, folder: Path) -> None:
         """Writes the complete training state, gradients included."""
-        super().write_state(folder)
         found = {name: p.grad.cpu() for name, p in self.policy.model.named_parameters() if p.grad is not None}
-        with full_disk_as_storage_failed(folder):
+        with self._randomness.in_use(), full_disk_as_storage_failed(folder):
+            # Without tokenizer: it is as large as small adapters, and that of the first weights is there.
+            write_state(self._state, folder, tokenizer=False)
             torch.save(found, folder / GRADIENTS)
 
     def read_state(self, folder: Path) -> None:
@@ -193,6 +196,7 @@ class LoopWorker:
     def _close(self, trainer: str) -> None:
         self._trainers.pop(trainer, None)
         self._leave_base(trainer)
+        free_memory()
 
     def _leave_base(self, trainer: str) -> None:
         for folder, base in list(self._bases.items()):
