@@ -449,6 +449,17 @@ async def test_bad_requests_name_every_problem_and_change_nothing(serve: Callabl
         await client.trainer(model, policy="p", lora=LORA)
 
 
+async def test_a_project_whose_trainers_fill_the_disk_adds_nothing(serve: Callable[..., Any], model: Path) -> None:
+    client = await serve(max_trainer_bytes=1)
+    trainer = await client.trainer(model, policy="p", lora=LORA)
+    await steps(trainer, range(1))
+    for adding in (trainer.save("a"), client.trainer(model, policy="p", lora=LORA)):
+        with pytest.raises(QuotaExceeded, match="max_trainer_bytes"):
+            await adding
+    await trainer.delete()
+    await client.trainer(model, policy="p", lora=LORA)
+
+
 async def test_a_request_to_create_that_is_sent_again_creates_one(serve: Callable[..., Any], model: Path) -> None:
     client = await serve()
     request = pb.CreateTrainerRequest(request_id="same")

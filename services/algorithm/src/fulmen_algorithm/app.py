@@ -254,6 +254,7 @@ def _trainers(
         limits=TrainerLimits(
             max_trainers=settings.max_trainers,
             max_checkpoints=settings.max_trainer_checkpoints,
+            max_bytes=settings.max_trainer_bytes,
             idle_s=settings.trainer_idle_s,
             keep_s=settings.trainer_keep_s,
         ),

@@ -208,6 +208,11 @@ class AlgorithmServiceSettings(ServiceSettings):
     max_trainer_checkpoints: int = Field(
         default=16, ge=1, le=1000, description="Maximum number of named checkpoints of a trainer."
     )
+    max_trainer_bytes: int = Field(
+        default=512 * 2**30,
+        ge=0,
+        description="Size of the states and checkpoints of a project's trainers above which none is added, in bytes.",
+    )
     max_trainer_rows: int = Field(
         default=4096, ge=1, le=1_000_000, description="Maximum number of rows in one call of a trainer."
     )

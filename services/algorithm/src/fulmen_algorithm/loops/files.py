@@ -113,6 +113,11 @@ class TrainerFiles:
                 found.append(NamedCheckpoint(id=path.name, step=step, size_bytes=each.size_bytes, created_s=created_s))
         return sorted(found, key=lambda each: -each.created_s)
 
+    def size_bytes(self) -> int:
+        """Returns the size of the state and the named checkpoints; files that they share count for each."""
+        state = sum(each.size_bytes for each in self._state.listed())
+        return state + sum(each.size_bytes for each in self.named())
+
     def checkpoint(self, name: str) -> Path:
         """Returns the folder of a named checkpoint, whose files are compared with their checksums.
 

@@ -37,12 +37,14 @@ class TrainerLimits:
     Attributes:
         max_trainers: Trainers of a project.
         max_checkpoints: Named checkpoints of a trainer.
+        max_bytes: Size of a project's states and checkpoints above which none is added, in bytes.
         idle_s: Time without calls after which a trainer is saved and unloaded.
         keep_s: Time without calls after which it is deleted.
     """
 
     max_trainers: int
     max_checkpoints: int
+    max_bytes: int
     idle_s: float
     keep_s: float
 
@@ -87,6 +89,22 @@ class Trainers:
     def using(self, folder: Path) -> str:
         """Returns the trainer that began with a folder of weights, which it needs to be loaded again; empty if none did."""
         return next((each.name for each in self._trainers.values() if Path(each.record.base) == folder), "")
+
+    async def check_room(self, project: str) -> None:
+        """Checks that a project may add a checkpoint.
+
+        Raises:
+            QuotaExceeded: if its trainers have too many bytes.
+        """
+        files = [each.files for each in self.newest_first(project)]
+        held = await asyncio.to_thread(lambda: sum(each.size_bytes() for each in files))
+        if held > self.limits.max_bytes:
+            raise QuotaExceeded(
+                f"The trainers of {project} have {held} bytes, more than the maximum (max_trainer_bytes). Delete trainers that are "
+                "not needed.",
+                project=project,
+                quota="trainer_bytes",
+            )
 
     async def create(self, draft: TrainerDraft) -> LoopTrainer:
         """Creates and loads a trainer, or returns the one that an equal request has created.
@@ -176,6 +194,7 @@ class Trainers:
             )
 
     async def _create(self, draft: TrainerDraft) -> LoopTrainer:
+        await self.check_room(draft.project)
         name = f"{draft.project}/trainers/{uuid7()}"
         files = TrainerFiles(self._folder / draft.project.rpartition("/")[2] / name.rpartition("/")[2])
         weights = self.publisher.files(name)

@@ -220,7 +220,9 @@ class TrainerServicer(TrainerServiceServicer):
         trainer = self._training(request.name)
         if request.checkpoint and not ID.fullmatch(request.checkpoint):
             raise invalid(problem("checkpoint", "must be 1 to 63 of [a-z0-9._-]"))
-        self._check_checkpoints(trainer, request.checkpoint)
+        if request.checkpoint:
+            self._check_checkpoints(trainer, request.checkpoint)
+            await self._trainers.check_room(trainer.record.project)
         await trainer.save(_after(request), checkpoint=request.checkpoint, unload=request.unload)
         return pb.SaveCheckpointResponse(trainer=await _message(trainer))
 
@@ -300,7 +302,7 @@ class TrainerServicer(TrainerServiceServicer):
     def _check_checkpoints(self, trainer: LoopTrainer, checkpoint: str) -> None:
         ids = [each.id for each in trainer.files.named()]
         most = self._trainers.limits.max_checkpoints
-        if checkpoint and checkpoint not in ids and len(ids) >= most:
+        if checkpoint not in ids and len(ids) >= most:
             raise QuotaExceeded(
                 f"The trainer has {len(ids)} checkpoints, which is the maximum (max_trainer_checkpoints). Save under one of "
                 "their names, which replaces it.",

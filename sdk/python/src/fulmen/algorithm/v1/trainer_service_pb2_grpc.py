@@ -130,7 +130,8 @@ class TrainerServiceServicer(object):
 
         Errors: `INVALID_ARGUMENT` (`SETTINGS_INVALID`): lists every problem; nothing is created. `NOT_FOUND`
         (`RESOURCE_NOT_FOUND`, `CHECKPOINT_NOT_FOUND`); `ALREADY_EXISTS` (`TRAINER_EXISTS`): the request id was used for another
-        trainer; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): `metadata.quota` is `trainers`: delete some.
+        trainer; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): `metadata.quota` is `trainers` or `trainer_bytes`:
+        delete some.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,7 +205,8 @@ class TrainerServiceServicer(object):
         survives a crash. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`TRAINER_SEQUENCE_INVALID`); `RESOURCE_EXHAUSTED`
-        (`QUOTA_EXCEEDED`): `metadata.quota` is `trainer_checkpoints`: save under a name that is there, which replaces it.
+        (`QUOTA_EXCEEDED`): `metadata.quota` is `trainer_checkpoints`: save under a name that is there, which replaces it; or
+        `trainer_bytes`: delete trainers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
