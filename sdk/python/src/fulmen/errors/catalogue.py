@@ -364,7 +364,7 @@ class ModelExists(FulmenError):
 
 
 class ModelInUse(FulmenError):
-    """A training run that has not ended starts from the model."""
+    """A training run that has not ended, or a trainer, starts from the model."""
 
     code, reason = Code.FAILED_PRECONDITION, "MODEL_IN_USE"
 
