@@ -29,7 +29,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import (

@@ -44,7 +44,8 @@ from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify, RunFenc
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

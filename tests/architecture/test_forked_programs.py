@@ -19,13 +19,21 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def ready() -> None:
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits until the store is forked."""
     if sys.platform != "linux":
         pytest.skip("programs are forked on Linux only")
+    # Libraries that other tests have loaded may have set some of these.
+    for name in {*os.environ, *forked.ENVIRONMENT}:
+        if name.startswith(forked.OF_THE_INTERPRETER):
+            monkeypatch.delenv(name, raising=False)
+    for name, value in forked.ENVIRONMENT.items():
+        if name.startswith(forked.OF_THE_INTERPRETER):
+            monkeypatch.setenv(name, value)
     deadline = time.monotonic() + LIMIT_S
     while not started("--help").is_forked:
         assert time.monotonic() < deadline
+        time.sleep(1)
 
 
 def started(*arguments: str, **options: Any) -> Any:

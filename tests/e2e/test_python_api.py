@@ -22,6 +22,7 @@ import pytest
 import fulmen
 from fulmen.errors import ResourceNotFound, RolloutNotFound
 from fulmen_cli.exits import Exit
+from tests.support.algorithm.models import small_model
 
 # The first test starts the stack, and two train.
 pytestmark = pytest.mark.timeout(600)
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 # Those that are marked as not run follow a comment.
 BLOCK = re.compile(r"(?<!-->\n)^```python\n(.*?)```", re.DOTALL | re.MULTILINE)
 # In an order in which each has what it needs: agents before their rollouts, rollouts before their spans.
-FACES = ("client", "rollouts", "spans", "resources", "runs")
+FACES = ("client", "rollouts", "spans", "resources", "runs", "trainers")
 LEAST_EXAMPLES = 20
 
 
@@ -214,6 +215,40 @@ def test_every_problem_of_a_training_is_told_and_nothing_is_created(client: fulm
     assert "stepz" in str(raised.value)
     assert "learning_rate" in str(raised.value)
     assert [run.id for run in client.runs.list()] == before
+
+
+@pytest.mark.long(short=True)
+def test_versions_of_a_trainer_are_served_like_those_of_a_run(client: fulmen.Client, repository_root: Path) -> None:
+    demonstration = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    base = small_model(Path(tempfile.mkdtemp()) / "tiny")
+    for lora, rate in ((None, 1e-2), (fulmen.Lora(rank=4), 1e-2)):
+        policy = "shown-adapters" if lora else "shown"
+        with client.trainer(client.models.upload(base), policy=policy, lora=lora, learning_rate=rate) as trainer:
+            for _ in range(30):
+                trainer.forward_backward([trainer.render(demonstration)])
+                trainer.optim_step()
+            said = trainer.sample(demonstration[:1], max_tokens=2, temperature=0)[0].text
+            version = trainer.publish()
+
+        async def solve(task: Any, policy: str = policy) -> str:
+            from openai import AsyncOpenAI
+
+            messages = [{"role": "user", "content": task["input"]}]
+            asked = await AsyncOpenAI().chat.completions.create(
+                model=policy, messages=messages, max_tokens=2, temperature=0
+            )
+            return asked.choices[0].message.content or ""
+
+        run = client.train(
+            agent=solve,
+            reward=lambda task, outcome: float(outcome == task["answer"]),
+            algorithm=fulmen.Evaluate(temperature=0.0),
+            base=version,
+            test=[{"input": "1+1=", "answer": said}],
+        )
+        list(run)
+        assert run.refresh().state == "succeeded", run.failure_message
+        assert run.results["test_reward_mean"] == 1.0
 
 
 @pytest.mark.long(short=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row

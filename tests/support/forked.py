@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install"]
+__all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install"]
 
 MODULES = ("fulmen_store", "fulmen_runner", "fulmen_llm_proxy", "fulmen_algorithm", "fulmen_cli")
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LANG", "LC_", "TZ")
@@ -40,7 +40,7 @@ SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[a
 def install() -> None:
     """Has this process start the programs so. A program starts as usual until its server has imported it."""
     if sys.platform == "linux" and os.uname().machine in SYS_CLONE:
-        _environment.update(os.environ)
+        ENVIRONMENT.update(os.environ)
         subprocess.Popen = _Popen  # type: ignore[misc]
         atexit.register(_close)
 
@@ -54,7 +54,7 @@ class _Server:
         with theirs:
             command = [sys.executable, "-m", "tests.support.forked", module, " " * 800]
             # Not as the test that comes first has changed it.
-            self._process = subprocess.Popen(command, stdin=theirs, cwd=Path(__file__).parents[2], env=_environment)
+            self._process = subprocess.Popen(command, stdin=theirs, cwd=Path(__file__).parents[2], env=ENVIRONMENT)
 
     def takes(self, environment: Mapping[str, str] | None) -> bool:
         """Returns whether it is ready and can start a program with this environment."""
@@ -66,7 +66,7 @@ class _Server:
         given = os.environ if environment is None else environment
         # One that is missing changes nothing that the programs use, except the path of modules.
         names = {"PYTHONPATH", *(name for name in map(os.fsdecode, given) if name.startswith(OF_THE_INTERPRETER))}
-        return all(given.get(name) == _environment.get(name) for name in names)
+        return all(given.get(name) == ENVIRONMENT.get(name) for name in names)
 
     def fork(self, words: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Starts the program; returns its process id."""
@@ -81,7 +81,9 @@ class _Server:
         self._process.wait()
 
 
-_environment: dict[str, str] = {}
+ENVIRONMENT: dict[str, str] = {}
+"""Variables of this process when it began to fork programs."""
+
 _servers: dict[str, _Server] = {}
 _lock = threading.Lock()
 

@@ -11,7 +11,8 @@ import pytest_asyncio
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings
 from tests.support.algorithm.trainers import GROUPS, model_dir, rows, setup_of
 

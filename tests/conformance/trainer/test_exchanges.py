@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.trainers.calls import OPEN
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (

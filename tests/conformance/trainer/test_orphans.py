@@ -6,7 +6,8 @@ import psutil
 import pytest
 
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from tests.support.algorithm.trainers import setup_of
 

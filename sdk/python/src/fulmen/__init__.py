@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fulmen.client.local import local
     from fulmen.client.runs import RunFailed
     from fulmen.client.sync.client import Client
+    from fulmen.client.trainers import Lora, Row
     from fulmen.connection import LocalStackMissing
     from fulmen.emit import (
         CURRENT_SPAN,
@@ -67,7 +68,9 @@ __all__ = [
     "ExtraMissing",
     "JudgeConfig",
     "LocalStackMissing",
+    "Lora",
     "PushFailed",
+    "Row",
     "RunFailed",
     "TransferFailed",
     "local",
@@ -96,6 +99,7 @@ _MODULES = {
     "fulmen.client.local": ("local",),
     "fulmen.client.runs": ("RunFailed",),
     "fulmen.client.sync.client": ("Client",),
+    "fulmen.client.trainers": ("Lora", "Row"),
     "fulmen.connection": ("LocalStackMissing",),
     "fulmen.model_push": ("PushFailed",),
     "fulmen.model_transfer": ("TransferFailed",),

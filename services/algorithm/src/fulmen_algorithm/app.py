@@ -1,6 +1,8 @@
 """The service's parts and how they are joined, from the state folder and the channels up to the server."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -10,6 +12,7 @@ import grpc.aio
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
+from fulmen.algorithm.v1.trainer_service_pb2_grpc import add_TrainerServiceServicer_to_server
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.algorithm.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -22,6 +25,10 @@ from fulmen_algorithm.connections import ServiceConnections, by_address
 from fulmen_algorithm.engines.engine import EngineOptions
 from fulmen_algorithm.engines.pool import EnginePool
 from fulmen_algorithm.engines.starter import EngineStarter
+from fulmen_algorithm.loops.processes import LoopProcesses
+from fulmen_algorithm.loops.publication import Publisher
+from fulmen_algorithm.loops.rules import RowLimits
+from fulmen_algorithm.loops.trainers import TrainerLimits, Trainers
 from fulmen_algorithm.models.bases import BaseModels, used_by
 from fulmen_algorithm.models.model_store import ModelStore
 from fulmen_algorithm.models.sweeper import ModelSweeper
@@ -34,6 +41,7 @@ from fulmen_algorithm.policy.served import ServedPolicies
 from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation.rules import CreationRules, IsTaken
 from fulmen_algorithm.runs.execution import RunExecutor
+from fulmen_algorithm.runs.first_weights import WeightSources
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.worker import RunWorker
@@ -41,10 +49,12 @@ from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
+from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.run_access import CallerRuns
+from fulmen_algorithm.transport.trainers import TrainerServicer
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
-from fulmen_algorithm.transport.weights import WeightServicer
+from fulmen_algorithm.transport.weights import UsedBy, WeightServicer
 from fulmen_exchange.server.prometheus import ExchangeMetrics
 from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.errors import StartupError
@@ -59,7 +69,8 @@ from fulmen_service_kit.settings import ServiceSettings
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 GRADIENT_EXCHANGE_SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
 WEIGHT_SERVICE = "fulmen.algorithm.v1.WeightService"
-SERVICE_NAMES = (TRAINING_RUN_SERVICE, GRADIENT_EXCHANGE_SERVICE, WEIGHT_SERVICE)
+TRAINER_SERVICE = "fulmen.algorithm.v1.TrainerService"
+SERVICE_NAMES = (TRAINING_RUN_SERVICE, GRADIENT_EXCHANGE_SERVICE, WEIGHT_SERVICE, TRAINER_SERVICE)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -135,23 +146,41 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         address=address,
     )
 
+    trainers = _trainers(
+        settings,
+        storage,
+        GroupOptions(
+            device=settings.device,
+            torch_threads=settings.torch_threads,
+            call_deadline_s=settings.trainer_deadline_s,
+            modules=modules,
+        ),
+        sources=lambda project: WeightSources(
+            resources=connections.resources_of(project), roots=roots, models=bases, notify=lambda severity, text: None
+        ),
+    )
+    trainer_servicer = TrainerServicer(
+        trainers, RowLimits(max_rows=settings.max_trainer_rows, max_tokens=settings.max_trainer_tokens)
+    )
+    model_used_by = _used_by(runs, models, trainers)
     transfers = Transfers(ProjectLimits.configured(settings), max_open=settings.max_transfers)
     stack.callback(transfers.close)
     weights = WeightServicer(
         models=models,
         uploads=uploads,
         versions=VersionWeights(
-            resources=lambda project: connections.resources(project, lambda severity, message: None),
+            resources=connections.resources_of,
             storage=storage,
             roots=roots,
             rebuilt=settings.state_dir.absolute() / "rebuilt",
         ),
         transfers=transfers,
-        used_by=used_by(runs),
+        used_by=model_used_by,
     )
 
     def register(server: grpc.aio.Server) -> None:
         add_WeightServiceServicer_to_server(weights, server)
+        add_TrainerServiceServicer_to_server(trainer_servicer, server)
         add_TrainingRunServiceServicer_to_server(servicer, server)
         add_exchange(exchange, server)
 
@@ -169,7 +198,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         servicer.drain()
         weights.drain()
         exchange.drain()
-        await worker.drain()
+        trainer_servicer.drain()
+        await asyncio.gather(worker.drain(), trainers.drain())
 
     return ServiceParts(
         server=server,
@@ -177,7 +207,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             "run_worker": worker,
             "run_leases": ownership,
             "engine_pool": engines,
-            "model_sweeper": ModelSweeper(uploads, used_by=used_by(runs)),
+            "model_sweeper": ModelSweeper(uploads, used_by=model_used_by),
+            "trainers": trainers,
             "gradient_exchange": exchange,
             "metric_publisher": publisher,
             "revocations": followed.follower,
@@ -209,6 +240,36 @@ def _exchange(settings: AlgorithmServiceSettings, runs: RunRegistry) -> Gradient
             keep_s=settings.exchange_keep_s,
         ),
     )
+
+
+def _trainers(
+    settings: AlgorithmServiceSettings,
+    storage: RunStorage,
+    options: GroupOptions,
+    *,
+    sources: Callable[[str], WeightSources],
+) -> Trainers:
+    return Trainers(
+        settings.state_dir.absolute() / "trainers",
+        limits=TrainerLimits(
+            max_trainers=settings.max_trainers,
+            max_checkpoints=settings.max_trainer_checkpoints,
+            max_bytes=settings.max_trainer_bytes,
+            idle_s=settings.trainer_idle_s,
+            keep_s=settings.trainer_keep_s,
+        ),
+        processes=LoopProcesses(options, max_processes=settings.max_trainer_processes),
+        publisher=Publisher(
+            storage=storage, resources=lambda project: sources(project).resources, keep=settings.keep_models
+        ),
+        sources=sources,
+    )
+
+
+def _used_by(runs: RunRegistry, models: ModelStore, trainers: Trainers) -> UsedBy:
+    """Returns what finds the run or the trainer that needs a model."""
+    of_runs = used_by(runs)
+    return lambda model: of_runs(model) or trainers.using(models.place(model.name.project) / model.name.id)
 
 
 def _sinks(settings: AlgorithmServiceSettings) -> dict[str, OpenSink]:

@@ -26,7 +26,8 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import RunFence
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
@@ -85,6 +86,10 @@ class ServiceConnections:
     def resources(self, project: str, notify: Notify, *, fence: RunFence | None = None) -> StoreResources:
         """Returns the resources of a project; with a fence, those of a run under an epoch of its lease."""
         return StoreResources(self._store, project, self._patience(notify), fence=fence)
+
+    def resources_of(self, project: str) -> StoreResources:
+        """Returns the resources of a project, for what is no run and reports no outages."""
+        return self.resources(project, lambda severity, message: None)
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:
         """Returns the engine and the route of a run's policy."""

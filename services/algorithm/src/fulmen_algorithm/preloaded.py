@@ -10,6 +10,7 @@ import transformers.models.qwen3.modeling_qwen3
 
 import fulmen_algorithm.app
 import fulmen_algorithm.engines.embedded.__main__
+import fulmen_algorithm.loops.worker
 import fulmen_algorithm.trainers.in_process
 import fulmen_algorithm.trainers.rank
 import fulmen_service_kit.cli

@@ -193,7 +193,41 @@ class AlgorithmServiceSettings(ServiceSettings):
     trainer_deadline_s: float = Field(
         default=3600.0,
         gt=0,
-        description="Timeout of one call to a group of ranks, after which the group counts as lost, in seconds.",
+        description="Timeout of one call to a group of ranks or the process of a trainer, after which it counts as lost, in seconds.",
+    )
+    max_trainers: int = Field(
+        default=32, ge=1, le=10_000, description="Maximum number of trainers of a project (docs/trainers.md)."
+    )
+    max_trainer_processes: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="Maximum number of processes that hold trainers: one for the trainers of a project with adapters on the same"
+        " base, one for each other trainer in memory. The least recently used are saved and unloaded.",
+    )
+    max_trainer_checkpoints: int = Field(
+        default=16, ge=1, le=1000, description="Maximum number of named checkpoints of a trainer."
+    )
+    max_trainer_bytes: int = Field(
+        default=512 * 2**30,
+        ge=0,
+        description="Size of the states and checkpoints of a project's trainers above which none is added, in bytes.",
+    )
+    max_trainer_rows: int = Field(
+        default=4096, ge=1, le=1_000_000, description="Maximum number of rows in one call of a trainer."
+    )
+    max_trainer_tokens: int = Field(
+        default=262_144, ge=2, le=2**24, description="Maximum number of tokens in one call of a trainer."
+    )
+    trainer_idle_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="Time without calls after which a trainer is saved and removed from memory, in seconds.",
+    )
+    trainer_keep_s: float = Field(
+        default=30 * 86_400.0,
+        gt=0,
+        description="Time without calls after which a trainer is deleted with its checkpoints, in seconds.",
     )
     build_deadline_s: float = Field(default=600.0, gt=0, description="Timeout of a model-building script, in seconds.")
     isolation: Isolation = Field(

@@ -16,7 +16,8 @@ from fulmen_algorithm.runs.execution import MAX_TRAINERS_LOST
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from tests.support.algorithm.run_service import check, created, live
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.msgpack import encode
 
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import Answer, Call
@@ -69,7 +70,7 @@ class Failing:
 def test_an_unexpected_error_is_logged_with_its_traceback(error, answer, where_is_logged, capsys):
     worker = Worker(argparse.Namespace(), 0)
     worker._trainer = Failing(error)
-    assert worker.answer(Call(method="write_state", arguments=b'{"folder": "/anywhere"}')) == answer
+    assert worker.answer(encode(Call(method="write_state", arguments=b'{"folder": "/anywhere"}'))) == answer
     logged = capsys.readouterr().err
     assert ("raise self.error" in logged) == where_is_logged
     assert (str(error) in logged) == where_is_logged

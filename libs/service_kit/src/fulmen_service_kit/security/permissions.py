@@ -222,6 +222,18 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetWeights": _to(*_WRITERS, audited=("source.model", "source.policy_version", "source.project")),
         "DownloadChunks": Rule(roles=frozenset(_WRITERS), is_bulk=True),
     },
+    "fulmen.algorithm.v1.TrainerService": {
+        "CreateTrainer": _to(*_WRITERS, audited=("project", "policy.name", "checkpoint")),
+        "GetTrainer": _to(*_VIEWERS),
+        "ListTrainers": _to(*_VIEWERS),
+        "DeleteTrainer": _to(*_WRITERS, audited=("name",)),
+        "ForwardBackward": _to(*_WRITERS),
+        "OptimStep": _to(*_WRITERS),
+        "Sample": _to(*_WRITERS),
+        "RenderMessages": _to(*_WRITERS),
+        "SaveCheckpoint": _to(*_WRITERS, audited=("name", "checkpoint")),
+        "PublishVersion": _to(*_WRITERS, audited=("name", "alias")),
+    },
     "fulmen.algorithm.v1.GradientExchangeService": {
         "Join": _to(_SERVICE),
         "Leave": _to(_SERVICE),

@@ -376,7 +376,7 @@ class ModelExists(FulmenError):
 
 
 class ModelInUse(FulmenError):
-    """A training run that has not ended starts from the model."""
+    """A training run that has not ended, or a trainer, starts from the model."""
 
     code, reason = Code.FAILED_PRECONDITION, "MODEL_IN_USE"
 
@@ -403,6 +403,30 @@ class WeightsUnavailable(FulmenError):
     """The policy version does not have weights of this form."""
 
     code, reason = Code.FAILED_PRECONDITION, "WEIGHTS_UNAVAILABLE"
+
+
+class TrainerNotFound(NotFound):
+    """The trainer does not exist."""
+
+    reason = "TRAINER_NOT_FOUND"
+
+
+class TrainerExists(FulmenError):
+    """The request id was used for another trainer."""
+
+    code, reason = Code.ALREADY_EXISTS, "TRAINER_EXISTS"
+
+
+class TrainerSequenceInvalid(FulmenError):
+    """The trainer stands elsewhere than the caller assumes: `metadata` has its `sequence` and `step`."""
+
+    code, reason = Code.FAILED_PRECONDITION, "TRAINER_SEQUENCE_INVALID"
+
+
+class TrainerLost(FulmenError):
+    """The process of the trainer ended during the call, which was not carried out."""
+
+    code, reason = Code.ABORTED, "TRAINER_LOST"
 
 
 def all_error_classes() -> list[type[FulmenError]]:

@@ -132,12 +132,18 @@ class HomeChannel:
 
         return lambda request, **options: _HomeStream(lambda: invoke_here(request, options))
 
-    def stream_unary(self, method: str, *_: Any, **__: Any) -> Callable[..., Any]:
-        """Refuses: the Python API sends no streams."""
-        return _refusing(method)
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Returns the callable of a client stream, whose requests are made at home: `await stub.Rpc(requests)`."""
+
+        async def invoke(requests: Any, **options: Any) -> Any:
+            return await await_at_home(
+                lambda: self._opened().stream_unary(method, *args, **kwargs)(requests, **options)
+            )
+
+        return invoke
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., Any]:
-        """Refuses: the Python API sends no streams."""
+        """Refuses: the Python API has no such call."""
         return _refusing(method)
 
     async def close(self) -> None:

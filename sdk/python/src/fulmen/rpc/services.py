@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
+from fulmen.algorithm.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
@@ -56,6 +57,7 @@ class Services:
     training_runs: TrainingRunServiceStub
     exchanges: GradientExchangeServiceStub
     weights: WeightServiceStub
+    trainers: TrainerServiceStub
     routes: RouteServiceStub
     backends: BackendServiceStub
     completions: CompletionServiceStub
@@ -76,6 +78,7 @@ class Services:
             training_runs=TrainingRunServiceStub(algorithm),
             exchanges=GradientExchangeServiceStub(algorithm),
             weights=WeightServiceStub(algorithm),
+            trainers=TrainerServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),
             backends=BackendServiceStub(llm_proxy),
             completions=CompletionServiceStub(llm_proxy),

@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict
 
+from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_service_pb2
@@ -215,6 +216,24 @@ async def _version(services: Services, project: str, base: Any) -> str:
     name = named if named.startswith(POLICIES) else f"{POLICIES}{named}"
     request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)
     return str((await services.resources.GetResources(request)).resources[0].name)
+
+
+async def given_policy(services: Services, project: str, name: str, base: Any) -> training_run_pb2.PolicySpec:
+    """Returns the policy that a trainer begins with, of what `client.trainer` takes as `base`.
+
+    Raises:
+        ResourceNotFound: if `base` is neither a folder nor a policy.
+    """
+    place = str(base) if isinstance(base, str | PathLike) else ""
+    if place.startswith((HUB_PREFIX, MODEL_PREFIX)):
+        return training_run_pb2.PolicySpec(name=name, base=place)
+    if Path(place).is_absolute() or (place and Path(place).is_dir()):
+        return training_run_pb2.PolicySpec(name=name, path=str(Path(place).absolute()))
+    version = await _version(services, project, base)
+    policy = training_run_pb2.PolicySpec(name=name or _policy_of(version))
+    if version:
+        policy.version = version
+    return policy
 
 
 def _policy_of(version: str) -> str:

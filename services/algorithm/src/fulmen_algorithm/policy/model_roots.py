@@ -37,7 +37,11 @@ class ModelRoots:
 
     def problem(self, path: Path | str, *, project: str) -> str:
         """Returns why a project may not open a folder; empty if it may. Links are followed first."""
-        resolved = Path(path).expanduser().resolve()
+        try:
+            resolved = Path(path).expanduser().resolve()
+        except (ValueError, RuntimeError):
+            # A character that no path has, or the home of nobody.
+            return f"{str(path)!r} is no path of this machine"
         allowed = self.roots
         for folder in (self.runs, self.models):
             if folder is not None and resolved.is_relative_to(folder):

@@ -51,7 +51,14 @@ class TrainerSetup:
     server_access: ServerAccess | None = None
 
 
-class Trainer(Protocol):
+class WeightsWriter(Protocol):
+    """Writes weights for engines."""
+
+    async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
+        """Writes the present weights for engines: complete, as a delta, or as adapters; see `WeightsOrder`."""
+
+
+class Trainer(WeightsWriter, Protocol):
     """The weights of one run and their optimiser. One call at a time; calls are not interruptible.
 
     Every call raises `TrainerLost` if the trainer has exited or does not answer. Its state is then lost, and the run
@@ -75,9 +82,6 @@ class Trainer(Protocol):
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the same under the reference policy; requires `reference_dir`."""
-
-    async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
-        """Writes the present weights for engines: complete, as a delta, or as adapters; see `WeightsOrder`."""
 
     async def write_state(self, folder: Path) -> None:
         """Writes the complete training state, including the model folder `model`."""

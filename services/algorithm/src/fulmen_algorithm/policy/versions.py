@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.policy.trainer import WeightsWriter
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, SavedModel
 from fulmen_algorithm.training.settings import DeltaWeights, LoraSettings, WeightsKind, WeightsSettings
@@ -75,7 +75,7 @@ class Versions:
         self,
         *,
         files: RunFiles,
-        trainer: Trainer,
+        trainer: WeightsWriter,
         weights: WeightsSettings,
         lora: LoraSettings | None = None,
         base_model: Path | None = None,

@@ -3,17 +3,16 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fulmen.errors import FulmenError, ResourceNotFound
+from fulmen.errors import FulmenError
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
-from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
@@ -24,6 +23,7 @@ from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
+from fulmen_algorithm.runs.first_weights import WeightSources, first_weights
 from fulmen_algorithm.runs.ports import BaseModels, ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
 from fulmen_algorithm.runs.provenance import BASE, PARAMETERS, provenance
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
@@ -318,28 +318,19 @@ class RunExecutor:
             RunFailed: if they do not exist.
         """
         run, files, resources = execution.entry.run, execution.entry.files, execution.resources
-        match run.policy.origin:
-            case PolicyOrigin.PATH:
-                return self.model_roots.checked(run.policy.source, project=run.project)
-            case PolicyOrigin.BASE:
-                if self.models is None:
-                    raise RunFailed(f"This service has no models such as {run.policy.source}.")
-                # What "main" or an alias meant when the run first started.
-                source = run.provenance.get(BASE) or run.policy.source
-                return await self.models.folder(source, project=run.project, notify=execution.entry.events.notify)
-            case PolicyOrigin.BUILD:
-                bundle = await resources.get(run.inputs["bundle"])
-                seed = execution.settings.seed
-                await self.connections.build_model(bundle.data, run.policy.source, files, seed=seed)
-                return files.initial
-            case PolicyOrigin.VERSION | PolicyOrigin.NEWEST:
-                name = run.policy.source or f"resources/policy.{run.policy.name}"
-                try:
-                    content = await resources.get(name)
-                except ResourceNotFound as error:
-                    raise RunFailed(f"{name} does not exist.") from error
-                stored = await stored_policy(content, resources=resources, files=files, roots=self.model_roots)
-                return await stored.model_folder()
+        if run.policy.origin is PolicyOrigin.BUILD:
+            bundle = await resources.get(run.inputs["bundle"])
+            seed = execution.settings.seed
+            await self.connections.build_model(bundle.data, run.policy.source, files, seed=seed)
+            return files.initial
+        policy = run.policy
+        if policy.origin is PolicyOrigin.BASE:
+            # What "main" or an alias meant when the run first started.
+            policy = replace(policy, source=run.provenance.get(BASE) or policy.source)
+        sources = WeightSources(
+            resources=resources, roots=self.model_roots, models=self.models, notify=execution.entry.events.notify
+        )
+        return await first_weights(policy, files=files, sources=sources)
 
 
 def _size(parameters: int) -> str:

@@ -104,11 +104,14 @@ class InProcessTrainer:
     async def close(self) -> None:
         """Schedules the release of memory after the current call, before the next trainer opens, without waiting."""
         del self._trainer
-        self._thread.soon(_free)
+        self._thread.soon(free_memory)
 
 
-def _free() -> None:
-    # Modules are cycles of few objects but much memory, so the collector would be slow to reach them.
+def free_memory() -> None:
+    """Frees what is no longer referenced.
+
+    Modules are cycles of few objects but much memory, so the collector would be slow to reach them.
+    """
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

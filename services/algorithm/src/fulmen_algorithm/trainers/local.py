@@ -52,11 +52,11 @@ class LocalTrainer:
         # A sharded model is moved to its device one layer at a time.
         device = "cpu" if isinstance(setup.compute.parallel, Fsdp2) else str(ranks.device)
         with randomness.in_use():
-            policy = _load(setup.model_dir, device, setup.lora)
+            policy = load_policy(setup.model_dir, device, setup.lora)
         policy.prepare(setup.compute, ranks)
         reference = None
         if setup.reference_dir is not None:
-            reference = _load(setup.reference_dir, device)
+            reference = load_policy(setup.reference_dir, device)
             reference.model.requires_grad_(False)
             reference.prepare(setup.compute, ranks)
         state = make_state(policy, setup.optimizer)
@@ -154,7 +154,7 @@ def _roles_have_adapters() -> Iterator[None]:
         raise RunFailed(str(error)) from error
 
 
-def _load(folder: Path, device: str, lora: LoraSettings | None = None) -> PolicyModel:
+def load_policy(folder: Path, device: str, lora: LoraSettings | None = None) -> PolicyModel:
     try:
         return PolicyModel.load(folder, device=device, lora=lora)
     except TargetsUnknown as error:

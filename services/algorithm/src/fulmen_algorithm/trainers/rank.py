@@ -12,6 +12,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -45,9 +46,21 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Answering(Protocol):
+    """Carries out calls."""
+
+    def answer(self, message: bytes) -> Answer:
+        """Carries out an encoded call; an error is returned as its answer."""
+
+
 def main() -> None:
     """Answers calls until the service closes the connection."""
     options = arguments()
+    serve(options, Worker(options, int(os.environ["RANK"])))
+
+
+def serve(options: argparse.Namespace, worker: Answering) -> None:
+    """Answers calls with a worker until the service closes the connection; ends the process after an unknown error."""
     # Its standard error is the service's; its standard output is discarded.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(never_raise()))  # type: ignore[arg-type]
     rank = int(os.environ["RANK"])
@@ -56,9 +69,8 @@ def main() -> None:
     service.sendall(frame(msgspec.msgpack.encode(Hello(rank=rank, pid=os.getpid()))))
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(service, calls), name="service", daemon=True).start()
-    worker = Worker(options, rank)
     while True:
-        answer = worker.answer(msgspec.msgpack.decode(calls.get(), type=Call))
+        answer = worker.answer(calls.get())
         service.sendall(frame(msgspec.msgpack.encode(answer)))
         if answer.error and answer.error not in ERRORS:
             sys.stderr.flush()
@@ -73,8 +85,9 @@ class Worker:
         self._rank = rank
         self._trainer: object = None
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, message: bytes) -> Answer:
         """Executes a call; an error is returned as its answer."""
+        call = msgspec.msgpack.decode(message, type=Call)
         try:
             given = decode_arguments(call)
             if call.method == OPEN:

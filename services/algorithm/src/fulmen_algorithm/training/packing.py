@@ -1,4 +1,4 @@
-# ruff: noqa: N815 (tensor names end with their shape)
+# ruff: noqa: N806, N815 (tensor names end with their shape)
 """Micro-batches: every row is in exactly one, and none exceeds the token budget.
 
 Legend: B lines, T positions of a line. A line of a padded micro-batch is one row; in a packed one several rows
@@ -141,3 +141,13 @@ def empty_micro_batch(*, pad_token_id: int) -> MicroBatch:
         versions_BT=torch.full(shape, NO_VERSION, dtype=torch.int64),
         row_index_BT=torch.full(shape, -1, dtype=torch.int64),
     )
+
+
+def spread(batch: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
+    """Arranges per-token values of the rows like the micro-batch."""
+    spread_BT = torch.zeros(batch.input_ids_BT.shape, dtype=torch.float32)
+    for index in batch.row_index_BT.unique().tolist():
+        if index >= 0:
+            # Tokens of a row are contiguous and in order, so a boolean selection keeps their order.
+            spread_BT[batch.row_index_BT == index] = torch.tensor(values[index], dtype=torch.float32)
+    return spread_BT

@@ -81,7 +81,7 @@ class PolicyModel:
             shard(self._scorer, layers_of(self.model), ranks, compute.parallel, bf16=self._bf16)
             self._sharded = True
 
-    def save(self, model_dir: Path | str) -> None:
+    def save(self, model_dir: Path | str, *, tokenizer: bool = True) -> None:
         """Writes the trained weights, a model folder or a folder of adapters; complete when this returns.
 
         All ranks call it, and rank 0 writes.
@@ -93,7 +93,8 @@ class PolicyModel:
             self.adapters.write(Path(model_dir), weights)
         else:
             self.model.save_pretrained(model_dir, safe_serialization=True, state_dict=weights)
-        self.tokenizer.save_pretrained(model_dir)
+        if tokenizer:
+            self.tokenizer.save_pretrained(model_dir)
 
     def publish(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines: complete, as a delta, or as adapters.

@@ -27,15 +27,15 @@ WEIGHTS = "model*.safetensors"
 EXCHANGE = "exchange-{rank}.pt"
 
 
-def write_state(state: TrainingState, folder: Path) -> None:
-    """Writes the complete training state, including the process-wide random generators.
+def write_state(state: TrainingState, folder: Path, *, tokenizer: bool = True) -> None:
+    """Writes the complete training state, including the process-wide random generators; also a tokenizer, for engines.
 
     Raises:
         OSError: if the disk is full.
     """
     # Collectives first: after a disk error on rank 0 no rank may wait for it.
     saved = _training_dict(state)
-    state.policy.save(folder / MODEL)
+    state.policy.save(folder / MODEL, tokenizer=tokenizer)
     kept = state.reducer.state()
     if state.reducer.steps_locally:
         kept["moments"] = _get_moments(state, everywhere=True)

@@ -29,7 +29,7 @@ from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
-from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
+from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
 from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
@@ -93,7 +93,7 @@ def train_step(
         device = logprobs_BT.device
         proximal_BT = logprobs_BT.detach()
         if proximal_logprobs is not None:
-            proximal_BT = _spread(batch, proximal_logprobs).to(device)
+            proximal_BT = spread(batch, proximal_logprobs).to(device)
         reference_BT = None
         if reference is not None:
             with torch.no_grad():
@@ -218,7 +218,7 @@ def logprobs_of(
     """
     ranks = policy.ranks
     found: dict[int, list[float]] = {}
-    for micro in _share(policy, rows, settings)[0]:
+    for micro in micro_batches(policy, rows, settings)[0]:
         logprobs = policy.token_logprobs(micro, temperature=settings.temperature, trained_only=trained_only)
         for index, value in zip(micro.row_index_BT.flatten().tolist(), logprobs.flatten().tolist(), strict=True):
             if index >= 0:
@@ -227,7 +227,9 @@ def logprobs_of(
     return [everything[index] for index in range(len(rows))]
 
 
-def _share(policy: PolicyModel, rows: Sequence[Row], settings: StepSettings) -> tuple[Iterator[MicroBatch], float]:
+def micro_batches(
+    policy: PolicyModel, rows: Sequence[Row], settings: StepSettings
+) -> tuple[Iterator[MicroBatch], float]:
     """Builds this rank's micro-batches of some rows; also returns the share of tokens in all ranks' positions.
 
     Each holds rows of one adapter, which is in use when the micro-batch is taken.
@@ -276,7 +278,7 @@ def _optimise(
         group["lr"] = rate
     state.optimizer.zero_grad(set_to_none=True)
     loss = 0.0
-    micros, efficiency = _share(policy, rows, settings)
+    micros, efficiency = micro_batches(policy, rows, settings)
     for micro in micros:
         part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
@@ -351,13 +353,3 @@ def _weights(batch: MicroBatch, weights: Sequence[float]) -> Tensor:
     # Padding has row index -1, which picks the appended 0.
     table = torch.tensor([*weights, 0.0], dtype=torch.float32)
     return table[batch.row_index_BT] * batch.loss_mask_BT
-
-
-def _spread(batch: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
-    """Arranges per-token values of the rows like the micro-batch."""
-    spread_BT = torch.zeros(batch.input_ids_BT.shape, dtype=torch.float32)
-    for index in batch.row_index_BT.unique().tolist():
-        if index >= 0:
-            # Tokens of a row are contiguous and in order, so a boolean selection keeps their order.
-            spread_BT[batch.row_index_BT == index] = torch.tensor(values[index], dtype=torch.float32)
-    return spread_BT

@@ -19,21 +19,34 @@ from fulmen_algorithm.training.checkpoints import Checkpoint
 
 def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
     """Decodes a run to create; output-only fields are not read."""
-    origin = message.policy.WhichOneof("initial")
     return RunDraft(
         name=message.name,
         project=message.project or DEFAULT_PROJECT,
         display_name=message.display_name,
         algorithm=message.algorithm,
         settings_json=message.settings_json,
-        policy=PolicySpec(
-            name=message.policy.name,
-            origin=PolicyOrigin(origin) if origin else PolicyOrigin.NEWEST,
-            source=getattr(message.policy, origin) if origin else "",
-        ),
+        policy=policy_spec(message.policy),
         inputs=dict(message.inputs),
         request_id=request_id,
     )
+
+
+def policy_spec(message: pb.PolicySpec) -> PolicySpec:
+    """Decodes a policy and the source of its first weights."""
+    origin = message.WhichOneof("initial")
+    return PolicySpec(
+        name=message.name,
+        origin=PolicyOrigin(origin) if origin else PolicyOrigin.NEWEST,
+        source=getattr(message, origin) if origin else "",
+    )
+
+
+def policy_message(policy: PolicySpec) -> pb.PolicySpec:
+    """Encodes a policy and the source of its first weights."""
+    message = pb.PolicySpec(name=policy.name)
+    if policy.origin is not PolicyOrigin.NEWEST:
+        setattr(message, policy.origin.value, policy.source)
+    return message
 
 
 def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = "") -> pb.TrainingRun:
@@ -44,9 +57,7 @@ def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = ""
         owner_address: Address of the service that runs it; empty for none.
         waiting: What it waits for; empty if it does not wait.
     """
-    policy = pb.PolicySpec(name=run.policy.name) if run.policy.name else None
-    if policy is not None and run.policy.origin is not PolicyOrigin.NEWEST:
-        setattr(policy, run.policy.origin.value, run.policy.source)
+    policy = policy_message(run.policy) if run.policy.name else None
     return pb.TrainingRun(
         name=run.name,
         project=run.project,

@@ -36,7 +36,7 @@ from fulmen_algorithm.transport.pages import page
 from fulmen_service_kit.security.auth import current_caller, require_project
 
 UsedBy = Callable[[StoredModel], str]
-"""Returns the run that has not ended and starts from a model; empty if there is none."""
+"""Returns the run that has not ended, or the trainer, that starts from a model; empty if there is none."""
 
 UPLOAD: Final = "upload"
 DOWNLOAD: Final = "download"
@@ -139,7 +139,9 @@ class WeightServicer(WeightServiceServicer):
             return pb.DeleteModelResponse()
         # On the event loop up to its new name: no run begins meanwhile.
         if run := self._used_by(model):
-            raise ModelInUse(f"{run} starts from the model and has not ended.", model=model.name, training_run=run)
+            raise ModelInUse(
+                f"{run} starts from the model and has not ended, or still needs it.", model=model.name, training_run=run
+            )
         self._models.delete(model)
         self._transfers.happened("deleted")
         await self._transfers.blocking(self._models.remove_deleted)

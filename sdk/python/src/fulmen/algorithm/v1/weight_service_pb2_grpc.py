@@ -160,7 +160,7 @@ class WeightServiceServicer(object):
     def DeleteModel(self, request, context):
         """Deletes a model with its aliases, or an upload that is not committed. Idempotent: succeeds if there is none.
 
-        Errors: `FAILED_PRECONDITION` (`MODEL_IN_USE`): a run that has not ended starts from it.
+        Errors: `FAILED_PRECONDITION` (`MODEL_IN_USE`): a run that has not ended, or a trainer, starts from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

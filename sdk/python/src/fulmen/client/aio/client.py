@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from fulmen.algorithm.v1 import trainer_service_pb2, training_run_pb2
 from fulmen.client.aio.base import Session, listed
 from fulmen.client.aio.calls import AsyncCalls
 from fulmen.client.aio.proxy import AsyncBackends, AsyncRoutes
@@ -16,17 +17,28 @@ from fulmen.client.aio.resources import AsyncModels, AsyncPrompts, AsyncResource
 from fulmen.client.aio.rollouts import AsyncRollouts
 from fulmen.client.aio.runs import AsyncRun, AsyncRuns
 from fulmen.client.aio.spans import AsyncSpans
+from fulmen.client.aio.trainers import AsyncTrainer, AsyncTrainers, adam_settings, sent
 from fulmen.client.project import QueueStats, Usage
 from fulmen.client.resources import Resource
-from fulmen.client.view import Named
+from fulmen.client.trainers import Lora
+from fulmen.client.view import Named, name_of
 from fulmen.connection import Deployment, find_local_stack
+from fulmen.ids import uuid7
 from fulmen.messages import enum_number, timestamp
 from fulmen.rpc.channel import Token, open_channel
 from fulmen.rpc.home import HomeChannel
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_service_pb2, usage_service_pb2
 from fulmen.training.algorithm import Algorithm
-from fulmen.training.given import Agent, Base, Reward, TrainOptions, given_training, publish_given_agent
+from fulmen.training.given import (
+    Agent,
+    Base,
+    Reward,
+    TrainOptions,
+    given_policy,
+    given_training,
+    publish_given_agent,
+)
 from fulmen.training.tasks import Tasks
 
 __all__ = ["AsyncClient"]
@@ -138,6 +150,11 @@ class AsyncClient:
     def runs(self) -> AsyncRuns:
         """Training runs."""
         return AsyncRuns(self._session)
+
+    @property
+    def trainers(self) -> AsyncTrainers:
+        """Trainers of loops of your own."""
+        return AsyncTrainers(self._session)
 
     @property
     def routes(self) -> AsyncRoutes:
@@ -256,6 +273,61 @@ class AsyncClient:
         training = await given_training(self.services, self.project, given, options)
         await training.begin()
         return AsyncRun(self._session, await training.create(1))
+
+    async def trainer(
+        self,
+        base: str | PathLike[str] | Named | None = None,
+        *,
+        policy: str = "",
+        lora: Lora | None = None,
+        learning_rate: float | None = None,
+        betas: tuple[float, float] | None = None,
+        epsilon: float | None = None,
+        weight_decay: float | None = None,
+        max_grad_norm: float | None = None,
+        seed: int = 0,
+        autosave_steps: int | None = None,
+        checkpoint: str | Named = "",
+        timeout_s: float = 600.0,
+    ) -> AsyncTrainer:
+        """Creates a trainer for a loop of your own, and loads its weights, which stay on the algorithm service.
+
+        Args:
+            base: the first weights: "hf:org/name", an uploaded model "model:name", a folder of the service's machine, a policy, or
+                a version of one. None for the newest version of `policy`.
+            policy: name of the policy that it publishes; by default that of `base`.
+            lora: adapters to train instead of all weights; trainers with adapters on the same base share its memory.
+            learning_rate: for `optim_step` calls that name none, like the following.
+            betas: decays of the first and the second moment; by default 0.9 and 0.95.
+            epsilon: added to the root of the second moment; by default 1e-8.
+            weight_decay: decoupled weight decay of matrices; by default 0.
+            max_grad_norm: norm to which a larger gradient is scaled down, 0 for no limit; by default 1.
+            seed: seed of everything random in training.
+            autosave_steps: optimizer steps between automatic saves, 0 for none; by default 1 with `lora`, and 0 without.
+            checkpoint: checkpoint of a trainer to begin with, instead of `base` and `lora`.
+            timeout_s: limit of each call, in seconds, with all waits.
+
+        Raises:
+            SettingsInvalid: with every problem.
+            ResourceNotFound: if `base` is neither a folder nor a policy.
+            QuotaExceeded: if the project has too many trainers.
+        """
+        named = name_of(checkpoint) if checkpoint else ""
+        spec = training_run_pb2.PolicySpec(name=policy)
+        if not named:
+            spec = await given_policy(self.services, self.project, policy, base)
+        request = trainer_service_pb2.CreateTrainerRequest(
+            project=self.project,
+            policy=spec,
+            lora=None if lora is None else lora.message(),
+            adam=adam_settings(learning_rate, betas, epsilon, weight_decay, max_grad_norm),
+            seed=seed,
+            autosave_steps=autosave_steps,
+            checkpoint=named,
+            request_id=str(uuid7()),
+        )
+        created = await sent(self.services.trainers.CreateTrainer, request, timeout_s)
+        return AsyncTrainer(self._session, created.trainer, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Closes the connections; calls in flight end with Unavailable."""

@@ -18,6 +18,7 @@ from fulmen.model_card import read_lineage, write_card
 from fulmen.model_push import hub_repository, push_model
 from fulmen.model_transfer import Progress, download_weights, upload_model
 from fulmen.policy_versions import PolicyVersion
+from fulmen.rpc.home import await_at_home
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.training.publish import PROMPT_CONTENT_TYPE
 
@@ -234,7 +235,7 @@ class AsyncModels(Part):
         Args:
             folder: the folder; files that are not read as data, such as pickles, are left out.
             name: name of the model, 1 to 63 of [a-z0-9._-]; without one it is found by its digest.
-            on_progress: called with the bytes that have arrived and their total.
+            on_progress: called with the bytes that have arrived and their total, in a thread of the client.
 
         Returns:
             `model:{name}`, or `model:{digest}`.
@@ -245,12 +246,15 @@ class AsyncModels(Part):
             QuotaExceeded: if the project has no room for it.
             TransferFailed: if a file changes while it is read.
         """
-        done = await upload_model(
-            self._services.weights,
-            Path(folder),
-            project=self._session.project,
-            alias=name,
-            on_progress=on_progress,
+        # At home, where the stream is sent.
+        done = await await_at_home(
+            lambda: upload_model(
+                self._services.weights,
+                Path(folder),
+                project=self._session.project,
+                alias=name,
+                on_progress=on_progress,
+            )
         )
         return f"model:{name or done.model.name.rpartition('/')[2]}"
 

@@ -17,6 +17,8 @@ from fulmen.client.sync.resources import Models, Prompts, Resources
 from fulmen.client.sync.rollouts import Rollouts
 from fulmen.client.sync.runs import Run, Runs
 from fulmen.client.sync.spans import Spans
+from fulmen.client.sync.trainers import Trainer, Trainers
+from fulmen.client.trainers import Lora
 from fulmen.client.view import Named
 from fulmen.rpc.services import Services
 from fulmen.training.algorithm import Algorithm
@@ -127,6 +129,11 @@ class Client(Face):
         return faced(self._aio.runs)
 
     @property
+    def trainers(self) -> Trainers:
+        """Trainers of loops of your own."""
+        return faced(self._aio.trainers)
+
+    @property
     def routes(self) -> Routes:
         """Routes of the LLM proxy."""
         return faced(self._aio.routes)
@@ -232,6 +239,61 @@ class Client(Face):
                 validation=validation,
                 base=base,
                 **options,
+            )
+        )
+
+    def trainer(
+        self,
+        base: str | PathLike[str] | Named | None = None,
+        *,
+        policy: str = "",
+        lora: Lora | None = None,
+        learning_rate: float | None = None,
+        betas: tuple[float, float] | None = None,
+        epsilon: float | None = None,
+        weight_decay: float | None = None,
+        max_grad_norm: float | None = None,
+        seed: int = 0,
+        autosave_steps: int | None = None,
+        checkpoint: str | Named = "",
+        timeout_s: float = 600.0,
+    ) -> Trainer:
+        """Creates a trainer for a loop of your own, and loads its weights, which stay on the algorithm service.
+
+        Args:
+            base: the first weights: "hf:org/name", an uploaded model "model:name", a folder of the service's machine, a policy, or
+                a version of one. None for the newest version of `policy`.
+            policy: name of the policy that it publishes; by default that of `base`.
+            lora: adapters to train instead of all weights; trainers with adapters on the same base share its memory.
+            learning_rate: for `optim_step` calls that name none, like the following.
+            betas: decays of the first and the second moment; by default 0.9 and 0.95.
+            epsilon: added to the root of the second moment; by default 1e-8.
+            weight_decay: decoupled weight decay of matrices; by default 0.
+            max_grad_norm: norm to which a larger gradient is scaled down, 0 for no limit; by default 1.
+            seed: seed of everything random in training.
+            autosave_steps: optimizer steps between automatic saves, 0 for none; by default 1 with `lora`, and 0 without.
+            checkpoint: checkpoint of a trainer to begin with, instead of `base` and `lora`.
+            timeout_s: limit of each call, in seconds, with all waits.
+
+        Raises:
+            SettingsInvalid: with every problem.
+            ResourceNotFound: if `base` is neither a folder nor a policy.
+            QuotaExceeded: if the project has too many trainers.
+        """
+        return self._call(
+            self._aio.trainer(
+                base,
+                policy=policy,
+                lora=lora,
+                learning_rate=learning_rate,
+                betas=betas,
+                epsilon=epsilon,
+                weight_decay=weight_decay,
+                max_grad_norm=max_grad_norm,
+                seed=seed,
+                autosave_steps=autosave_steps,
+                checkpoint=checkpoint,
+                timeout_s=timeout_s,
             )
         )
 

@@ -212,7 +212,7 @@ class Models(Face):
         Args:
             folder: the folder; files that are not read as data, such as pickles, are left out.
             name: name of the model, 1 to 63 of [a-z0-9._-]; without one it is found by its digest.
-            on_progress: called with the bytes that have arrived and their total.
+            on_progress: called with the bytes that have arrived and their total, in a thread of the client.
 
         Returns:
             `model:{name}`, or `model:{digest}`.

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
-from fulmen.ids import NOT_DOTS, training_run_name, uuid7
+from fulmen.errors import SettingsInvalid, Violation
+from fulmen.ids import training_run_name, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
@@ -21,14 +21,18 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_gr
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
+from fulmen_algorithm.runs.creation.policies import (
+    PINNED,
+    form_problems,
+    name_problems,
+    place_problems,
+    version_problems,
+)
 from fulmen_algorithm.runs.ports import BaseModels, Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
-_POLICY_NAME = re.compile(rf"{NOT_DOTS}[a-z0-9._-]{{1,63}}")
-_PINNED = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]*")
-_BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
 _FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
 """Origins of which there is no version yet."""
 MAX_DISPLAY_NAME = 128
@@ -157,8 +161,9 @@ async def checked_run(
         violations += _endpoint_problems(settings, rules.endpoints)
         violations += _target_problems(settings, rules.exchange_targets)
     if draft.algorithm in rules.registry:
-        violations += _path_problems(draft, rules.model_roots)
-        violations += await _base_problems(draft, rules.models)
+        violations += await place_problems(
+            draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
+        )
         violations += await _name_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
@@ -280,43 +285,15 @@ def _is_run_of(project: str, name: str) -> bool:
 def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
     if not entry.trains and draft.policy == NO_POLICY:
         return []
-    found = []
-    if not _POLICY_NAME.fullmatch(draft.policy.name):
-        found.append(Violation(field="policy.name", description="must be 1 to 63 of [a-z0-9._-]"))
+    found = name_problems(draft.policy)
     if not entry.trains and draft.policy.origin in _FIRST_WEIGHTS:
         text = f"{draft.algorithm} trains no weights: it serves a published version, or names no policy"
         found.append(Violation(field=f"policy.{draft.policy.origin.value}", description=text))
         return found
-    match draft.policy.origin:
-        case PolicyOrigin.VERSION:
-            prefix = f"resources/policy.{draft.policy.name}/versions/"
-            if not draft.policy.source.startswith(prefix) or not _PINNED.fullmatch(draft.policy.source):
-                found.append(Violation(field="policy.version", description=f"must be {prefix}<number>"))
-        case PolicyOrigin.BUILD:
-            if not _BUILD.fullmatch(draft.policy.source):
-                found.append(Violation(field="policy.build", description="must be of the form file.py:function"))
-            if "bundle" not in draft.inputs:
-                found.append(Violation(field="inputs.bundle", description="is needed to build the policy"))
-        case PolicyOrigin.PATH:
-            if not draft.policy.source:
-                found.append(Violation(field="policy.path", description="must be a folder"))
-        case PolicyOrigin.NEWEST | PolicyOrigin.BASE:
-            pass
+    found += form_problems(draft.policy)
+    if draft.policy.origin is PolicyOrigin.BUILD and "bundle" not in draft.inputs:
+        found.append(Violation(field="inputs.bundle", description="is needed to build the policy"))
     return found
-
-
-def _path_problems(draft: RunDraft, roots: ModelRoots) -> list[Violation]:
-    if draft.policy.origin is not PolicyOrigin.PATH or not draft.policy.source:
-        return []
-    problem = roots.problem(draft.policy.source, project=draft.project)
-    return [Violation(field="policy.path", description=problem)] if problem else []
-
-
-async def _base_problems(draft: RunDraft, models: BaseModels | None) -> list[Violation]:
-    if draft.policy.origin is not PolicyOrigin.BASE or models is None:
-        return []
-    problem = await models.problem(draft.policy.source, project=draft.project)
-    return [Violation(field="policy.base", description=problem)] if problem else []
 
 
 def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
@@ -336,7 +313,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
         elif use == ROLLOUTS:
             if not _is_run_of(draft.project, name):
                 found.append(Violation(field=f"inputs.{use}", description=RUN_FORM))
-        elif not _PINNED.fullmatch(name):
+        elif not PINNED.fullmatch(name):
             text = "must be pinned: resources/<id>/versions/<number>"
             found.append(Violation(field=f"inputs.{use}", description=text))
     return found
@@ -353,19 +330,11 @@ async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run:
 
 async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[Violation]:
     """Checks the data sets' contents; malformed names are already reported."""
-    readable = {use: name for use, name in draft.inputs.items() if _PINNED.fullmatch(name)}
+    readable = {use: name for use, name in draft.inputs.items() if PINNED.fullmatch(name)}
     for use in sorted({"agent", "bundle"} & set(readable)):
         await resources.get(readable[use])
     _, violations = await read_inputs(readable, resources)
-    if draft.policy.origin is PolicyOrigin.VERSION and _PINNED.fullmatch(draft.policy.source):
-        await resources.get(draft.policy.source)
-    if draft.policy.origin is PolicyOrigin.NEWEST and _POLICY_NAME.fullmatch(draft.policy.name):
-        try:
-            await resources.get(f"resources/policy.{draft.policy.name}")
-        except ResourceNotFound:
-            text = "has no published version: say where the first weights come from"
-            violations.append(Violation(field="policy", description=text))
-    return violations
+    return [*violations, *await version_problems(draft.policy, resources)]
 
 
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
@@ -375,13 +344,15 @@ _FOLLOWS = "default_factory_not_called"
 """Pydantic's error type for a computed default whose inputs are invalid."""
 
 
-def settings_problems(error: ValidationError, settings: type[BaseModel]) -> list[Violation]:
+def settings_problems(
+    error: ValidationError, settings: type[BaseModel], *, prefix: str = "settings"
+) -> list[Violation]:
     """Returns every problem with its field path, such as `settings.loss.clip.low`, and suggests similar names."""
     found = []
     for item in error.errors(include_url=False, include_input=False):
         if item["type"] == _FOLLOWS:
             continue
-        field = ".".join(["settings", *(str(part) for part in item["loc"])])
+        field = ".".join([prefix, *(str(part) for part in item["loc"])])
         text = _text(
             item["type"], item["msg"], item.get("ctx", {}), _models_at(settings, item["loc"][:-1]), item["loc"]
         )
