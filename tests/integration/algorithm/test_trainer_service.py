@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from safetensors.torch import load_file
 
 import fulmen
 from fulmen.algorithm.v1 import trainer_service_pb2 as pb
-from fulmen.client.aio.trainers import AsyncTrainer
 from fulmen.errors import (
     ArgumentInvalid,
     CheckpointNotFound,
@@ -29,21 +26,12 @@ from fulmen.errors import (
     TrainerNotFound,
     TrainerSequenceInvalid,
 )
-from fulmen_service_kit.security.tokens import Role
 from tests.support.algorithm.models import small_model
-from tests.support.service_kit.processes import ServiceProcess, serving_process
+from tests.support.algorithm.outside_loops import LORA, ROWS, client_of, steps
 from tests.support.services import serving, target_of
-from tests.support.store.running import StoreHandle, running_store
+from tests.support.store.running import StoreHandle
 
 LIMIT_S = 90.0
-LORA = fulmen.Lora(rank=4)
-ROWS = [fulmen.Row(token_ids=[8, 9, 10 + n, 11, 12 + n]) for n in range(6)]
-
-
-@pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    async with running_store(database_url) as handle:
-        yield handle
 
 
 @pytest.fixture(scope="module")
@@ -66,61 +54,6 @@ async def serve(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Callable[..
 
         serve.pids = lambda: [each.pid for each in parts.roles["trainers"]._processes._running.values()]  # type: ignore[attr-defined]
         yield serve
-
-
-def client_of(store: StoreHandle, algorithm: str) -> fulmen.AsyncClient:
-    return fulmen.AsyncClient(
-        store=store.target, algorithm=algorithm, llm_proxy="127.0.0.1:1", token=store.token(Role.CLIENT)
-    )
-
-
-class Machine:
-    """A service in a process of its own, which can be killed and started again on the same port and state."""
-
-    def __init__(self, store: StoreHandle, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
-        token = store.token(Role.SERVICE, project="projects/*")
-        self._settings = {
-            "token": token,
-            "port": port,
-            "metrics_port": 0,
-            "state_dir": folder / "state",
-            "store_target": store.target,
-            "model_roots": "/",
-        }
-        self._life = AsyncExitStack()
-        self._process: ServiceProcess | None = None
-
-    async def start(self) -> None:
-        self._process = await self._life.enter_async_context(serving_process("fulmen_algorithm", self._settings))
-
-    async def kill(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGKILL)
-        await self._life.aclose()
-
-    async def stop(self) -> None:
-        await self._life.aclose()
-
-
-@pytest.fixture
-async def machine(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Machine]:
-    machine = Machine(store, tmp_path)
-    await machine.start()
-    yield machine
-    await machine.stop()
-
-
-async def steps(trainer: AsyncTrainer, numbers: range) -> list[float]:
-    """Takes steps, each on a part of the rows; returns the losses."""
-    losses = []
-    for number in numbers:
-        losses.append((await trainer.forward_backward(ROWS[number % 3 :])).loss)
-        await trainer.optim_step(learning_rate=1e-2)
-    return losses
 
 
 async def test_a_loop_learns_to_say_what_it_is_shown(serve: Callable[..., Any], model: Path, tmp_path: Path) -> None:
@@ -224,105 +157,6 @@ async def test_a_call_that_is_sent_again_is_carried_out_once(serve: Callable[...
 
     await often.refresh()
     assert (await often.forward(ROWS)).logprobs == (await once.forward(ROWS)).logprobs
-
-
-@pytest.mark.long(short=True)
-async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
-    store: StoreHandle, machine: Machine, model: Path
-) -> None:
-    async with client_of(store, machine.address) as client:
-        for lora in (LORA, None):
-            undisturbed = await client.trainer(model, policy="p", lora=lora)
-            await steps(undisturbed, range(4))
-            expected = (await undisturbed.forward(ROWS)).logprobs
-            await undisturbed.delete()
-
-            trainer = await client.trainer(model, policy="p", lora=lora)
-            await steps(trainer, range(2))
-            checkpoint = await trainer.save("two")
-            await trainer.forward_backward(ROWS[2:])  # is lost
-            await machine.kill()
-            await machine.start()
-
-            with pytest.raises(TrainerSequenceInvalid, match="optimizer step 2 after call 4") as told:
-                await trainer.optim_step(learning_rate=1e-2)
-            assert (told.value.metadata["step"], trainer.step) == ("2", 2)
-            await steps(trainer, range(2, 4))
-            assert (await trainer.forward(ROWS)).logprobs == expected
-
-            if lora is not None:
-                # Every step of it is saved.
-                await machine.kill()
-                await machine.start()
-                assert (await trainer.forward(ROWS)).logprobs == expected
-            again = await client.trainer(checkpoint=checkpoint)
-            assert (again.policy, again.step) == ("p", 2)
-            await steps(again, range(2, 4))
-            assert (await again.forward(ROWS)).logprobs == expected
-            await again.delete()
-            await trainer.delete()
-
-
-@pytest.mark.long(short=True)
-async def test_a_loop_under_kills_trains_what_an_undisturbed_one_does(
-    store: StoreHandle, machine: Machine, model: Path
-) -> None:
-    chance, count = random.Random(7), 30
-    async with client_of(store, machine.address) as client:
-        told = 0
-
-        async def trained(trainer: AsyncTrainer) -> Sequence[Sequence[float]]:
-            nonlocal told
-            while trainer.step < count:
-                rows = ROWS[trainer.step % 3 :]
-                try:
-                    await trainer.forward_backward(rows[:1], fresh=True)
-                    await trainer.forward_backward(rows[1:])
-                    await trainer.optim_step(learning_rate=1e-2)
-                except (TrainerSequenceInvalid, TrainerLost):
-                    told += 1
-            return (await trainer.forward(ROWS)).logprobs
-
-        expected = await trained(await client.trainer(model, policy="p", lora=LORA))
-        assert not told
-        trainer = await client.trainer(model, policy="p", lora=LORA)
-
-        async def killing() -> None:
-            for _ in range(5):
-                step = trainer.step + chance.randrange(1, 5)
-                while trainer.step < step:  # noqa: ASYNC110  # state of the loop
-                    await asyncio.sleep(0.001)
-                await asyncio.sleep(chance.uniform(0, 0.02))
-                await machine.kill()
-                await machine.start()
-
-        killer = asyncio.create_task(killing())
-        assert await trained(trainer) == expected
-        await killer
-        assert told
-
-
-@pytest.mark.long(short=True)
-async def test_a_service_that_is_stopped_saves_everything_and_what_is_damaged_stops_nothing(
-    store: StoreHandle, machine: Machine, model: Path, tmp_path: Path
-) -> None:
-    async with client_of(store, machine.address) as client:
-        trainer, damaged, unreadable = [await client.trainer(model, policy="p", lora=LORA) for _ in range(3)]
-        for each in (trainer, damaged):
-            await each.forward_backward(ROWS)
-        await machine.stop()
-        folder = tmp_path / "state/trainers/default"
-        next((folder / damaged.id / "state").rglob("*.safetensors")).write_bytes(b"no weights")
-        (folder / unreadable.id / "trainer.json").write_text("{}")
-        await machine.start()
-
-        assert (await trainer.optim_step(learning_rate=1e-2)).step == 1
-        with pytest.raises(ModelNotFound, match="damaged"):
-            await damaged.optim_step(learning_rate=1e-2)
-        with pytest.raises(TrainerNotFound):
-            await unreadable.forward_backward(ROWS)
-        await damaged.delete()
-        assert [each.id async for each in client.trainers.list()] == [trainer.id]
 
 
 async def test_a_process_that_ends_takes_no_other_state_with_it(serve: Callable[..., Any], model: Path) -> None:

@@ -38,7 +38,7 @@ from tests.support.exchange.line import Line
 from tests.support.service_kit.key_store import KeyService, serving_keys
 from tests.support.service_kit.processes import ServiceProcess, serving_process
 from tests.support.services import serving, target_of
-from tests.support.store.running import StoreHandle, running_store
+from tests.support.store.running import StoreHandle
 
 KEY = "k" * 32
 MIB = 2**20
@@ -266,12 +266,6 @@ async def test_a_folder_is_not_overwritten(weights: WeightServiceStub, folder: P
     with pytest.raises(TransferFailed, match="is not an empty folder"):
         await download_weights(weights, pb.WeightSource(model="projects/a/models/tiny"), folder)
     assert content_of(folder) == before
-
-
-@pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    async with running_store(database_url) as handle:
-        yield handle
 
 
 class Policies:

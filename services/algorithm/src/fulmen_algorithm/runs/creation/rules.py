@@ -23,6 +23,7 @@ from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
 from fulmen_algorithm.runs.creation.policies import (
     PINNED,
+    POLICY_NAME,
     form_problems,
     name_problems,
     place_problems,
@@ -164,7 +165,7 @@ async def checked_run(
         violations += await place_problems(
             draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
         )
-        violations += await _name_problems(draft, rules.is_taken)
+        violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
     if violations or settings is None:
@@ -183,8 +184,8 @@ async def checked_run(
     )
 
 
-async def _name_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
-    if not _POLICY_NAME.fullmatch(draft.policy.name) or not await is_taken(draft.policy.name, draft.project):
+async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
+    if not POLICY_NAME.fullmatch(draft.policy.name) or not await is_taken(draft.policy.name, draft.project):
         return []
     text = f"the model name {draft.policy.name!r} is in use outside {draft.project}: choose another"
     return [Violation(field="policy.name", description=text)]
