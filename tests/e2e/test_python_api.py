@@ -157,6 +157,7 @@ def test_a_training_is_iterated_over_step_by_step(client: fulmen.Client, reposit
     assert "<svg" in run._repr_html_()
 
 
+@pytest.mark.long(short=True)
 def test_the_trained_model_is_served_for_a_time_and_answers_the_call_that_is_shown(
     client: fulmen.Client, state_dir: Path
 ) -> None:
