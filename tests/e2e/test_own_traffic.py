@@ -129,6 +129,7 @@ async def answered_by(app: AsyncOpenAI, count: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.long(short=True)
 async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
     world: World, client: AsyncClient, app: AsyncOpenAI, vendor: str, tmp_path: Path, repository_root: Path
 ) -> None:

@@ -107,6 +107,7 @@ async def test_adapters_are_published_with_their_base_and_merged(
     await client.models.download(version, tmp_path / "again", full=True)
 
 
+@pytest.mark.long(short=True)
 async def test_a_policy_gradient_prefers_what_was_rewarded(serve: Callable[..., Any], model: Path) -> None:
     client = await serve()
     trainer = await client.trainer(model, policy="taught", learning_rate=1e-2)
@@ -174,6 +175,7 @@ async def test_a_process_that_ends_takes_no_other_state_with_it(serve: Callable[
         assert each.step == 4
 
 
+@pytest.mark.long(short=True)
 async def test_an_idle_trainer_leaves_memory_with_its_gradient_and_comes_back(
     serve: Callable[..., Any], model: Path
 ) -> None:
@@ -193,6 +195,7 @@ async def test_an_idle_trainer_leaves_memory_with_its_gradient_and_comes_back(
         assert row == pytest.approx(of_other, abs=1e-5)
 
 
+@pytest.mark.long(short=True)
 async def test_an_unused_trainer_is_deleted(serve: Callable[..., Any], model: Path) -> None:
     client = await serve(trainer_keep_s=0.5, trainer_idle_s=0.2)
     trainer = await client.trainer(model, policy="p", lora=LORA)
@@ -294,6 +297,7 @@ async def test_a_project_whose_trainers_fill_the_disk_adds_nothing(serve: Callab
     await client.trainer(model, policy="p", lora=LORA)
 
 
+@pytest.mark.long(short=True)
 async def test_a_request_to_create_that_is_sent_again_creates_one(serve: Callable[..., Any], model: Path) -> None:
     client = await serve()
     request = pb.CreateTrainerRequest(request_id="same")
