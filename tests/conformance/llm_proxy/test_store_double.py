@@ -136,6 +136,22 @@ async def test_a_captured_call_is_read_back_as_it_was_sampled(world: World) -> N
     assert [(r.version, r.start, r.end) for r in records[0].policy_versions] == [(4, 0, len(expected))]
 
 
+async def test_one_replica_acts_on_what_another_has_published(world: World) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        running_proxy(world.target, signing_key=world.signing_key) as one,
+        running_proxy(world.target, signing_key=world.signing_key) as other,
+    ):
+        for number in range(10):
+            await one.register(f"b{number}", "http://127.0.0.1:1/v1")
+            await other.put_route(target(f"b{number}"), model=f"m{number}")
+            name = f"routes/m{number}"
+            await one.routes.SplitTraffic(
+                route_service_pb2.SplitTrafficRequest(name=name, weights={f"backends/b{number}": 3})
+            )
+            await other.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=name))
+
+
 async def test_routes_follow_their_resources_and_rollback(world: World) -> None:
     async with (
         asyncio.timeout(DEADLINE_S),

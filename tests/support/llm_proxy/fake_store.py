@@ -37,6 +37,7 @@ from tests.support.service_kit.key_store import KeyService
 
 SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
 _QUESTIONS_KEPT = 100
+_SLOW_S = 0.5
 
 
 class FakeStore:
@@ -62,6 +63,8 @@ class FakeStore:
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
         self.watchers: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
+        self.slow: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
+        """Watchers that are told half a second later."""
         self._server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> FakeStore:
@@ -137,7 +140,10 @@ class FakeStore:
         stored.name = f"resources/{resource_id}/versions/{stored.version}"
         held.append(stored)
         for watcher in self.watchers:
-            watcher.put_nowait(stored)
+            if watcher in self.slow:
+                asyncio.get_running_loop().call_later(_SLOW_S, watcher.put_nowait, stored)
+            else:
+                watcher.put_nowait(stored)
         return stored
 
 
@@ -182,6 +188,13 @@ class _Resources(resource_service_pb2_grpc.ResourceServiceServicer):
                 await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
             found.append(held[int(number) - 1])
         return resource_service_pb2.GetResourcesResponse(resources=found)
+
+    async def ListResourceVersions(
+        self, request: resource_service_pb2.ListResourceVersionsRequest, _: grpc.aio.ServicerContext
+    ) -> resource_service_pb2.ListResourceVersionsResponse:
+        latest = [held[-1] for held in self._store.versions.values() if held[-1].kind == request.kind]
+        listed = [resource_pb2.ResourceVersion(name=each.name, kind=each.kind, version=each.version) for each in latest]
+        return resource_service_pb2.ListResourceVersionsResponse(resources=listed)
 
     async def WatchResources(
         self, request: resource_service_pb2.WatchResourcesRequest, _: grpc.aio.ServicerContext

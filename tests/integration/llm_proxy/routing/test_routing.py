@@ -186,6 +186,33 @@ async def test_two_replicas_that_promote_at_once_keep_each_others_change(proxy: 
     assert [one.policy_version for one in kept.targets] == [5, 7]
 
 
+async def test_a_replica_that_is_behind_acts_on_what_another_has_just_published(
+    proxy: RunningProxy, store: FakeStore
+) -> None:
+    known = set(store.watchers)
+    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target) as behind:
+        while not store.watchers - known:  # noqa: ASYNC110  (the double tells nobody)
+            await asyncio.sleep(0.01)
+        store.slow = store.watchers - known
+        await proxy.register("new", "http://127.0.0.1:1/v1")
+        assert (await behind.put_route(target("new"), model="new")).targets[0].backend == "backends/new"
+
+        route = await proxy.put_route(target("new", policy="other"), model="newer")
+        promote = route_service_pb2.PromoteVersionRequest(policy="other", policy_version=5)
+        assert [each.name for each in (await behind.routes.PromoteVersion(promote)).routes] == [route.name]
+
+        await proxy.put_route(target("new"), model="newest")
+        await behind.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name="routes/newest"))
+        assert store.versions["route.newest"][-1].content == b""
+
+        await proxy.register("newest", "http://127.0.0.1:1/v1")
+        hold = backend_service_pb2.HoldBackendRequest(name="backends/newest")
+        assert (await behind.backends.HoldBackend(hold)).backend.HasField("hold_until_time")
+        await proxy.register("unused", "http://127.0.0.1:1/v1")
+        await behind.backends.DeleteBackend(backend_service_pb2.DeleteBackendRequest(name="backends/unused"))
+        assert store.versions["backend.unused"][-1].content == b""
+
+
 async def test_putting_the_same_route_again_changes_nothing(proxy: RunningProxy) -> None:
     first = await proxy.put_route(target("one", version=3))
     again = await proxy.put_route(target("one", version=3))

@@ -6,10 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
-from fulmen.errors import EtagMismatch, FulmenError, Unavailable
+from fulmen.errors import EtagMismatch, FulmenError, NotFound, Unavailable
 from fulmen.ids import uuid7
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, resource_service_pb2_grpc
@@ -34,6 +35,8 @@ _MAX_CHANGES = 8
 """Maximum number of tries of a change that conflicts with other replicas."""
 
 _MAX_REASON = 500
+_PAGE_SIZE = 1000
+_Read = TypeVar("_Read")
 _log = structlog.get_logger(__name__)
 
 
@@ -196,14 +199,15 @@ class ResourceWriter:
         """Publishes a new version of each resource that `make` returns, atomically.
 
         `make` starts from this replica's documents. If another replica has changed one meanwhile, nothing is published,
-        and `make` is called again with that change.
+        and `make` is called again with that change; also if it misses one, which another replica may have just published.
 
         Raises:
+            NotFound: if `make` misses one that the store does not have either.
             EtagMismatch: if every try conflicted with another change.
             Unavailable: if the store cannot be reached, or the table does not follow in time.
         """
         for attempt in range(1, _MAX_CHANGES + 1):
-            contents = make()
+            contents = await self.current(make)
             if not contents:
                 return
             try:
@@ -214,6 +218,32 @@ class ResourceWriter:
                 await self._await_versions({error.metadata["resource"]: int(error.metadata["latest_version"])})
             else:
                 return
+
+    async def current(self, read: Callable[[], _Read]) -> _Read:
+        """Returns what `read` finds in this replica's table; if it misses something, in a table that is as new as the store.
+
+        Raises:
+            NotFound: if the store does not have it either.
+            Unavailable: if the store cannot be reached, or the table does not follow in time.
+        """
+        try:
+            return read()
+        except NotFound:
+            await self._await_versions({**await self._stored(BACKEND_KIND), **await self._stored(ROUTE_KIND)})
+            return read()
+
+    async def _stored(self, kind: str) -> dict[str, int]:
+        """Returns the latest version of every resource of a kind in the store."""
+        request = resource_service_pb2.ListResourceVersionsRequest(
+            project=self._project, kind=kind, page_size=_PAGE_SIZE
+        )
+        found: dict[str, int] = {}
+        while True:
+            answer = await self._stub.ListResourceVersions(request, timeout=self._deadline_s)
+            found |= {each.name.split("/")[1]: each.version for each in answer.resources}
+            if not answer.next_page_token:
+                return found
+            request.page_token = answer.next_page_token
 
     async def _publish(self, kind: str, contents: Mapping[str, bytes]) -> dict[str, int]:
         resources = [

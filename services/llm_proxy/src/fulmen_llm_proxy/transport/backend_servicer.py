@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import grpc.aio
 
@@ -139,18 +140,19 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.DeleteBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.DeleteBackendResponse:
         """Deletes a backend that no route names."""
-        resource_id = backend_resource(backend_id_of(request.name))
-        self._tables.require_loaded()
+        backend_id = backend_id_of(request.name)
 
         def removed() -> dict[str, bytes]:
+            self._current(backend_id)
             for document in self._resources.of_kind(ROUTE_KIND).values():
                 route = parse_route(document.content)
                 if any(target.backend == request.name for target in route.targets):
                     raise BackendInUse(f"The backend is in use by {route.name}.", route=route.name)
-            return {} if self._resources.find(resource_id) is None else {resource_id: b""}
+            return {backend_resource(backend_id): b""}
 
-        async with self._changing:
-            await self._writer.change(BACKEND_KIND, removed)
+        with suppress(BackendNotFound):
+            async with self._changing:
+                await self._writer.change(BACKEND_KIND, removed)
         return backend_service_pb2.DeleteBackendResponse()
 
     async def GetBackendHealth(

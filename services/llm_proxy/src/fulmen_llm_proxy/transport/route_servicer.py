@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import grpc.aio
 
@@ -49,11 +50,15 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         route = decode_route(request.route)
         self._tables.require_loaded()
         named = {target.backend_id for target in route.targets}
-        unknown = [f"backends/{backend_id}" for backend_id in sorted(named - self._tables.current.backends.keys())]
-        if unknown:
-            raise BackendNotFound(f"Backend {', '.join(unknown)} not found.", backend=", ".join(unknown))
+
+        def wanted() -> list[route_pb2.Route]:
+            unknown = [f"backends/{backend_id}" for backend_id in sorted(named - self._tables.current.backends.keys())]
+            if unknown:
+                raise BackendNotFound(f"Backend {', '.join(unknown)} not found.", backend=", ".join(unknown))
+            return [self._owned(request.route, route.model)]
+
         async with self._changing:
-            [changed] = await self._put(lambda: [self._owned(request.route, route.model)])
+            [changed] = await self._put(wanted)
         return route_service_pb2.PutRouteResponse(route=changed)
 
     async def GetRoute(
@@ -114,12 +119,15 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         self, request: route_service_pb2.DeleteRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.DeleteRouteResponse:
         """Deletes a route."""
-        resource_id = route_resource(model_of(request.name))
-        self._tables.require_loaded()
-        async with self._changing:
-            await self._writer.change(
-                ROUTE_KIND, lambda: {} if self._resources.find(resource_id) is None else {resource_id: b""}
-            )
+        model = model_of(request.name)
+
+        def removed() -> dict[str, bytes]:
+            self._current(model)
+            return {route_resource(model): b""}
+
+        with suppress(RouteNotFound):
+            async with self._changing:
+                await self._writer.change(ROUTE_KIND, removed)
         return route_service_pb2.DeleteRouteResponse()
 
     async def RollbackRoute(
@@ -128,7 +136,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         """Restores an earlier version of a route."""
         model = model_of(request.name)
         async with self._changing:
-            version = request.version or self._latest(model) - 1
+            version = request.version or await self._writer.current(lambda: self._latest(model)) - 1
             if version < 1:
                 raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
             content = await self._writer.content(route_resource(model), version)
