@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class RouteServiceStub(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not rerouted. Requires a service or admin token.
+    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
+    rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -83,7 +84,8 @@ class RouteServiceStub(object):
 
 class RouteServiceServicer(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not rerouted. Requires a service or admin token.
+    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
+    rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -211,7 +213,8 @@ def add_RouteServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RouteService(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not rerouted. Requires a service or admin token.
+    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
+    rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
