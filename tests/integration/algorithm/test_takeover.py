@@ -135,6 +135,7 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
         other, client = both.other_than(owner)
         watcher = Watcher(both.stack, client, name)
         await Watcher(both.stack, client, name).until_step(3)
+        first_epoch = RunFiles(both.runs / "default/stopped").epoch
         os.kill(both.pid(owner), signal.SIGSTOP)
         try:
             request = service_pb.GetTrainingRunRequest(name=name)
@@ -144,8 +145,13 @@ async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repos
                 assert run.state in {PENDING, RUNNING}, "the run ended before it was disturbed"
                 return run.owner_address == other
 
+            async def newer() -> RunFiles | None:
+                files = RunFiles(both.runs / "default/stopped")
+                return files if files.epoch > first_epoch else None
+
             await eventually(taken, what="the other takes the run over", deadline_s=TAKEOVER_LIMIT_S)
-            files = RunFiles(both.runs / "default/stopped")
+            # The lease is taken first, the files follow.
+            files = await eventually(newer, what="the run's files are of the new owner's epoch")
             epoch_before = files.epoch
             late = both.runs / "default/stopped" / f"journal-{epoch_before - 1:08d}"
             seen = {path.name: path.read_bytes() for path in files.journal.iterdir()}
