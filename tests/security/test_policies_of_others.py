@@ -128,6 +128,20 @@ async def test_a_route_of_a_project_or_of_the_operator_is_taken_by_no_other_proj
     assert (await world.put(OURS, project=B)).project == B
 
 
+async def test_a_route_that_leads_to_an_engine_of_one_project_never_leads_to_anothers(world: World) -> None:
+    # The engine of A's policy has made room, its route is gone, and an operator's canary still leads to its backend.
+    await world.proxy.register("engine-support", world.vendor.url, project=A)
+    await world.put(SHARED, backend="engine-support")
+    with pytest.raises(RouteExists, match=f"'engine-support' is in use outside {B}"):
+        await world.proxy.register("engine-support", "http://127.0.0.1:1/v1", project=B)
+    await world.proxy.register("engine-support", world.vendor.url)
+    assert (await world.proxy.chat(world.key(A), model=SHARED))[0] == 200
+    with pytest.raises(RouteExists):
+        await world.proxy.register("engine-support", "http://127.0.0.1:1/v1", project=B)
+    with pytest.raises(RouteExists):
+        await world.proxy.register("one", "http://127.0.0.1:1/v1", project=B)
+
+
 async def test_a_run_is_refused_the_name_of_a_model_outside_its_project(
     world: World, stubs: Stubs, tmp_path: Path
 ) -> None:

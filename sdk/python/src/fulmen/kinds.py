@@ -218,6 +218,8 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     """Returns the violations of a backend."""
     problems = Problems()
     problems.id_of(message.name, "backends/", BACKEND_ID, "backend.name")
+    if message.project:
+        problems.id_of(message.project, "projects/", PROJECT, "backend.project")
     if message.dialect not in backend_pb2.Dialect.values():
         problems.add("backend.dialect", f"has the unknown value {message.dialect}")
     if not _BASE_URL.fullmatch(message.base_url) or not _is_address(message.base_url):

@@ -52,6 +52,7 @@ class ProxyAdmin:
         """Registers the address of the engine; releases a hold left from an earlier swap."""
         backend = backend_pb2.Backend(
             name=self._backend,
+            project=self._project,
             base_url=engine.base_url,
             key_name=engine.key_name,
             returns_token_ids=True,

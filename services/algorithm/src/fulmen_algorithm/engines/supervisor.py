@@ -7,6 +7,8 @@ the same weights and version, and its new port is registered. It keeps running a
 import asyncio
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -294,19 +296,26 @@ class EngineSupervisor:
     async def _register(self) -> None:
         assert self._engine is not None
         address = self._engine.address
-        await self._patience().call(lambda: self._proxy.register(address))
+        with _names_refused():
+            await self._patience().call(lambda: self._proxy.register(address))
 
     async def _put_routes(self) -> None:
         assert self.served is not None
         assert self._engine is not None
         served, model = self.served, self._engine.address.model
-        try:
+        with _names_refused():
             await self._patience().call(lambda: self._proxy.put_routes(served, engine_model=model))
-        except RouteExists as error:
-            raise RunFailed(f"{error.message} Choose another name for the policy.") from error
 
     def _patience(self) -> Patience:
         return Patience(service="LLM proxy", notify=self._notify, limit_s=self._outage_limit_s)
+
+
+@contextmanager
+def _names_refused() -> Iterator[None]:
+    try:
+        yield
+    except RouteExists as error:
+        raise RunFailed(f"{error.message} Choose another name for the policy.") from error
 
 
 def _log_only(severity: str, message: str) -> None:

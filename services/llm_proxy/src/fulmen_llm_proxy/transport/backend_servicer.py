@@ -8,7 +8,15 @@ from contextlib import suppress
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, BackendInUse, BackendNotFound, DeadlineExceeded, Unavailable, Violation
+from fulmen.errors import (
+    ArgumentInvalid,
+    BackendInUse,
+    BackendNotFound,
+    DeadlineExceeded,
+    RouteExists,
+    Unavailable,
+    Violation,
+)
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.breaker import BreakerState
@@ -71,8 +79,9 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         """Adds or replaces a backend."""
         self._tables.require_loaded()
         decode_backend(request.backend)
+        backend_id = backend_id_of(request.backend.name)
         async with self._changing:
-            backend = await self._put(backend_id_of(request.backend.name), lambda: request.backend)
+            backend = await self._put(backend_id, lambda: self._owned(request.backend, backend_id))
         return backend_service_pb2.RegisterBackendResponse(backend=backend)
 
     async def ListBackends(
@@ -196,6 +205,24 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             name = f"backends/{backend_id}"
             raise BackendNotFound(f"Backend {name} not found.", backend=name)
         return parse_backend(document.content)
+
+    def _owned(self, wanted: backend_pb2.Backend, backend_id: str) -> backend_pb2.Backend:
+        """Returns a wanted backend; one without a project, an operator's, has that of the present backend.
+
+        Raises:
+            RouteExists: if it has a project, and the present backend is not that project's: routes that lead there would lead
+                to another project's weights.
+        """
+        present = self._resources.find(backend_resource(backend_id))
+        if present is None:
+            return wanted
+        project = parse_backend(present.content).project
+        if wanted.project not in ("", project):
+            raise RouteExists(f"The backend '{backend_id}' is in use outside {wanted.project}.", model=backend_id)
+        owned = backend_pb2.Backend()
+        owned.CopyFrom(wanted)
+        owned.project = project
+        return owned
 
     async def _set_draining(self, name: str, *, draining: bool) -> backend_pb2.Backend:
         backend_id = backend_id_of(name)

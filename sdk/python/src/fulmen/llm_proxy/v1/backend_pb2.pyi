@@ -58,7 +58,7 @@ BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_HALF_OPEN: BreakerState
 
 class Backend(_message.Message):
-    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path")
+    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path", "project")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_URL_FIELD_NUMBER: _ClassVar[int]
     DIALECT_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class Backend(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     HOLD_UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
     HEALTH_PATH_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_url: str
     dialect: Dialect
@@ -87,7 +88,8 @@ class Backend(_message.Message):
     engine: Engine
     hold_until_time: _timestamp_pb2.Timestamp
     health_path: str
-    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class BackendHealth(_message.Message):
     __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_usage")
