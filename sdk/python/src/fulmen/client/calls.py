@@ -150,7 +150,7 @@ class Conversation(View[call_pb2.Conversation]):
 
     @property
     def score(self) -> float | None:
-        """How good it was; None if nobody said."""
+        """Score; None if it was not rated."""
         return self.proto.score if self.proto.HasField("score") else None
 
     @property
