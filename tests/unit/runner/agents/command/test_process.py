@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,21 @@ async def test_a_cancelled_command_may_say_goodbye_and_is_gone(guardian: Guardia
         await running
     assert (tmp_path / "bye").read_text() == "bye\n"
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_command_that_is_cancelled_while_it_starts_is_gone_too(guardian: Guardian, tmp_path: Path) -> None:
+    await run(guardian, "exit 0")
+    for turns in range(12):
+        pids = tmp_path / f"{turns}"
+        starting = asyncio.create_task(run(guardian, f"echo $$ >{pids}; trap '' TERM; while :; do :; done"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        # The loop stands still: if the command was asked for, it starts before the answer is read.
+        time.sleep(0.1)  # noqa: ASYNC251
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert not pids.exists() or not Path("/proc", pids.read_text().strip()).exists()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -30,6 +30,7 @@ START_TIMEOUT_S = 30.0
 _SCRIPT = Path(__file__).with_name("guardian_main.py")
 _EXIT_TIMEOUT_S = 5.0
 _RETRY_PAUSE_S = 0.01
+_READ_BYTES = 4096
 _START = b"*"
 _OWN_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")
 """Variables inherited by guardian and keepers. Commands can read their environment, so it must not hold the runner's
@@ -213,10 +214,28 @@ async def _start(connection: socket.socket, request: bytes, files: Sequence[int]
         if answer[0] == b"failed":
             raise OSError(int(answer[1]), os.strerror(int(answer[1])))
     except BaseException:
-        # close() would wait until a stuck guardian has read the buffer.
-        writer.transport.abort()
+        await _give_up(reader, writer)
         raise
     return KeptCommand(keeper=int(answer[1]), group=int(answer[2]), streams=(reader, writer))
+
+
+async def _give_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Waits until all is dead that the keeper may have started, and closes the connection."""
+    try:
+        # Without the whole request, it starts nothing.
+        if not writer.transport.get_write_buffer_size():
+            writer.write_eof()
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                while await reader.read(_READ_BYTES):
+                    pass
+    except TimeoutError:
+        _log.warning("keeper_exit_timeout")
+    except OSError:
+        # The keeper is dead; the guardian kills the rest.
+        pass
+    finally:
+        # close() would wait until a stuck guardian has read the buffer.
+        writer.transport.abort()
 
 
 def _check(argv: Sequence[str], environment: Mapping[str, str]) -> None:
