@@ -167,6 +167,17 @@ async def test_a_promotion_changes_the_version_of_every_route_of_the_policy_and_
         await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name="routes/second", version=9))
 
 
+async def test_a_promotion_at_one_backend_leaves_targets_of_others(proxy: RunningProxy) -> None:
+    await proxy.register("other", "http://127.0.0.1:1/v1")
+    route = await proxy.put_route(target("one", version=1), target("other", version=1), model="second")
+    request = route_service_pb2.PromoteVersionRequest(policy=POLICY, policy_version=5, backend="backends/other")
+    [promoted] = (await proxy.routes.PromoteVersion(request)).routes
+    assert (promoted.name, [each.policy_version for each in promoted.targets]) == (route.name, [1, 5])
+    request.backend = "backends/none"
+    with pytest.raises(RouteNotFound, match=f"'{POLICY}' at backends/none"):
+        await proxy.routes.PromoteVersion(request)
+
+
 async def test_two_replicas_that_promote_at_once_keep_each_others_change(proxy: RunningProxy, store: FakeStore) -> None:
     other = target("one", version=1)
     other.policy = "other"

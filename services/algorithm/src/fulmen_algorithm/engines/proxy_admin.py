@@ -114,7 +114,7 @@ class ProxyAdmin:
 
     async def promote(self, policy: str, version: int) -> None:
         """Sets the version that the engine serves."""
-        request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version)
+        request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version, backend=self._backend)
         await self._routes.PromoteVersion(request, timeout=CALL_DEADLINE_S)
 
     async def hold(self, ttl_s: float) -> None:

@@ -17,6 +17,7 @@ from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceServicer
 from fulmen.errors import (
     ArgumentInvalid,
+    DeadlineExceeded,
     Draining,
     ModelInUse,
     ModelNotFound,
@@ -41,6 +42,9 @@ UsedBy = Callable[[StoredModel], str]
 UPLOAD: Final = "upload"
 DOWNLOAD: Final = "download"
 KEPT_MANIFESTS: Final = 64
+
+IDLE_TIMEOUT_S: Final = 300.0
+"""Time for which an open upload may send nothing; until it ends it counts among the transfers of its project."""
 
 
 class WeightServicer(WeightServiceServicer):
@@ -89,7 +93,7 @@ class WeightServicer(WeightServiceServicer):
         name: ModelName | None = None
         try:
             with self._transfers.begin(current_caller()) as transfer, self._counting_damaged():
-                while (message := await anext(aiter(requests), None)) is not None:
+                while (message := await next_chunk(requests)) is not None:
                     self._refuse_if_draining()
                     if name is None and not message.upload:
                         raise _invalid("upload", "is needed in the first message")
@@ -330,6 +334,19 @@ def _own(text: str, *, is_upload: bool = False) -> ModelName:
     if not current_caller().may_access(name.project) or (is_upload and not name.is_upload):
         raise unknown(text)
     return name
+
+
+async def next_chunk(requests: AsyncIterator[pb.UploadChunksRequest]) -> pb.UploadChunksRequest | None:
+    """Returns the next message of an upload; None at its end.
+
+    Raises:
+        DeadlineExceeded: if nothing is sent for `IDLE_TIMEOUT_S`.
+    """
+    try:
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            return await anext(aiter(requests), None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"No chunk arrived for {IDLE_TIMEOUT_S:g} s.") from None
 
 
 def _chunk_problems(message: pb.UploadChunksRequest, upload: str) -> list[Violation]:

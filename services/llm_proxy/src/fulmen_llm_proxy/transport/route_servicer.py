@@ -87,14 +87,16 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
 
         def promoted() -> list[route_pb2.Route]:
-            routes = [r for r in self._all() if any(t.policy == request.policy for t in r.targets)]
-            if not routes:
-                raise RouteNotFound(f"No route serves the policy '{request.policy}'.", policy=request.policy)
-            for route in routes:
+            changed = {}
+            for route in self._all():
                 for target in route.targets:
-                    if target.policy == request.policy:
+                    if target.policy == request.policy and request.backend in ("", target.backend):
                         target.policy_version = request.policy_version
-            return routes
+                        changed[route.name] = route
+            if not changed:
+                where = f" at {request.backend}" if request.backend else ""
+                raise RouteNotFound(f"No route serves the policy '{request.policy}'{where}.", policy=request.policy)
+            return list(changed.values())
 
         async with self._changing:
             return route_service_pb2.PromoteVersionResponse(routes=await self._put(promoted))

@@ -133,8 +133,9 @@ class WeightServiceServicer(object):
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`UPLOAD_OFFSET_INVALID`): the chunk does not
         continue the file, or another stream has begun to send the same file; `ABORTED` (`UPLOAD_DAMAGED`): a file does not
-        have its SHA-256; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the delay. After
-        each of the last three call `BeginUpload`, and send what is missing.
+        have its SHA-256; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the delay;
+        `DEADLINE_EXCEEDED` (`DEADLINE_EXCEEDED`): no chunk arrived for five minutes. After each of the last four call
+        `BeginUpload`, and send what is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fulmen.llm_proxy.v1 import route_pb2 as fulmen_dot_llm__proxy_dot_v1_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/llm_proxy/v1/route_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1f\x66ulmen/llm_proxy/v1/route.proto\"<\n\x0fPutRouteRequest\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"=\n\x10PutRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x10GetRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x15PromoteVersionRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\"D\n\x16PromoteVersionResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\"\n\x12\x44\x65leteRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteRouteResponse\"5\n\x14RollbackRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"B\n\x15RollbackRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\xa9\x02\n\x13SplitTrafficRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\x07weights\x18\x02 \x03(\x0b\x32\x35.fulmen.llm_proxy.v1.SplitTrafficRequest.WeightsEntry\x12U\n\x0fversion_weights\x18\x03 \x03(\x0b\x32<.fulmen.llm_proxy.v1.SplitTrafficRequest.VersionWeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x35\n\x13VersionWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"A\n\x14SplitTrafficResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x14\n\x12WatchRoutesRequest\"m\n\x13WatchRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x19\n\x11snapshot_complete\x18\x02 \x01(\x08\x12\x0f\n\x07removed\x18\x03 \x03(\t2\x9d\x06\n\x0cRouteService\x12W\n\x08PutRoute\x12$.fulmen.llm_proxy.v1.PutRouteRequest\x1a%.fulmen.llm_proxy.v1.PutRouteResponse\x12W\n\x08GetRoute\x12$.fulmen.llm_proxy.v1.GetRouteRequest\x1a%.fulmen.llm_proxy.v1.GetRouteResponse\x12]\n\nListRoutes\x12&.fulmen.llm_proxy.v1.ListRoutesRequest\x1a\'.fulmen.llm_proxy.v1.ListRoutesResponse\x12i\n\x0ePromoteVersion\x12*.fulmen.llm_proxy.v1.PromoteVersionRequest\x1a+.fulmen.llm_proxy.v1.PromoteVersionResponse\x12`\n\x0b\x44\x65leteRoute\x12\'.fulmen.llm_proxy.v1.DeleteRouteRequest\x1a(.fulmen.llm_proxy.v1.DeleteRouteResponse\x12\x66\n\rRollbackRoute\x12).fulmen.llm_proxy.v1.RollbackRouteRequest\x1a*.fulmen.llm_proxy.v1.RollbackRouteResponse\x12\x63\n\x0cSplitTraffic\x12(.fulmen.llm_proxy.v1.SplitTrafficRequest\x1a).fulmen.llm_proxy.v1.SplitTrafficResponse\x12\x62\n\x0bWatchRoutes\x12\'.fulmen.llm_proxy.v1.WatchRoutesRequest\x1a(.fulmen.llm_proxy.v1.WatchRoutesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/llm_proxy/v1/route_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1f\x66ulmen/llm_proxy/v1/route.proto\"<\n\x0fPutRouteRequest\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"=\n\x10PutRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x10GetRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x15PromoteVersionRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"D\n\x16PromoteVersionResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\"\n\x12\x44\x65leteRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteRouteResponse\"5\n\x14RollbackRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"B\n\x15RollbackRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\xa9\x02\n\x13SplitTrafficRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\x07weights\x18\x02 \x03(\x0b\x32\x35.fulmen.llm_proxy.v1.SplitTrafficRequest.WeightsEntry\x12U\n\x0fversion_weights\x18\x03 \x03(\x0b\x32<.fulmen.llm_proxy.v1.SplitTrafficRequest.VersionWeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x35\n\x13VersionWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"A\n\x14SplitTrafficResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x14\n\x12WatchRoutesRequest\"m\n\x13WatchRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x19\n\x11snapshot_complete\x18\x02 \x01(\x08\x12\x0f\n\x07removed\x18\x03 \x03(\t2\x9d\x06\n\x0cRouteService\x12W\n\x08PutRoute\x12$.fulmen.llm_proxy.v1.PutRouteRequest\x1a%.fulmen.llm_proxy.v1.PutRouteResponse\x12W\n\x08GetRoute\x12$.fulmen.llm_proxy.v1.GetRouteRequest\x1a%.fulmen.llm_proxy.v1.GetRouteResponse\x12]\n\nListRoutes\x12&.fulmen.llm_proxy.v1.ListRoutesRequest\x1a\'.fulmen.llm_proxy.v1.ListRoutesResponse\x12i\n\x0ePromoteVersion\x12*.fulmen.llm_proxy.v1.PromoteVersionRequest\x1a+.fulmen.llm_proxy.v1.PromoteVersionResponse\x12`\n\x0b\x44\x65leteRoute\x12\'.fulmen.llm_proxy.v1.DeleteRouteRequest\x1a(.fulmen.llm_proxy.v1.DeleteRouteResponse\x12\x66\n\rRollbackRoute\x12).fulmen.llm_proxy.v1.RollbackRouteRequest\x1a*.fulmen.llm_proxy.v1.RollbackRouteResponse\x12\x63\n\x0cSplitTraffic\x12(.fulmen.llm_proxy.v1.SplitTrafficRequest\x1a).fulmen.llm_proxy.v1.SplitTrafficResponse\x12\x62\n\x0bWatchRoutes\x12\'.fulmen.llm_proxy.v1.WatchRoutesRequest\x1a(.fulmen.llm_proxy.v1.WatchRoutesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,29 +49,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTROUTESRESPONSE']._serialized_start=378
   _globals['_LISTROUTESRESPONSE']._serialized_end=467
   _globals['_PROMOTEVERSIONREQUEST']._serialized_start=469
-  _globals['_PROMOTEVERSIONREQUEST']._serialized_end=532
-  _globals['_PROMOTEVERSIONRESPONSE']._serialized_start=534
-  _globals['_PROMOTEVERSIONRESPONSE']._serialized_end=602
-  _globals['_DELETEROUTEREQUEST']._serialized_start=604
-  _globals['_DELETEROUTEREQUEST']._serialized_end=638
-  _globals['_DELETEROUTERESPONSE']._serialized_start=640
-  _globals['_DELETEROUTERESPONSE']._serialized_end=661
-  _globals['_ROLLBACKROUTEREQUEST']._serialized_start=663
-  _globals['_ROLLBACKROUTEREQUEST']._serialized_end=716
-  _globals['_ROLLBACKROUTERESPONSE']._serialized_start=718
-  _globals['_ROLLBACKROUTERESPONSE']._serialized_end=784
-  _globals['_SPLITTRAFFICREQUEST']._serialized_start=787
-  _globals['_SPLITTRAFFICREQUEST']._serialized_end=1084
-  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_start=983
-  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_end=1029
-  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_start=1031
-  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_end=1084
-  _globals['_SPLITTRAFFICRESPONSE']._serialized_start=1086
-  _globals['_SPLITTRAFFICRESPONSE']._serialized_end=1151
-  _globals['_WATCHROUTESREQUEST']._serialized_start=1153
-  _globals['_WATCHROUTESREQUEST']._serialized_end=1173
-  _globals['_WATCHROUTESRESPONSE']._serialized_start=1175
-  _globals['_WATCHROUTESRESPONSE']._serialized_end=1284
-  _globals['_ROUTESERVICE']._serialized_start=1287
-  _globals['_ROUTESERVICE']._serialized_end=2084
+  _globals['_PROMOTEVERSIONREQUEST']._serialized_end=549
+  _globals['_PROMOTEVERSIONRESPONSE']._serialized_start=551
+  _globals['_PROMOTEVERSIONRESPONSE']._serialized_end=619
+  _globals['_DELETEROUTEREQUEST']._serialized_start=621
+  _globals['_DELETEROUTEREQUEST']._serialized_end=655
+  _globals['_DELETEROUTERESPONSE']._serialized_start=657
+  _globals['_DELETEROUTERESPONSE']._serialized_end=678
+  _globals['_ROLLBACKROUTEREQUEST']._serialized_start=680
+  _globals['_ROLLBACKROUTEREQUEST']._serialized_end=733
+  _globals['_ROLLBACKROUTERESPONSE']._serialized_start=735
+  _globals['_ROLLBACKROUTERESPONSE']._serialized_end=801
+  _globals['_SPLITTRAFFICREQUEST']._serialized_start=804
+  _globals['_SPLITTRAFFICREQUEST']._serialized_end=1101
+  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_start=1000
+  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_end=1046
+  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_start=1048
+  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_end=1101
+  _globals['_SPLITTRAFFICRESPONSE']._serialized_start=1103
+  _globals['_SPLITTRAFFICRESPONSE']._serialized_end=1168
+  _globals['_WATCHROUTESREQUEST']._serialized_start=1170
+  _globals['_WATCHROUTESREQUEST']._serialized_end=1190
+  _globals['_WATCHROUTESRESPONSE']._serialized_start=1192
+  _globals['_WATCHROUTESRESPONSE']._serialized_end=1301
+  _globals['_ROUTESERVICE']._serialized_start=1304
+  _globals['_ROUTESERVICE']._serialized_end=2101
 # @@protoc_insertion_point(module_scope)

@@ -47,12 +47,14 @@ class ListRoutesResponse(_message.Message):
     def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class PromoteVersionRequest(_message.Message):
-    __slots__ = ("policy", "policy_version")
+    __slots__ = ("policy", "policy_version", "backend")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
     policy: str
     policy_version: int
-    def __init__(self, policy: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    backend: str
+    def __init__(self, policy: _Optional[str] = ..., policy_version: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class PromoteVersionResponse(_message.Message):
     __slots__ = ("routes",)

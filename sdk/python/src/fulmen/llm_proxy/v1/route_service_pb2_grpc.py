@@ -121,7 +121,7 @@ class RouteServiceServicer(object):
     def PromoteVersion(self, request, context):
         """Sets the policy version that the targets of a policy serve.
 
-        Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`): no route has a target of this policy.
+        Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`): no route has such a target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
