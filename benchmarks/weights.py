@@ -19,7 +19,7 @@ import psutil
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
-from fulmen.model_transfer import download_weights, upload_model
+from fulmen.models.transfer import download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.service_kit.key_store import KeyService, serving_keys

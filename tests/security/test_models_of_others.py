@@ -24,8 +24,8 @@ from fulmen.errors import (
     SettingsInvalid,
     UploadDamaged,
 )
-from fulmen.model_files import manifest_digest
-from fulmen.model_transfer import download_weights, upload_model
+from fulmen.models.files import manifest_digest
+from fulmen.models.transfer import download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_service_kit.security.tokens import Role

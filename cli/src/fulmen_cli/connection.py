@@ -12,7 +12,7 @@ import typer
 from fulmen.connection import DEFAULT_STATE_DIR, Deployment, LocalStackMissing, TokenUnreadable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.rpc.services import Services, Targets, connect
-from fulmen.tls import CA_VARIABLE, TlsFiles, TlsWatch
+from fulmen.rpc.tls import CA_VARIABLE, TlsFiles, TlsWatch
 from fulmen_cli.exits import CommandFailed, Exit
 
 __all__ = ["Connection"]

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
 from fulmen.errors import ArgumentInvalid, ModelNotFound, UploadDamaged, WeightsUnavailable
-from fulmen.model_files import manifest_digest
-from fulmen.model_transfer import TransferFailed, download_weights, upload_model
+from fulmen.models.files import manifest_digest
+from fulmen.models.transfer import TransferFailed, download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1 import resource_pb2, resource_service_pb2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen_algorithm.app import build
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.errors import ExchangeFailed

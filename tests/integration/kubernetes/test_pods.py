@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from fulmen.rpc.channel import open_channel
+from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
-from fulmen.tls import TlsFiles
 from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority

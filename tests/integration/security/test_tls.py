@@ -15,9 +15,9 @@ import pytest
 from fulmen.errors import PermissionDenied, Unavailable
 from fulmen.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import project_service_pb2_grpc, span_service_pb2, span_service_pb2_grpc
-from fulmen.tls import TlsFiles
 from fulmen.watched_file import LOOK_S
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.security.tls import http_context, rpc_credentials

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fulmen.errors import FulmenError
 from fulmen.rpc.channel import open_channel
+from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
-from fulmen.tls import TlsFiles
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority, Pair
 from tests.support.service_kit.otlp_collector import Collector, running_collector

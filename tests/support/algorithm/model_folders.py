@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from fulmen.model_files import ModelFile, read_manifest
+from fulmen.models.files import ModelFile, read_manifest
 
 __all__ = ["content_of", "manifest_of", "model_folder"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen.model_files import ModelFile, listed_files, manifest_digest, manifest_problems, path_problem, read_manifest
+from fulmen.models.files import ModelFile, listed_files, manifest_digest, manifest_problems, path_problem, read_manifest
 
 SHA = "a" * 64
 GOOD = [

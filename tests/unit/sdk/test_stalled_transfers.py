@@ -12,14 +12,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fulmen import model_transfer
+from fulmen.models import transfer
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import (
     WeightServiceServicer,
     WeightServiceStub,
     add_WeightServiceServicer_to_server,
 )
-from fulmen.model_transfer import download_weights, upload_model
+from fulmen.models.transfer import download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from tests.support.algorithm.model_folders import model_folder
 
@@ -66,7 +66,7 @@ class Stalling(WeightServiceServicer):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_transfer, "STALL_S", 0.3)
+    monkeypatch.setattr(transfer, "STALL_S", 0.3)
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ async def test_an_upload_goes_on_after_a_stream_that_stands_still(tmp_path: Path
 async def test_an_upload_waits_for_a_service_that_checks_a_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_transfer, "CHECKED_BYTES_PER_S", 10.0)
+    monkeypatch.setattr(transfer, "CHECKED_BYTES_PER_S", 10.0)
     service = Stalling(checks_for_s=1.0)
     async with served(service) as weights:
         await upload_model(weights, model_folder(tmp_path / "tiny", size_bytes=100))

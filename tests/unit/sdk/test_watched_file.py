@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.tls import TlsFiles, TlsWatch
+from fulmen.rpc.tls import TlsFiles, TlsWatch
 from fulmen.watched_file import LOOK_S, WatchedFile
 
 

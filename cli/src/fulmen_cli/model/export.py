@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fulmen.model_card import Lineage, read_lineage, write_card
+from fulmen.models.card import Lineage, read_lineage, write_card
 from fulmen.policy_versions import PolicyVersion
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection

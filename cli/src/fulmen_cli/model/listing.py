@@ -9,7 +9,7 @@ import typer
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import FulmenError
-from fulmen.model_card import base_of
+from fulmen.models.card import base_of
 from fulmen.policy_versions import PolicyVersion
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_service_pb2

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fulmen.base_names import HubName
-from fulmen.model_push import PushFailed, hub_repository, push_model, pushed_files
+from fulmen.models.base_names import HubName
+from fulmen.models.push import PushFailed, hub_repository, push_model, pushed_files
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.model.sources import hub_library

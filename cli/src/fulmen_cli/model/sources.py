@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from fulmen.base_names import HUB_PREFIX, HubName
+from fulmen.models.base_names import HUB_PREFIX, HubName
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.model.shape import ModelShape, ShapeUnknown
 

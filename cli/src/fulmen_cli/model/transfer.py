@@ -15,8 +15,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.client.aio.base import listed
-from fulmen.model_transfer import Progress as Report
-from fulmen.model_transfer import TransferFailed, Uploaded, download_weights, upload_model
+from fulmen.models.transfer import Progress as Report
+from fulmen.models.transfer import TransferFailed, Uploaded, download_weights, upload_model
 from fulmen.rpc.services import Services
 from fulmen.train_toml.train import TrainConfig
 from fulmen_cli.command import Output, OutputOption

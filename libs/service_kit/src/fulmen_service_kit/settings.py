@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fulmen.errors import SettingsInvalid, Violation
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen.watched_file import WatchedFile
 from fulmen_service_kit.security.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
 

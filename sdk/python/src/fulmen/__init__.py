@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         emit_object,
         emit_reward,
     )
-    from fulmen.model_push import PushFailed
-    from fulmen.model_transfer import TransferFailed
+    from fulmen.models.push import PushFailed
+    from fulmen.models.transfer import TransferFailed
     from fulmen.operations import operation
     from fulmen.row_files import ExtraMissing
     from fulmen.spans.tracing import flush
@@ -101,8 +101,8 @@ _MODULES = {
     "fulmen.client.sync.client": ("Client",),
     "fulmen.client.trainers": ("Lora", "Row"),
     "fulmen.connection": ("LocalStackMissing",),
-    "fulmen.model_push": ("PushFailed",),
-    "fulmen.model_transfer": ("TransferFailed",),
+    "fulmen.models.push": ("PushFailed",),
+    "fulmen.models.transfer": ("TransferFailed",),
     "fulmen.operations": ("operation",),
     "fulmen.row_files": ("ExtraMissing",),
     "fulmen.train_toml.agent": ("AgentConfig", "JudgeConfig"),

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT
 from fulmen.rpc.services import Targets
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 
 __all__ = [
     "DEFAULT_STATE_DIR",

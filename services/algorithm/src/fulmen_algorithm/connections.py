@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from fulmen.rpc.channel import FulmenChannel
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen_algorithm.clients.chat import ChatClient
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.model_builder import BuildLimits, ModelBuilder

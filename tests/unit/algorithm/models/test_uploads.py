@@ -17,7 +17,7 @@ from fulmen.errors import (
     UploadIncomplete,
     UploadOffsetInvalid,
 )
-from fulmen.model_files import manifest_digest
+from fulmen.models.files import manifest_digest
 from fulmen_algorithm.models import model_store, uploads
 from fulmen_algorithm.models.model_store import ModelStore, StoredModel
 from fulmen_algorithm.models.names import ModelName

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import SettingsInvalid
-from fulmen.model_files import read_manifest
+from fulmen.models.files import read_manifest
 from fulmen_algorithm.models.bases import BaseModels
 from fulmen_algorithm.models.model_store import ModelStore, StoredModel
 from fulmen_algorithm.models.uploads import UploadLimits, Uploads

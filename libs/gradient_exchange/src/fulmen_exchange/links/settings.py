@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen_exchange.strict import Strict
 
 

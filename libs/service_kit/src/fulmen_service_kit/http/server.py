@@ -15,7 +15,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.http.wire import BODY_CAME, DEPARTURES, Departures, Receive, Scope, Send
 from fulmen_service_kit.security.tls import http_context

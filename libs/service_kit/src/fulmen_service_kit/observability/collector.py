@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from fulmen.rpc.credentials import channel_credentials
-from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
+from fulmen.rpc.tls import TlsFiles, TlsMaterial, TlsWatch
 
 ExporterT = TypeVar("ExporterT", OTLPSpanExporter, OTLPMetricExporter)
 

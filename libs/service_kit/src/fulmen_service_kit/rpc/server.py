@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fulmen.ids import ALL_PROJECTS
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.rpc.edge import RpcEdge

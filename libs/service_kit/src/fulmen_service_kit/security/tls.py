@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import structlog
 
-from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
+from fulmen.rpc.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen_service_kit.errors import StartupError
 
 _log = structlog.get_logger()

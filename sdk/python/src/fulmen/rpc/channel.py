@@ -17,7 +17,7 @@ import grpc.aio
 from fulmen.errors import FulmenError, InternalError, Unavailable
 from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.status import decode
-from fulmen.tls import TlsFiles, TlsWatch
+from fulmen.rpc.tls import TlsFiles, TlsWatch
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

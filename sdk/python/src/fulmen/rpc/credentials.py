@@ -2,7 +2,7 @@
 
 import grpc
 
-from fulmen.tls import TlsMaterial
+from fulmen.rpc.tls import TlsMaterial
 
 
 def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:

@@ -18,6 +18,7 @@ from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import Token, open_channel
+from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1.call_service_pb2_grpc import CallServiceStub
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
@@ -27,7 +28,6 @@ from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServi
 from fulmen.store.v1.secret_service_pb2_grpc import SecretServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
-from fulmen.tls import TlsFiles
 
 __all__ = ["Services", "Targets", "connect"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.base_names import base_problem
+from fulmen.models.base_names import base_problem
 from fulmen.train_toml.agent import AgentConfig, read_agent
 from fulmen.train_toml.reader import ConfigError, TableReader, hint, is_file
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
+from fulmen.models.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import resource_service_pb2
 from fulmen.train_toml.agent import AgentConfig, JudgeConfig, checked_environment, read_agent

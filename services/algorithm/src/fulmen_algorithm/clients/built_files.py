@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fulmen.model_files import DATA_SUFFIXES, MAX_FILES
+from fulmen.models.files import DATA_SUFFIXES, MAX_FILES
 from fulmen_algorithm.runs.failure import RunFailed
 
 MAX_DEPTH: Final = 32

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.base_names import HubName
+from fulmen.models.base_names import HubName
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.clients.hub_process import Order
 from fulmen_algorithm.runs.failure import RunFailed

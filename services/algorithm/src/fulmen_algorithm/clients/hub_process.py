@@ -32,8 +32,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     RevisionNotFoundError,
 )
 
-from fulmen.base_names import HubName
-from fulmen.model_files import DATA_SUFFIXES
+from fulmen.models.base_names import HubName
+from fulmen.models.files import DATA_SUFFIXES
 
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"

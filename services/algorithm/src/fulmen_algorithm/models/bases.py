@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from fulmen.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
 from fulmen.errors import ModelNotFound
+from fulmen.models.base_names import HUB_PREFIX, MODEL_PREFIX, base_problem
 from fulmen_algorithm.models.model_store import ModelStore, StoredModel
 from fulmen_algorithm.models.names import ModelName
 from fulmen_algorithm.runs.failure import RunFailed

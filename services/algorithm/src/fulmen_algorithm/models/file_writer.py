@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fulmen.errors import ArgumentInvalid, ModelNotFound, UploadDamaged, UploadOffsetInvalid, Violation
-from fulmen.model_files import ModelFile
+from fulmen.models.files import ModelFile
 from fulmen_algorithm.training.files import file_sha256, sync
 
 PART: Final = ".part"

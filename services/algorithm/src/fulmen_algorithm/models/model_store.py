@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from fulmen.errors import ModelExists, QuotaExceeded
 from fulmen.ids import uuid7
-from fulmen.model_files import DIGEST, ModelFile
+from fulmen.models.files import DIGEST, ModelFile
 from fulmen_algorithm.models.names import ModelName, unknown
 from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.training.files import appear, sync

@@ -17,7 +17,7 @@ from typing import Final
 
 from fulmen.errors import ArgumentInvalid, QuotaExceeded, UploadIncomplete, Violation
 from fulmen.ids import uuid7
-from fulmen.model_files import DIGEST, ModelFile, alias_problem, manifest_digest, manifest_problems
+from fulmen.models.files import DIGEST, ModelFile, alias_problem, manifest_digest, manifest_problems
 from fulmen_algorithm.models.file_writer import FileWriter, arrived
 from fulmen_algorithm.models.model_store import UPLOADS, ModelStore, StoredModel, size_of
 from fulmen_algorithm.models.names import ModelName, unknown

@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fulmen.base_names import pinned
 from fulmen.errors import ResourceNotFound
+from fulmen.models.base_names import pinned
 from fulmen_algorithm.runs.ports import ResourceStore
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.training.files import file_sha256

@@ -9,7 +9,7 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.errors import Draining
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen.tls import TlsFiles
+from fulmen.rpc.tls import TlsFiles
 
 FORWARDED = "fulmen-forwarded"
 DEADLINE_S = 30.0

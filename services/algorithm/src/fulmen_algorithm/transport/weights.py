@@ -26,7 +26,7 @@ from fulmen.errors import (
     UploadOffsetInvalid,
     Violation,
 )
-from fulmen.model_files import ModelFile, manifest_digest, path_problem, read_manifest
+from fulmen.models.files import ModelFile, manifest_digest, path_problem, read_manifest
 from fulmen_algorithm.models.file_writer import FileWriter
 from fulmen_algorithm.models.model_store import ModelStore, StoredModel
 from fulmen_algorithm.models.names import PROJECT, ModelName, unknown

@@ -23,8 +23,8 @@ import structlog
 from fulmen.errors import SessionEnded
 from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.status import decode
+from fulmen.rpc.tls import TlsFiles, TlsWatch
 from fulmen.store.v1 import lease_service_pb2, lease_service_pb2_grpc
-from fulmen.tls import TlsFiles, TlsWatch
 from fulmen_runner.leases.stream import LeaseStream
 from fulmen_runner.stacks import thread_lines
 from fulmen_service_kit.heartbeat import heartbeat

@@ -9,9 +9,9 @@ import grpc.aio
 
 from fulmen.ids import runner_name
 from fulmen.rpc.credentials import channel_credentials
+from fulmen.rpc.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
-from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen_store.replicas.notifications import Notification
 
 __all__ = [

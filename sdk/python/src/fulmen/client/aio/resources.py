@@ -14,9 +14,9 @@ from fulmen.client.aio.base import Part, listed
 from fulmen.client.extras import imported
 from fulmen.client.resources import Model, Prompt, Resource
 from fulmen.client.view import Named, name_of
-from fulmen.model_card import read_lineage, write_card
-from fulmen.model_push import hub_repository, push_model
-from fulmen.model_transfer import Progress, download_weights, upload_model
+from fulmen.models.card import read_lineage, write_card
+from fulmen.models.push import hub_repository, push_model
+from fulmen.models.transfer import Progress, download_weights, upload_model
 from fulmen.policy_versions import PolicyVersion
 from fulmen.rpc.home import await_at_home
 from fulmen.store.v1 import resource_pb2, resource_service_pb2

@@ -11,7 +11,7 @@ from fulmen.client.aio.resources import AsyncModels, AsyncPrompts, AsyncResource
 from fulmen.client.face import Face
 from fulmen.client.resources import Model, Prompt, Resource
 from fulmen.client.view import Named
-from fulmen.model_transfer import Progress
+from fulmen.models.transfer import Progress
 
 __all__ = ["Resources", "Prompts", "Models"]
 

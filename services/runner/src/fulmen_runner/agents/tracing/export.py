@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from fulmen.rpc.credentials import channel_credentials
+from fulmen.rpc.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen.spans.delivery import DeliveringProcessor
-from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, add_span_processor, attempt_of, enter_trace
 
 

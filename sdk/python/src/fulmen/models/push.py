@@ -6,7 +6,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from fulmen.base_names import HUB_PREFIX, HubName
+from fulmen.models.base_names import HUB_PREFIX, HubName
 
 __all__ = ["PushFailed", "hub_repository", "push_model", "pushed_files"]
 

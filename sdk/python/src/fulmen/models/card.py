@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.base_names import HUB_PREFIX, HubName
 from fulmen.errors import FulmenError
+from fulmen.models.base_names import HUB_PREFIX, HubName
 from fulmen.policy_versions import PolicyVersion
 from fulmen.rpc.services import Services
 

@@ -29,7 +29,7 @@ from fulmen.errors import (
     UploadDamaged,
     UploadOffsetInvalid,
 )
-from fulmen.model_files import ModelFile, listed_files, manifest_problems, path_problem, read_manifest
+from fulmen.models.files import ModelFile, listed_files, manifest_problems, path_problem, read_manifest
 
 __all__ = ["Downloaded", "Progress", "TransferFailed", "Uploaded", "download_weights", "upload_model"]
 

@@ -1,0 +1,1 @@
+"""Models: their files, transfers, cards and names."""
