@@ -12,13 +12,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fulmen.models import transfer
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import (
     WeightServiceServicer,
     WeightServiceStub,
     add_WeightServiceServicer_to_server,
 )
+from fulmen.models import transfer
 from fulmen.models.transfer import download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from tests.support.algorithm.model_folders import model_folder

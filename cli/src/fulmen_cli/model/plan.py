@@ -10,7 +10,6 @@ from rich.table import Table
 
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.model.cards import CARDS, Card
 from fulmen_cli.model.memory import EnginePlan, Part, TrainingPlan, engine_parts, total_bytes, training_parts
 from fulmen_cli.model.shape import ModelShape
 from fulmen_cli.model.sources import model_shape
@@ -21,6 +20,32 @@ __all__ = ["plan"]
 GPU_COUNTS: Final = (1, 2, 4, 8)
 USABLE: Final = 0.95
 """Share of a GPU's memory that is planned with: the allocator leaves gaps."""
+
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A GPU and its memory as drivers report it, in bytes."""
+
+    name: str
+    memory_bytes: int
+
+
+CARDS: Final = tuple(
+    Card(name=name, memory_bytes=mib * _MIB)
+    for name, mib in (
+        ("RTX 3090 / 4090, 24 GB", 24_564),
+        ("L4, 24 GB", 23_034),
+        ("RTX 5090, 32 GB", 32_607),
+        ("A100, 40 GB", 40_960),
+        ("L40S, 48 GB", 46_068),
+        ("A100 / H100, 80 GB", 81_559),
+        ("H200, 141 GB", 143_771),
+        ("B200, 180 GB", 183_359),
+        ("MI300X, 192 GB", 196_592),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

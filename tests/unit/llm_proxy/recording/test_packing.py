@@ -14,11 +14,13 @@ from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.apis.registry import APIS
 from fulmen_llm_proxy.apis.usage import NO_COUNTS
 from fulmen_llm_proxy.recording.app_call import AppCall
-from fulmen_llm_proxy.recording.packing import NotRecorded, pack
+from fulmen_llm_proxy.recording.packing import MAX_CONTENT_BYTES, NotRecorded, pack
 from fulmen_llm_proxy.routing.table import Recording
 
 HELLO = b'{"messages": [{"role": "user", "content": "Hello"}]}'
 ANSWER = b'{"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hi"}}]}'
+# Fits, and does no more when each address is replaced by a longer text.
+GROWS = b'{"messages": [{"role": "user", "content": "' + (b"a@b.de " * 1000).ljust(MAX_CONTENT_BYTES - 600) + b'"}]}'
 
 
 def packed(request: bytes, answer: bytes = ANSWER, **fields: Any) -> pb.NewCall:
@@ -82,7 +84,7 @@ def test_an_answer_that_broke_off_is_said_to_be_incomplete() -> None:
             "malformed",
         ),
         (b'{"messages": [{"role": "user", "content": "' + b"x" * 2_000_000 + b'"}]}', "too_large"),
-        (b'{"messages": [{"role": "user", "content": "' + b"a@b.de " * 149_000 + b'"}]}', "too_large"),
+        (GROWS, "too_large"),
         (b'{"input": "Hello", "previous_response_id": "r"}', "stateful"),
         (b'{"input": "Hello", "conversation": {"id": "c"}}', "stateful"),
     ],
