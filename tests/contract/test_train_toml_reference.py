@@ -14,7 +14,7 @@ from fulmen.train_toml import train as whole_file
 from fulmen.train_toml.reader import TableReader
 from tools.train_toml_reference import PAGE, TABLES
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/train.toml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_every_setting_has_a_description() -> None:
     assert [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.endswith("|  |")] == []
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_the_schema_takes_every_example(schema: Draft202012Validator, file: Path) -> None:
     assert [error.message for error in schema.iter_errors(tomllib.loads(file.read_text(encoding="utf-8")))] == []
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Done", "fulmen", "run_module"]
+__all__ = ["Done", "fulmen", "run_module", "run_program"]
 
 LIMIT_S = 240.0
 
@@ -35,7 +35,7 @@ async def fulmen(*arguments: str | Path, limit_s: float = LIMIT_S) -> Done:
         TimeoutError: if it does not end within the limit; it is dead then.
     """
     words = [str(argument) for argument in arguments]
-    return await _run([sys.executable, "-m", "fulmen_cli", *words], {}, limit_s)
+    return await run_program([sys.executable, "-m", "fulmen_cli", *words], {}, limit_s)
 
 
 async def run_module(module: str, *arguments: str, environment: Mapping[str, str], limit_s: float = LIMIT_S) -> Done:
@@ -44,10 +44,15 @@ async def run_module(module: str, *arguments: str, environment: Mapping[str, str
     Raises:
         TimeoutError: if it does not end within the limit; it is dead then.
     """
-    return await _run([sys.executable, "-m", module, *arguments], environment, limit_s)
+    return await run_program([sys.executable, "-m", module, *arguments], environment, limit_s)
 
 
-async def _run(command: list[str], environment: Mapping[str, str], limit_s: float) -> Done:
+async def run_program(command: list[str], environment: Mapping[str, str], limit_s: float) -> Done:
+    """Runs a program with more variables in its environment.
+
+    Raises:
+        TimeoutError: if it does not end within the limit; it is dead then.
+    """
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
