@@ -107,7 +107,10 @@ def test_the_order_of_rows_counts_only_where_it_was_asked_for(grader):
 
 
 def test_rows_that_occur_twice_must_occur_twice(grader):
-    twice, once = "SELECT stars FROM reviews WHERE customer = 1", "SELECT DISTINCT stars FROM reviews WHERE customer = 1"
+    twice, once = (
+        "SELECT stars FROM reviews WHERE customer = 1",
+        "SELECT DISTINCT stars FROM reviews WHERE customer = 1",
+    )
     assert grader.grade(task(twice), twice) == 1.0
     assert grader.grade(task(twice), once) == 0.0
 
