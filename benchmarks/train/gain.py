@@ -28,7 +28,9 @@ SEEDS = (1, 2, 3)
 CONFIDENCE, RESAMPLES = 0.95, 10_000
 MINUTES = 20.0
 """Wall time that a seed may take."""
-SHORTER = ("steps=20",)
+LEAST_GAIN = 0.001
+"""Lower end of the interval: above 0."""
+SHORTER = ("steps=10",)
 
 
 def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
@@ -39,7 +41,7 @@ def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
     tail = f"{EXAMPLE}, worst of {len(found)} seeds"
     lowest, longest = min(one["gain_low"] for one in found), max(one["minutes"] for one in found)
     claims = [
-        outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=0.0, better="higher"),
+        outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=LEAST_GAIN, better="higher"),
         outcome.claim(f"time of a seed, {tail}", longest, "min", goal=MINUTES, better="lower"),
     ]
     return {EXAMPLE: found}, claims
