@@ -1,5 +1,7 @@
-"""The text-to-SQL example: whatever a statement does, it is stopped, told to the model, and scored."""
+"""The text-to-SQL example: whatever a statement does, it is stopped, told to the model, and scored; tests are new forms."""
 
+import json
+import re
 import sqlite3
 from contextlib import closing
 
@@ -12,6 +14,7 @@ COUNTING = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELE
 MANY = "SELECT COUNT(*) FROM orders a, orders b, orders c, orders d"
 ORDERED = "SELECT customer FROM customers ORDER BY customer"
 DATABASE = 1
+VALUE = re.compile(r"(?<=[=<>] )('\w+'|\d+)")
 
 
 @pytest.fixture
@@ -126,3 +129,27 @@ def test_another_statement_with_the_same_rows_is_right(grader):
     query = "SELECT COUNT(*) FROM orders JOIN customers USING ( customer ) WHERE city = 'oslo'"
     other = "SELECT COUNT(*) FROM orders WHERE customer IN (SELECT customer FROM customers WHERE city = 'oslo')"
     assert grader.grade(task(query), other) == 1.0
+
+
+def tasks(use: str) -> list[dict]:
+    return [json.loads(line) for line in (FOLDER / f"tasks/{use}.jsonl").read_text().splitlines()]
+
+
+def test_no_validation_or_test_question_has_the_form_of_a_training_question():
+    train, validation, test = (
+        {VALUE.sub("?", each["query"]) for each in tasks(use)} for use in ("train", "validation", "test")
+    )
+    assert train.isdisjoint(validation | test)
+    assert len(tasks("test")) >= 200
+
+
+def test_every_test_statement_is_right_and_without_its_second_condition_wrong(grader):
+    shortened = 0
+    for each in tasks("test"):
+        sql = each["query"]
+        assert grader.fault(each, sql) == ""
+        without = re.sub(r" AND \w+ [=<>] ('\w+'|\d+)", "", sql)
+        if without != sql:
+            shortened += 1
+            assert "other rows" in grader.fault(each, without)
+    assert shortened >= 50
