@@ -1,7 +1,8 @@
 """Benchmark of training: what is learned and how soon, asynchronous against synchronous, and where the time goes.
 
 Method: `learning`, `overlap` and `ranks` run whole trainings through the four services on this machine (`fulmen up`, `fulmen
-train`); `variants` runs the same algorithms in one process, without transport; `trainer` and `publish` are
+train`); `variants` and `gain` run the same algorithms in one process, without transport; `gain` tests what imitation and
+reinforcement learning each leave on tasks that neither saw, with an interval; `trainer` and `publish` are
 benchmarks.trainer and benchmarks.publish. Accuracy is greedy, on held-out tasks. Goals hold for the worst seed, and no
 setting was chosen on a seed that is reported. Metrics without a goal are in `metrics`.
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import outcome
-from benchmarks.train import alone, learned, overlap, picture, ranks, variants
+from benchmarks.train import alone, gain, learned, overlap, picture, ranks, variants
 from benchmarks.train.metrics import figures_of
 from benchmarks.train.stand import say
 
@@ -30,6 +31,7 @@ Part = Callable[..., tuple[dict[str, Any], list[outcome.Claim]]]
 PARTS: dict[str, Part] = {
     "learning": learned.run,
     "variants": variants.run,
+    "gain": gain.run,
     "overlap": overlap.run,
     "ranks": ranks.run,
     "trainer": alone.trainer,

@@ -31,16 +31,18 @@ from benchmarks.train.world import Agent, Engine, Queue, Resources, load_script
 from fulmen.train_toml.train import StageConfig, TrainConfig, load_train_config
 from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
+from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.rollouts.groups import GroupSpec, Mode
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
-from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify, RunFence
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify, PublishedPolicy, RunFence
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
@@ -101,6 +103,7 @@ class Process:
         self._registry = load_registry()
         data = {"train_tasks": config.data.train, "validation_tasks": config.data.validation}
         data["demonstrations"] = config.data.demonstrations
+        self._test_tasks = config.data.test.read_bytes().splitlines() if config.data.test else []
         self._inputs = {
             use: self.resources.put(f"resources/dataset.{use}", path.read_bytes()) for use, path in data.items() if path
         } | {"agent": self.resources.put("resources/agent.example", b"agent")}
@@ -147,6 +150,19 @@ class Process:
                     following.cancel()
             return runs.entry(run.name).run, entry_of.events
 
+    async def tested(self, model: Path) -> list[float]:
+        """Answers each test task once with the weights of a folder, greedily; returns the rewards, in their order."""
+        policy = PublishedPolicy(name=f"resources/policy.{self.config.policy.name}/versions/1", version=1, path=model)
+        overrides = measuring_overrides(temperature=0.0, max_tokens=None)
+        await self.engine.serve(policy, {mode: json.dumps(fields) for mode, fields in overrides.items()}, _unheard)
+        groups = [
+            GroupSpec(group_id=f"test/{model}/{index}", task=task, size=1, mode=Mode.TEST)
+            for index, task in enumerate(self._test_tasks)
+        ]
+        async with self.queue:
+            finished = await self.queue.finished(groups)
+        return [group.rollouts[0].reward or 0.0 for group in finished]
+
     def _uses_agent(self, entry: Any) -> bool:
         return "agent" in entry.needs
 
@@ -154,6 +170,10 @@ class Process:
         """Ends what it holds."""
         await self.engine.close()
         self.thread.close()
+
+
+def _unheard(severity: str, text: str) -> None:
+    """Drops a notice of an engine."""
 
 
 async def _owned(entry: Entry) -> None:
@@ -222,7 +242,7 @@ async def train(config: TrainConfig, *, cache: Path, report: Report, slots: int 
         try:
             first, *rest = config.stages
             began = perf_counter()
-            model, loss = await _first_stage(process, config, first, cache, report=report)
+            model, loss = await first_stage(process, config, first, cache, report=report)
             seconds = {first.algorithm: perf_counter() - began}
             before, after, best, curve = 0.0, 0.0, 0.0, []
             for number, stage in enumerate(rest):
@@ -233,7 +253,7 @@ async def train(config: TrainConfig, *, cache: Path, report: Report, slots: int 
                 results = run.results
                 before, after = results["validation_accuracy_before"], results["validation_accuracy_after"]
                 best = results["validation_accuracy_best"]
-                curve = await _curve(events)
+                curve = await curve_of(events)
             return Trained(
                 seed=seed, before=before, after=after, best=best, sft_loss=loss,
                 seconds={k: round(v, 1) for k, v in seconds.items()}, cpu_s=round(process_time() - cpu_started, 1),
@@ -248,7 +268,7 @@ async def imitated(config: TrainConfig, *, cache: Path, report: Report) -> Path:
     with tempfile.TemporaryDirectory(prefix="fulmen-learning-") as folder:
         process = Process(config, Path(folder), slots=SLOTS)
         try:
-            model, _ = await _first_stage(process, config, config.stages[0], cache, report=report)
+            model, _ = await first_stage(process, config, config.stages[0], cache, report=report)
             return model
         finally:
             await process.close()
@@ -261,7 +281,7 @@ def say_now_and_then(where: str, record: Mapping[str, object]) -> None:
         say(f"{where}: " + " ".join(f"{name} {record[name]}" for name in SAID if name in record))
 
 
-async def _first_stage(
+async def first_stage(
     process: Process, config: TrainConfig, stage: StageConfig, cache: Path, *, report: Report
 ) -> tuple[Path, float]:
     """Runs the first stage, or takes its weights from the cache; returns the model's folder and the loss."""
@@ -284,7 +304,7 @@ def _key(config: TrainConfig, stage: StageConfig) -> str:
     return f"{config.name}-{digest.hexdigest()[:12]}"
 
 
-async def _curve(events: EventLog) -> list[tuple[int, float, float]]:
+async def curve_of(events: EventLog) -> list[tuple[int, float, float]]:
     """Returns step, seconds since the beginning and accuracy of each validation so far."""
     told: list[Event] = []
     async for event in events.follow(0):

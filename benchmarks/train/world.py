@@ -12,8 +12,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -185,7 +185,7 @@ class Queue:
                 for member in range(group.size):
                     self._jobs.put_nowait((-group.priority, len(self._submitted) * 1000 + member, group, member))
 
-    async def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
+    async def watch(self, cursor: str) -> AsyncGenerator[FinishedGroup, None]:
         """Yields finished groups, for ever."""
         position = int(cursor or 0)
         while True:
@@ -197,6 +197,18 @@ class Queue:
                 if worker.done():
                     worker.result()
             await grown.wait()
+
+    async def finished(self, groups: Sequence[GroupSpec]) -> list[FinishedGroup]:
+        """Submits groups that are not known; returns them in their order once all have finished."""
+        wanted = [group.group_id for group in groups]
+        found: dict[str, FinishedGroup] = {}
+        async with aclosing(self.watch(str(len(self._feed)))) as feed:
+            await self.submit(groups)
+            while len(found) < len(wanted):
+                group = await anext(feed)
+                if group.group_id in wanted:
+                    found[group.group_id] = group
+        return [found[name] for name in wanted]
 
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
         """Hands over what the policy did, once."""
