@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -37,6 +37,7 @@ RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], i
 _FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
 """Origins of which there is no version yet."""
 MAX_DISPLAY_NAME = 128
+MAX_STAGES = 16
 ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
 
@@ -62,11 +63,14 @@ class RunDraft:
     request_id: str = ""
 
 
-def digest(draft: RunDraft) -> str:
-    """Computes a digest of a draft, without its request id; equal drafts have equal digests."""
+def digest(*stages: RunDraft) -> str:
+    """Computes a digest of a draft and those that follow it, without request ids; equal drafts have equal digests."""
+    return hashlib.sha256(json.dumps([_parts(draft) for draft in stages]).encode()).hexdigest()
+
+
+def _parts(draft: RunDraft) -> list[object]:
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
-    policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
-    return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
+    return [*parts, [draft.policy.name, draft.policy.origin.value, draft.policy.source]]
 
 
 def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
@@ -135,27 +139,79 @@ def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | No
     return settings, [*violations, *_policy_problems(draft, entry), *_input_problems(draft, entry)]
 
 
-async def checked_run(
-    draft: RunDraft,
+async def checked_runs(
+    drafts: Sequence[RunDraft],
     *,
     rules: CreationRules,
     resources: ResourceStore,
     now: datetime,
     knows_run: KnowsRun = _knows_none,
-) -> TrainingRun:
-    """Checks a draft and all resources that it names.
+) -> list[TrainingRun]:
+    """Checks the drafts of one run, or of the stages of a training in order, and all resources that they name.
 
     Args:
-        draft: The run.
+        drafts: The runs.
         rules: Rules of the service.
-        resources: Resources of the draft's project.
-        now: Creation time of the run.
+        resources: Resources of the project of the first.
+        now: Creation time of the runs.
         knows_run: Returns whether a run exists, including runs without rollouts.
 
     Raises:
-        SettingsInvalid: with every problem, bad lines of data sets included.
+        SettingsInvalid: with every problem of every stage, bad lines of data sets included.
         ResourceNotFound: if an input is unknown.
     """
+    names = [draft.name or training_run_name(draft.project, str(uuid7())) for draft in drafts]
+    runs: list[TrainingRun] = []
+    violations = _stage_problems(drafts, names)
+    trained: set[str] = set()
+    for index, draft in enumerate(drafts[:MAX_STAGES]):
+        if draft.project != drafts[0].project:
+            continue
+        settings, found = await _checked_with_resources(draft, rules, resources, knows_run, trained)
+        prefix = f"next_stages[{index - 1}]." if index else ""
+        violations += [replace(each, field=prefix + each.field) for each in found]
+        if draft.algorithm in rules.registry and rules.registry[draft.algorithm].trains:
+            trained.add(draft.policy.name)
+        if settings is not None:
+            runs.append(
+                TrainingRun(
+                    name=names[index],
+                    display_name=draft.display_name,
+                    algorithm=draft.algorithm,
+                    settings_json=settings.model_dump_json(),
+                    policy=draft.policy,
+                    inputs=dict(draft.inputs),
+                    create_time=now,
+                    step_count=settings.steps,
+                    request_id=draft.request_id,
+                    request_digest=digest(*drafts[index:]),
+                    stages=tuple(names) if len(names) > 1 else (),
+                )
+            )
+    if violations or len(runs) < len(drafts):
+        raise SettingsInvalid("The training run is not valid.", violations=violations)
+    return runs
+
+
+def _stage_problems(drafts: Sequence[RunDraft], names: Sequence[str]) -> list[Violation]:
+    """Returns the problems of stages as a whole."""
+    found = []
+    if len(names) > MAX_STAGES:
+        text = f"has {len(names) - 1} entries, allowed are {MAX_STAGES - 1}"
+        found.append(Violation(field="next_stages", description=text))
+    for index, draft in enumerate(drafts[1:MAX_STAGES]):
+        if names[index + 1] in names[: index + 1]:
+            found.append(Violation(field=f"next_stages[{index}].name", description="is the name of an earlier stage"))
+        if draft.project != drafts[0].project:
+            text = f"must be {drafts[0].project}, that of the run"
+            found.append(Violation(field=f"next_stages[{index}].project", description=text))
+    return found
+
+
+async def _checked_with_resources(
+    draft: RunDraft, rules: CreationRules, resources: ResourceStore, knows_run: KnowsRun, trained: Collection[str]
+) -> tuple[RunSettings | None, list[Violation]]:
+    """Returns the settings of a draft and every problem; `trained` are the policies that the stages before it train."""
     settings, violations = checked_draft(draft, rules.registry)
     if settings is not None:
         violations += _engine_problems(settings.engine, rules)
@@ -168,20 +224,9 @@ async def checked_run(
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
-    if violations or settings is None:
-        raise SettingsInvalid("The training run is not valid.", violations=violations)
-    return TrainingRun(
-        name=draft.name or training_run_name(draft.project, str(uuid7())),
-        display_name=draft.display_name,
-        algorithm=draft.algorithm,
-        settings_json=settings.model_dump_json(),
-        policy=draft.policy,
-        inputs=dict(draft.inputs),
-        create_time=now,
-        step_count=settings.steps,
-        request_id=draft.request_id,
-        request_digest=digest(draft),
-    )
+        if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
+            violations += await version_problems(draft.policy, resources)
+    return settings, violations
 
 
 async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
@@ -335,7 +380,7 @@ async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[V
     for use in sorted({"agent", "bundle"} & set(readable)):
         await resources.get(readable[use])
     _, violations = await read_inputs(readable, resources)
-    return [*violations, *await version_problems(draft.policy, resources)]
+    return violations
 
 
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
