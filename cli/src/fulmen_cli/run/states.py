@@ -46,7 +46,9 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 
 
 async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Stops a training run for good and cancels its rollouts; published versions stay.
+    """Stops a training run for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+
+    If the run has succeeded, the stage after it is stopped.
 
     Example:
 
@@ -101,6 +103,8 @@ async def rollback(
 def state_of(run: training_run_pb2.TrainingRun) -> str:
     """Returns the state of a run in words, and what is unusual about it."""
     word = enum_word(run, "state")
+    if run.state == training_run_pb2.TRAINING_RUN_STATE_PENDING and run.waiting_reason:
+        return f"{word}, waits for a stage"
     if run.state != training_run_pb2.TRAINING_RUN_STATE_RUNNING:
         return word
     if not run.owner_address:

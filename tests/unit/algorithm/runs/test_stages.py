@@ -1,11 +1,7 @@
 """The stages of a training follow each other without a client, each once, wherever the process was killed."""
 
-import asyncio
-import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +20,6 @@ from tests.support.algorithm.run_service import (
     notices,
     service_at,
     training_run,
-    until,
     with_settings,
     working,
 )

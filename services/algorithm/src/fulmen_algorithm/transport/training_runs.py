@@ -297,7 +297,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     def _message(self, entry: Entry) -> TrainingRunMessage:
         waiting = entry.waiting_reason
         if self._runs.waits_for_stage(entry):
-            waiting = f"Waits for the stage before it, {entry.run.stages_before[-1]}."
+            waiting = f"The run waits for the stage before it, {entry.run.stages_before[-1]}."
         return encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=waiting)
 
     def _owner_address(self, entry: Entry) -> str:

@@ -272,7 +272,7 @@ class AsyncClient:
         }
         training = await given_training(self.services, self.project, given, options)
         await training.begin()
-        return AsyncRun(self._session, await training.create(1))
+        return AsyncRun(self._session, await training.create())
 
     async def trainer(
         self,
