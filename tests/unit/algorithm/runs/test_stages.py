@@ -2,22 +2,32 @@
 
 import random
 from dataclasses import replace
+from typing import cast
 
+import grpc.aio
 import pytest
 
+from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.errors import SettingsInvalid, TrainingRunExists
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.creation.rules import MAX_STAGES, RunDraft
+from fulmen_algorithm.runs.creation.rules import MAX_STAGES, CreationRules, RunDraft
+from fulmen_algorithm.runs.execution import Connections
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.stages import StageNotBegun, continued
+from fulmen_algorithm.transport.forwarding import Forwarding
+from fulmen_algorithm.transport.training_runs import TrainingRunServicer
+from fulmen_service_kit.security.auth import set_caller
+from fulmen_service_kit.security.tokens import Caller, Role
 from tests.support.algorithm.crashes import Crashes
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import (
+    ALGORITHMS,
     Service,
     created,
     created_stages,
     live,
     notices,
+    now,
     service_at,
     training_run,
     with_settings,
@@ -192,6 +202,44 @@ async def test_no_stage_begins_after_one_that_is_cancelled(world, stages, servic
     await service.worker.cancel(stages[0].name)
     assert (await service.finish(stages[1])).state is RunState.CANCELLED
     assert states(service, stages[1]) == [RunState.PENDING, RunState.CANCELLED]
+
+
+async def cancel(service: Service, run: TrainingRun) -> str:
+    """Cancels a run as a client does; returns the name of the run that was cancelled."""
+    servicer = TrainingRunServicer(
+        runs=service.runs,
+        worker=service.worker,
+        connections=cast(Connections, None),
+        clock=now,
+        rules=CreationRules(registry=ALGORITHMS),
+        ownership=service.ownership,
+        forwarding=Forwarding(None),
+        address=lambda: "",
+    )
+    set_caller(Caller(role=Role.CLIENT))
+    context = cast(grpc.aio.ServicerContext, None)
+    answer = await servicer.CancelTrainingRun(pb.CancelTrainingRunRequest(name=run.name), context)
+    return answer.training_run.name
+
+
+async def test_who_stops_a_stage_that_has_not_begun_stops_the_one_that_it_waits_for(world, stages, service):
+    world.crashes = Crashes(at_call=1)
+    await add(service, stages)
+    await world.crashes.killed.wait()
+    assert await cancel(service, stages[1]) == stages[0].name
+    assert (await service.finish(stages[1])).state is RunState.CANCELLED
+    assert run_of(service, stages[0]).state is RunState.CANCELLED
+
+
+async def test_who_stops_a_stage_that_has_succeeded_stops_the_one_after_it(world, stages, service):
+    reinforced = world.child(stages[1].run_id)
+    reinforced.crashes = Crashes(at_call=1)
+    await add(service, stages)
+    await reinforced.crashes.killed.wait()
+    assert await cancel(service, stages[0]) == stages[1].name
+    assert [run_of(service, run).state for run in stages] == [RunState.SUCCEEDED, RunState.CANCELLED]
+    # There is nothing left to stop.
+    assert await cancel(service, stages[0]) == stages[1].name
 
 
 async def test_a_stage_waits_for_one_that_is_paused(world, stages, service):

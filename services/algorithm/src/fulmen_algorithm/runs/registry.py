@@ -78,7 +78,8 @@ class RunRegistry:
                         "The name or request id is taken by a different run.", training_run=run.name
                     )
                 return run
-        if taken := next((each.name for each in stages if each.name in self._entries), None):
+        names = {each.name for each in stages}
+        if taken := next((run.name for run in self.newest_first(draft.project) if run.name in names), None):
             raise TrainingRunExists("The name is taken by a different run.", training_run=taken)
         return None
 

@@ -130,9 +130,11 @@ class TrainingRun:
         return self.stages[: self.stages.index(self.name)] if self.stages else ()
 
     @property
-    def stages_after(self) -> tuple[str, ...]:
-        """Names of the later stages of its training, in order."""
-        return self.stages[self.stages.index(self.name) + 1 :] if self.stages else ()
+    def stages_to_cancel(self) -> tuple[str, ...]:
+        """Names of the runs of which the first that has not succeeded is cancelled in place of this one, in order."""
+        if not self.stages:
+            return (self.name,)
+        return self.stages if self.start_time is None else self.stages[self.stages.index(self.name) :]
 
     @property
     def uses_rollouts(self) -> bool:

@@ -183,10 +183,10 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def CancelTrainingRun(
         self, request: pb.CancelTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CancelTrainingRunResponse:
-        """Ends a run, or the stage after it that has not ended."""
+        """Ends a run, or the stage of its training that runs or is next."""
         entry = await self._entry(request.name)
         # A stage may end, and the next one begin, while it is cancelled.
-        for name in (entry.run.name, *entry.run.stages_after):
+        for name in entry.run.stages_to_cancel:
             entry = await self._entry(name)
             try:
                 if not entry.elsewhere:
