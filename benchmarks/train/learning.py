@@ -36,7 +36,8 @@ from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_runs
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor

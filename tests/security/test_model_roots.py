@@ -9,7 +9,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.stored_weights import stored_policy
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_runs
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Content
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec

@@ -17,7 +17,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.clients.hub import HubLimits, HubModels
 from fulmen_algorithm.models.bases import BaseModels
 from fulmen_algorithm.models.model_store import ModelStore
-from fulmen_algorithm.runs.creation.rules import CreationRules, checked_runs
+from fulmen_algorithm.runs.creation.rules import CreationRules
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.provenance import BASE
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState

@@ -11,7 +11,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms import sft
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import Conversation
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_runs
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.rows import Row, sft_row
 from tests.support.algorithm.model_services import ModelResources, World

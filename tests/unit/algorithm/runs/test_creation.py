@@ -12,7 +12,8 @@ from fulmen.train_toml.train import load_train_config
 from fulmen_algorithm.algorithms.sampling import RESHAPING
 from fulmen_algorithm.losses.advantage_settings import OverlongSettings
 from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_runs, parse_settings
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, parse_settings
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, created, now

@@ -10,7 +10,8 @@ import pytest
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.errors import SettingsInvalid, TrainingRunExists
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.runs.creation.rules import MAX_STAGES, CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import MAX_STAGES
 from fulmen_algorithm.runs.execution import Connections
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.stages import StageNotBegun, continued

@@ -22,7 +22,8 @@ from fulmen.errors import (
 )
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_runs
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections

@@ -1,4 +1,4 @@
-"""Validates a run before it is created: all problems are reported at once, and nothing is stored."""
+"""Validates a run before it is created: all problems are reported at once, and nothing is stored; see `stages`."""
 
 import asyncio
 import hashlib
@@ -6,14 +6,12 @@ import json
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from fulmen.errors import SettingsInvalid, Violation
-from fulmen.ids import training_run_name, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
@@ -30,14 +28,13 @@ from fulmen_algorithm.runs.creation.policies import (
     version_problems,
 )
 from fulmen_algorithm.runs.ports import BaseModels, Content, ResourceStore
-from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
 _FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
 """Origins of which there is no version yet."""
 MAX_DISPLAY_NAME = 128
-MAX_STAGES = 16
 ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
 
@@ -85,10 +82,6 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
         raise SettingsInvalid(
             "The settings of the run are not valid.", violations=settings_problems(error, entry.settings)
         ) from None
-
-
-def _knows_none(name: str) -> bool:
-    return False
 
 
 async def _is_free(policy: str, project: str) -> bool:
@@ -139,76 +132,7 @@ def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | No
     return settings, [*violations, *_policy_problems(draft, entry), *_input_problems(draft, entry)]
 
 
-async def checked_runs(
-    drafts: Sequence[RunDraft],
-    *,
-    rules: CreationRules,
-    resources: ResourceStore,
-    now: datetime,
-    knows_run: KnowsRun = _knows_none,
-) -> list[TrainingRun]:
-    """Checks the drafts of one run, or of the stages of a training in order, and all resources that they name.
-
-    Args:
-        drafts: The runs.
-        rules: Rules of the service.
-        resources: Resources of the project of the first.
-        now: Creation time of the runs.
-        knows_run: Returns whether a run exists, including runs without rollouts.
-
-    Raises:
-        SettingsInvalid: with every problem of every stage, bad lines of data sets included.
-        ResourceNotFound: if an input is unknown.
-    """
-    names = [draft.name or training_run_name(draft.project, str(uuid7())) for draft in drafts]
-    runs: list[TrainingRun] = []
-    violations = _stage_problems(drafts, names)
-    trained: set[str] = set()
-    for index, draft in enumerate(drafts[:MAX_STAGES]):
-        if draft.project != drafts[0].project:
-            continue
-        settings, found = await _checked_with_resources(draft, rules, resources, knows_run, trained)
-        prefix = f"next_stages[{index - 1}]." if index else ""
-        violations += [replace(each, field=prefix + each.field) for each in found]
-        if draft.algorithm in rules.registry and rules.registry[draft.algorithm].trains:
-            trained.add(draft.policy.name)
-        if settings is not None:
-            runs.append(
-                TrainingRun(
-                    name=names[index],
-                    display_name=draft.display_name,
-                    algorithm=draft.algorithm,
-                    settings_json=settings.model_dump_json(),
-                    policy=draft.policy,
-                    inputs=dict(draft.inputs),
-                    create_time=now,
-                    step_count=settings.steps,
-                    request_id=draft.request_id,
-                    request_digest=digest(*drafts[index:]),
-                    stages=tuple(names) if len(names) > 1 else (),
-                )
-            )
-    if violations or len(runs) < len(drafts):
-        raise SettingsInvalid("The training run is not valid.", violations=violations)
-    return runs
-
-
-def _stage_problems(drafts: Sequence[RunDraft], names: Sequence[str]) -> list[Violation]:
-    """Returns the problems of stages as a whole."""
-    found = []
-    if len(names) > MAX_STAGES:
-        text = f"has {len(names) - 1} entries, allowed are {MAX_STAGES - 1}"
-        found.append(Violation(field="next_stages", description=text))
-    for index, draft in enumerate(drafts[1:MAX_STAGES]):
-        if names[index + 1] in names[: index + 1]:
-            found.append(Violation(field=f"next_stages[{index}].name", description="is the name of an earlier stage"))
-        if draft.project != drafts[0].project:
-            text = f"must be {drafts[0].project}, that of the run"
-            found.append(Violation(field=f"next_stages[{index}].project", description=text))
-    return found
-
-
-async def _checked_with_resources(
+async def checked_with_resources(
     draft: RunDraft, rules: CreationRules, resources: ResourceStore, knows_run: KnowsRun, trained: Collection[str]
 ) -> tuple[RunSettings | None, list[Violation]]:
     """Returns the settings of a draft and every problem; `trained` are the policies that the stages before it train."""
