@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -37,7 +38,9 @@ samples = 2
 """
 
 
-async def test_the_second_stage_runs_although_the_command_was_killed_in_the_first(world, tmp_path, repository_root):
+@pytest.fixture
+def config(tmp_path: Path, repository_root: Path) -> Path:
+    """Returns a train.toml of two stages."""
     demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
     files = {
         "agent.py": AGENT,
@@ -49,7 +52,11 @@ async def test_the_second_stage_runs_although_the_command_was_killed_in_the_firs
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    first = await killed_in_first_stage(tmp_path / "train.toml", state_dir=world.state_dir)
+    return tmp_path / "train.toml"
+
+
+async def test_the_second_stage_runs_although_the_command_was_killed_in_the_first(world, config):
+    first, _ = await ended_in_first_stage(config, signal.SIGKILL, state_dir=world.state_dir)
     trained = f"projects/default/trainingRuns/{first}"
     evaluated = trained.replace("-1-sft", "-2-evaluate")
     assert (await read_run(world.client, trained)).state not in FINAL_RUN_STATES, "the command was killed too late"
@@ -63,26 +70,55 @@ async def test_the_second_stage_runs_although_the_command_was_killed_in_the_firs
     assert done.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED, done.failure_message
     assert done.policy.version == (await read_run(world.client, trained)).policy_version
     assert done.results["validation_rollouts"] == 2
+    # Whoever watches the first stage sees the others, too.
+    watched = await world.fulmen("run", "watch", first)
+    assert [line for line in watched.stdout.splitlines() if " ended: " in line] == [
+        f"{trained} ended: succeeded",
+        f"{evaluated} ended: succeeded",
+    ]
 
 
-async def killed_in_first_stage(config: Path, *, state_dir: Path) -> str:
-    """Kills `fulmen train` with signal 9 once its first stage has begun; returns the id of that stage's run."""
+async def test_who_detaches_is_told_how_to_stop_the_stages_and_can(world, config):
+    first, told = await ended_in_first_stage(config, signal.SIGINT, state_dir=world.state_dir)
+    assert told == [
+        f"Detached; the run continues. Watch it: fulmen run watch {first}   Stop it: fulmen run stop {first}",
+        "The stages after it follow without this command.",
+    ]
+    second = first.replace("-1-sft", "-2-evaluate")
+    listed = json.loads((await world.fulmen("run", "list", "--limit", "2", "-o", "json")).stdout)
+    assert [each["name"].rpartition("/")[2] for each in listed] == [second, first]
+    assert [each["state"] for each in listed] == ["TRAINING_RUN_STATE_PENDING", "TRAINING_RUN_STATE_RUNNING"]
+    assert "pending, waits for a stage" in (await world.fulmen("run", "list", "--limit", "1")).stdout
+    shown = (await world.fulmen("run", "show", second)).stdout
+    assert f"The run waits for the stage before it, projects/default/trainingRuns/{first}." in shown
+    assert f"{first}, {second}" in shown
+    stopped = await world.fulmen("run", "stop", second)
+    assert stopped.stdout.strip() == f"projects/default/trainingRuns/{first}: cancelled", stopped.stderr
+    watched = await world.fulmen("run", "watch", second)
+    assert watched.stdout.splitlines()[-1] == f"projects/default/trainingRuns/{second} ended: cancelled"
+
+
+async def ended_in_first_stage(config: Path, signal_number: int, *, state_dir: Path) -> tuple[str, list[str]]:
+    """Ends `fulmen train` with a signal once its first stage has begun; returns its run's id, and what it says after that."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fulmen_cli", "train", str(config), "--state-dir", str(state_dir)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    run = ""
+    run, said = "", []
     try:
         async with asyncio.timeout(120):
             async for line in process.stdout:
-                text = line.decode()
+                text = line.decode().rstrip()
                 if text.startswith("sft: run "):
-                    run = text.removeprefix("sft: run ").strip()
-                if text.startswith("sft: step"):
-                    break
+                    run = text.removeprefix("sft: run ")
+                elif text.startswith("sft: step") and process.returncode is None and not said:
+                    process.send_signal(signal_number)
+                elif not text.startswith("sft: "):
+                    said.append(text)
+            await process.wait()
     finally:
-        process.kill()
-        await process.wait()
-    assert run
-    return run
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return run, said[1:]  # the first line is what is published
