@@ -48,8 +48,8 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
     """Stops a training run for good and cancels its rollouts; published versions stay. The stages after it do not begin.
 
-    In place of a stage that has succeeded, a later one is stopped, and in place of one that has not begun, the one that it
-    waits for.
+    In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it waits
+    for.
 
     Example:
 

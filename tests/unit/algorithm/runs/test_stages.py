@@ -232,6 +232,15 @@ async def test_who_stops_a_stage_that_has_not_begun_stops_the_one_that_it_waits_
     assert run_of(service, stages[0]).state is RunState.CANCELLED
 
 
+async def test_who_stops_a_paused_stage_after_one_that_failed_stops_it(three, service):
+    await add(service, three)
+    service.runs.pause(three[1].name)
+    assert (await service.finish(three[0])).state is RunState.FAILED
+    assert await cancel(service, three[1]) == three[1].name
+    assert run_of(service, three[1]).state is RunState.CANCELLED
+    assert (await service.finish(three[2])).state is RunState.CANCELLED
+
+
 async def test_who_stops_a_stage_that_has_succeeded_stops_the_one_after_it(world, stages, service):
     reinforced = world.child(stages[1].run_id)
     reinforced.crashes = Crashes(at_call=1)

@@ -131,7 +131,7 @@ class TrainingRun:
 
     @property
     def stages_to_cancel(self) -> tuple[str, ...]:
-        """Names of the runs of which the first that has not succeeded is cancelled in place of this one, in order."""
+        """Names of the runs of which the first that has not ended is cancelled in place of this one, in order."""
         if not self.stages:
             return (self.name,)
         return self.stages if self.start_time is None else self.stages[self.stages.index(self.name) :]

@@ -189,6 +189,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         # A stage may end, and the next one begin, while it is cancelled.
         for name in entry.run.stages_to_cancel:
             entry = await self._entry(name)
+            if not entry.elsewhere and entry.run.state.final:
+                continue
             try:
                 if not entry.elsewhere:
                     with _storage_errors():

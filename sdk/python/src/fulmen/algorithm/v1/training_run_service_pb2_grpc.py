@@ -155,8 +155,8 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrainingRun(self, request, context):
-        """Cancels a run and its rollouts; the stages after it do not begin. In place of a stage that has succeeded, a later one
-        is cancelled, and in place of one that has not begun, the one that it waits for. Idempotent.
+        """Cancels a run and its rollouts; the stages after it do not begin. In place of a stage that has ended, a later one is
+        cancelled, and in place of one that has not begun, the one that it waits for. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -208,8 +208,8 @@ class AsyncRun:
     async def stop(self) -> None:
         """Stops it for good and cancels its rollouts; published versions stay. The stages after it do not begin.
 
-        In place of a stage that has succeeded, a later one is stopped, and in place of one that has not begun, the one that
-        it waits for.
+        In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it
+        waits for.
         """
         request = training_run_service_pb2.CancelTrainingRunRequest(name=self.name)
         stopped = (await self._session.services.training_runs.CancelTrainingRun(request)).training_run

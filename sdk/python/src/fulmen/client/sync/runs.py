@@ -179,8 +179,8 @@ class Run(Face):
     def stop(self) -> None:
         """Stops it for good and cancels its rollouts; published versions stay. The stages after it do not begin.
 
-        In place of a stage that has succeeded, a later one is stopped, and in place of one that has not begun, the one that
-        it waits for.
+        In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it
+        waits for.
         """
         self._call(self._aio.stop())
 

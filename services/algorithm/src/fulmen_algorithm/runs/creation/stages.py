@@ -54,7 +54,8 @@ async def checked_runs(
         settings, found = await checked_with_resources(draft, rules, resources, knows_run, trained)
         prefix = f"next_stages[{index - 1}]." if index else ""
         violations += [replace(each, field=prefix + each.field) for each in found]
-        if draft.algorithm in rules.registry and rules.registry[draft.algorithm].trains:
+        entry = rules.registry.get(draft.algorithm)
+        if entry is None or entry.trains:
             trained.add(draft.policy.name)
         if settings is not None:
             runs.append(
