@@ -107,8 +107,9 @@ it with:
 STAGES = """
 ## [[stage]]
 
-One or more. Each stage is a training run of one algorithm, and starts where the one before ended. `algorithm` names it; all
-other keys are its settings. The same settings are the arguments of the Python classes: `fulmen.GRPO(steps=40)`.
+One to 16. Each stage is a training run of one algorithm, and starts where the one before ended; the service begins it, whether or not
+anyone watches ([runs.md](runs.md#stages)). `algorithm` names it; all other keys are its settings. The same settings are the arguments
+of the Python classes: `fulmen.GRPO(steps=40)`.
 
 | algorithm | what it does |
 |---|---|

@@ -38,7 +38,8 @@ from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.groups import GroupSpec, Mode
 from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
@@ -126,8 +127,8 @@ class Process:
             policy=policy,
             inputs=inputs,
         )
-        run = await checked_run(
-            draft, rules=CreationRules(registry=self._registry), resources=self.resources, now=_now()
+        [run] = await checked_runs(
+            [draft], rules=CreationRules(registry=self._registry), resources=self.resources, now=_now()
         )
         with self._state as state:
             runs = RunRegistry(state, clock=_now, max_concurrent=1)

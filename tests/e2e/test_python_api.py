@@ -158,6 +158,29 @@ def test_a_training_is_iterated_over_step_by_step(client: fulmen.Client, reposit
 
 
 @pytest.mark.long(short=True)
+def test_a_training_of_several_stages_ends_with_the_last_and_each_is_iterated_over(
+    client: fulmen.Client, repository_root: Path
+) -> None:
+    example = repository_root / "examples/arithmetic"
+    stage = fulmen.GRPO(steps=1, prompts_per_step=4, group_size=2, minibatches=1, refill_limit=0)
+    last = client.train(
+        agent=f"{example}/agent.py:solve",
+        reward=f"{example}/grader.py:grade",
+        tasks=example / "tasks/train.jsonl",
+        base=f"{example}/make_model.py:build",
+        algorithm=[stage, stage],
+        name="staged",
+        policy="arithmetic",
+    )
+    first, second = last.stages()
+
+    assert second.id == last.id
+    assert [[step.number for step in run] for run in (first, second)] == [[1], [1]]
+    assert last.wait().state == "succeeded"
+    assert last.proto.policy.version == first.policy_version
+
+
+@pytest.mark.long(short=True)
 def test_the_trained_model_is_served_for_a_time_and_answers_the_call_that_is_shown(
     client: fulmen.Client, state_dir: Path
 ) -> None:

@@ -9,7 +9,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.policy.stored_weights import stored_policy
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Content
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
@@ -58,7 +59,7 @@ async def created(path: Path, allowed: ModelRoots) -> None:
         inputs={"demonstrations": "resources/dataset.demonstrations/versions/1"},
     )
     rules = CreationRules(registry=ALGORITHMS, model_roots=allowed)
-    await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
+    await checked_runs([draft], rules=rules, resources=ModelResources(world), now=now())
 
 
 REFUSED = ("other", "link", "link in the middle", "dots", "same beginning", "missing", "root", "run of another project")

@@ -38,7 +38,7 @@ class Caller:
         self.runs = TrainingRunServiceStub(channel)
         self.ranks = GradientExchangeServiceStub(ranks)
 
-    async def create(self, name: str, **fields: Any) -> training_run_pb2.TrainingRun:
+    def draft(self, name: str, **fields: Any) -> training_run_pb2.TrainingRun:
         run = training_run_pb2.TrainingRun(
             name=name,
             algorithm="sft",
@@ -47,6 +47,10 @@ class Caller:
             inputs={"demonstrations": "resources/said/versions/1"},
         )
         run.MergeFrom(training_run_pb2.TrainingRun(**fields))
+        return run
+
+    async def create(self, name: str, **fields: Any) -> training_run_pb2.TrainingRun:
+        run = self.draft(name, **fields)
         return (await self.runs.CreateTrainingRun(pb.CreateTrainingRunRequest(training_run=run))).training_run
 
     async def get(self, name: str) -> training_run_pb2.TrainingRun:
@@ -125,6 +129,23 @@ async def test_an_input_names_no_run_of_another_project(members: tuple[Caller, C
     answers = [await told(a.create("", inputs={"rollouts": name}), name) for name in (theirs, absent)]
     assert answers[0] == answers[1]
     assert "inputs.rollouts" in answers[0]
+
+
+async def test_a_later_stage_is_no_run_of_another_project(members: tuple[Caller, Caller]) -> None:
+    a, b = members
+    theirs, absent = f"{B}/trainingRuns/same", f"{B}/trainingRuns/none"
+    await b.create(theirs)
+    for project in ("", A, B):
+        answers = []
+        for name in (theirs, absent):
+            first, later = (a.draft("", display_name="stages"), a.draft(name, project=project))
+            request = pb.CreateTrainingRunRequest(training_run=first, next_stages=[later])
+            answers.append(await told(a.runs.CreateTrainingRun(request), name))
+        assert answers[0] == answers[1]
+        assert answers[0].startswith("SettingsInvalid"), answers[0]
+        assert "next_stages[0]." in answers[0]
+    assert await a.names() == []
+    assert await b.names() == [theirs]
 
 
 async def test_a_run_of_another_project_is_as_if_it_did_not_exist(members: tuple[Caller, Caller]) -> None:

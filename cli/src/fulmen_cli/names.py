@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fulmen import ids
-from fulmen.algorithm.v1 import training_run_service_pb2
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import Unavailable
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_service_pb2
@@ -24,6 +24,7 @@ RUN_FORMS: Final = "projects/PROJECT/trainingRuns/ID, the ID, its beginning, or 
 LATEST: Final = "latest"
 CANDIDATES_SHOWN: Final = 5
 PAGE_SIZE: Final = 1000
+MAX_STAGES: Final = 16
 LOOK_UP_LIMIT_S: Final = 10.0
 _UUID_LENGTH: Final = 36
 _ROLLOUT: Final = re.compile(r"(latest|[0-9a-f-]{1,36})((?:/attempts/[0-9]+)?)")
@@ -100,17 +101,26 @@ def short_name(name: str) -> str:
 
 
 async def _runs(given: str, client: Services, project: str) -> list[str]:
-    """Returns the ids of the runs that are meant, newest first."""
+    """Returns the ids of the runs that are meant, newest first; of the latest training, the stage that began last."""
     request = training_run_service_pb2.ListTrainingRunsRequest(
-        project=project, page_size=1 if given == LATEST else PAGE_SIZE
+        project=project, page_size=MAX_STAGES if given == LATEST else PAGE_SIZE
     )
     found: list[str] = []
     while True:
         page = await client.training_runs.ListTrainingRuns(request, timeout=LOOK_UP_LIMIT_S)
         found += [short_name(run.name) for run in page.training_runs]
         request.page_token = page.next_page_token
-        if given == LATEST or not page.next_page_token:
-            return found if given == LATEST else [each for each in found if each.startswith(given)]
+        if given == LATEST:
+            return [short_name(_begun_last(page.training_runs))] if found else []
+        if not page.next_page_token:
+            return [each for each in found if each.startswith(given)]
+
+
+def _begun_last(runs: Sequence[training_run_pb2.TrainingRun]) -> str:
+    newest = runs[0]
+    stages = newest.stages or [newest.name]
+    begun = {run.name for run in runs if run.HasField("start_time")}
+    return next((name for name in reversed(stages) if name in begun), stages[0])
 
 
 def _only(kind: str, given: str, found: Sequence[str], *, where: str) -> str:

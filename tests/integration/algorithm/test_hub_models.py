@@ -17,7 +17,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.clients.hub import HubLimits, HubModels
 from fulmen_algorithm.models.bases import BaseModels
 from fulmen_algorithm.models.model_store import ModelStore
-from fulmen_algorithm.runs.creation.rules import CreationRules, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.provenance import BASE
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
@@ -297,7 +298,7 @@ async def test_a_run_is_refused_at_its_creation_and_nothing_is_created(hub, worl
     draft = replace(sft_draft, policy=PolicySpec(name="tiny", origin=PolicyOrigin.BASE, source="hf:Acme/None"))
     rules = CreationRules(registry=ALGORITHMS, models=BaseModels(ModelStore(tmp_path), models()))
     with pytest.raises(SettingsInvalid) as invalid:
-        await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
+        await checked_runs([draft], rules=rules, resources=ModelResources(world), now=now())
     (violation,) = invalid.value.violations
     assert violation.field == "policy.base"
     assert "no model Acme/None" in violation.description
@@ -306,7 +307,7 @@ async def test_a_run_is_refused_at_its_creation_and_nothing_is_created(hub, worl
 async def test_a_run_keeps_to_the_commit_that_it_began_with(hub, files, world, sft_draft, open_service, tmp_path):
     draft = replace(sft_draft, policy=PolicySpec(name="tiny", origin=PolicyOrigin.BASE, source=f"hf:{NAME}"))
     rules = CreationRules(registry=ALGORITHMS, models=BaseModels(ModelStore(tmp_path), models()))
-    run = await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
+    [run] = await checked_runs([draft], rules=rules, resources=ModelResources(world), now=now())
     async with working(open_service(world, hub=models())) as service:
         service.runs.add(run)
         done = await service.finish(run)

@@ -6,6 +6,7 @@ import pytest
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.clients.run_leases import StoreRunLeases
+from fulmen_algorithm.runs.ports import RunRecord
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.database.queries import SQL
 from tests.support.store.running import running_store
@@ -28,6 +29,6 @@ async def test_a_clock_that_was_set_back_hides_no_run(database_url: str, monkeyp
             patch.setattr("fulmen_store.database.database.SQL", Ahead())
             assert await leases.changed() == []
         run = "projects/default/trainingRuns/one"
-        await leases.create(run, policy="p", record=b"x", request_id="r")
+        await leases.create([RunRecord(training_run=run, policy="p", record=b"x")], request_id="r")
         assert [each.training_run for each in await leases.changed()] == [run]
         assert [each.training_run for each in await leases.changed()] == [run]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fulmen.errors import RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
-from fulmen_algorithm.runs.ports import LeaseRenewal, LeaseState, RunFence, RunLease
+from fulmen_algorithm.runs.ports import LeaseRenewal, LeaseState, RunFence, RunLease, RunRecord
+from tests.support.algorithm.crashes import Crashes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class LeaseTable:
     """The leases of a world."""
 
     rows: dict[str, _Row] = field(default_factory=dict)
+    crashes: Crashes = field(default_factory=Crashes)
+    """Counts the calls of services apart from those of the other ports."""
 
     def check(self, fence: RunFence | None) -> None:
         """Refuses an epoch that is not the newest, as the store does."""
@@ -50,11 +53,13 @@ class ModelRunLeases:
     address: str = "127.0.0.1:1"
     ttl_s: float = 60.0
 
-    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
+    async def create(self, runs: Sequence[RunRecord], *, request_id: str) -> None:
         taken = any(request_id and row.request_id == request_id for row in self.table.rows.values())
-        if training_run in self.table.rows or taken:
+        if taken or any(each.training_run in self.table.rows for each in runs):
             raise TrainingRunExists("taken")
-        self.table.rows[training_run] = _Row(policy=policy, record=record, request_id=request_id, storage=self.storage)
+        for each, given in zip(runs, (request_id, *("" for _ in runs[1:])), strict=True):
+            row = _Row(policy=each.policy, record=each.record, request_id=given, storage=self.storage)
+            self.table.rows[each.training_run] = row
 
     async def acquire(self, training_run: str, *, after_epoch: int) -> int:
         row = self.table.rows.get(training_run)
@@ -65,8 +70,10 @@ class ModelRunLeases:
         for name, other in self.table.rows.items():
             if name != training_run and row.policy and other.policy == row.policy and not other.released:
                 raise RunLeaseHeld("held", training_run=name, owner_address=other.address)
+        await self.table.crashes.before()
         row.owner, row.address, row.epoch = self.owner, self.address, max(row.epoch, after_epoch) + 1
         row.until, row.released = time.monotonic() + self.ttl_s, False
+        await self.table.crashes.after()
         return row.epoch
 
     async def renew(self, renewals: Sequence[LeaseRenewal]) -> set[str]:
@@ -83,7 +90,9 @@ class ModelRunLeases:
         row = self.table.rows[fence.training_run]
         if row.epoch != fence.epoch:
             raise RunLeaseLost("lost", training_run=fence.training_run)
+        await self.table.crashes.before()
         row.released, row.until, row.state, row.record = True, 0.0, state, record
+        await self.table.crashes.after()
 
     async def changed(self) -> list[RunLease]:
         return [

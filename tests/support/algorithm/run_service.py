@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +22,8 @@ from fulmen_algorithm.models.model_store import ModelStore
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
@@ -241,8 +242,14 @@ def with_settings(draft: RunDraft, *, algorithm: str = "", validated: bool = Tru
 
 async def created(draft: RunDraft, world: World, **allowed: Any) -> TrainingRun:
     """Checks a draft against a world; `allowed` are the addresses that the operator names."""
+    [run] = await created_stages([draft], world, **allowed)
+    return run
+
+
+async def created_stages(drafts: Sequence[RunDraft], world: World, **allowed: Any) -> list[TrainingRun]:
+    """Checks the stages of a training against a world; see `created`."""
     rules = CreationRules(registry=ALGORITHMS, **allowed)
-    return await checked_run(draft, rules=rules, resources=ModelResources(world), now=now())
+    return await checked_runs(drafts, rules=rules, resources=ModelResources(world), now=now())
 
 
 LONGEST_RUN_S = 60

@@ -108,7 +108,7 @@ async def start_run(
         name=training_run_name(DEFAULT_PROJECT, name),
         inputs=published.inputs,
         read=read,
-        start_version="",
+        continues=False,
     )
     request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=name)
     created = await client.training_runs.CreateTrainingRun(request)

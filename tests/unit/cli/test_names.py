@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,14 @@ TRAINED = "arithmetic-20260314-101500-x7k2-2-grpo"
 class KnownServices:
     """The services with these rollouts and runs, newest first; a page holds two. Counts how often they are asked."""
 
-    def __init__(self, *, rollouts: tuple[str, ...] = (), runs: tuple[str, ...] | None = ()) -> None:
-        self.known, self.runs = rollouts, runs
+    def __init__(
+        self,
+        *,
+        rollouts: tuple[str, ...] = (),
+        runs: tuple[str, ...] | None = (),
+        stages: Sequence[training_run_pb2.TrainingRun] = (),
+    ) -> None:
+        self.known, self.runs, self.stages = rollouts, runs, stages
         self.asked = 0
 
     @property
@@ -56,6 +63,8 @@ class KnownServices:
         self.asked += 1
         if self.runs is None:
             raise Unavailable("Connection refused")
+        if self.stages:
+            return runs_pb.ListTrainingRunsResponse(training_runs=self.stages)
         page, token = _page(list(self.runs), request)
         runs = [training_run_pb2.TrainingRun(name=training_run_name(request.project, each)) for each in page]
         return runs_pb.ListTrainingRunsResponse(training_runs=runs, next_page_token=token)
@@ -113,6 +122,16 @@ async def test_the_beginning_of_an_id_and_latest_find_the_one_that_is_meant() ->
     assert await rollout("latest/attempts/1", other) == f"projects/default/rollouts/{other}/attempts/1"
     assert await run("b", "c", "a2", "a1", "b-long-name") == "b-long-name"
     assert await run("latest", "c", "a") == "c"
+
+
+async def test_the_latest_of_several_stages_is_the_one_that_began_last() -> None:
+    stages = [training_run_name("projects/default", each) for each in ("1", "2", "3")]
+    for begun, meant in ((0, "1"), (1, "1"), (2, "2"), (3, "3")):
+        runs = [training_run_pb2.TrainingRun(name=name, stages=stages) for name in reversed(stages)]
+        for each in runs[3 - begun :]:
+            each.start_time.GetCurrentTime()
+        client = cast(Services, KnownServices(runs=(), stages=[*runs, training_run_pb2.TrainingRun(name="older")]))
+        assert (await run_name("latest", connection(), client)).rpartition("/")[2] == meant
 
 
 async def test_an_id_that_begins_others_means_itself() -> None:

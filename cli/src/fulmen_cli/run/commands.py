@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.rpc.services import Services
 from fulmen.training.following import follow_run
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
@@ -93,12 +96,14 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
         ("state", state_of(found)),
         ("waits for", found.waiting_reason),
         ("run by", found.owner_address),
+        ("stages", ", ".join(map(short_name, found.stages))),
         ("failure", found.failure_message),
         ("rollouts", failure),
         ("algorithm", found.algorithm),
         *((f"setting {key}", json.dumps(value)) for key, value in json.loads(found.settings_json or "{}").items()),
         ("step", f"{found.step}/{found.step_count}"),
         ("policy", found.policy_version),
+        ("prompt", found.prompt_version),
         ("model", found.model_path),
         *((f"input {use}", version) for use, version in sorted(found.inputs.items())),
         *((name, f"{value:g}") for name, value in sorted(found.results.items())),
@@ -109,7 +114,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
 
 
 async def watch(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Follows a training run to its end. Ctrl-C detaches; the run continues.
+    """Follows a training run to its end, and then the stages after it. Ctrl-C detaches; they continue.
 
     With `--output json`, prints one event per line.
 
@@ -121,16 +126,25 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
     quiet = output is Output.JSON
     async with connection.open() as client:
         name = await run_name(run, connection, client)
-        ended: training_run_pb2.TrainingRun | None = None
-        with RunProgress(screen, short_name(name), step_count=0, quiet=quiet) as shown:
-            async for event in follow_run(client, name, on_interruption=shown.interrupted):
-                shown.show(event)
-                if quiet:
-                    sys.stdout.write(json.dumps(as_dict(event), ensure_ascii=False) + "\n")
-                    sys.stdout.flush()
-                if event.HasField("run"):
-                    ended = event.run
-    if ended is not None and ended.state == training_run_pb2.TRAINING_RUN_STATE_FAILED:
-        raise CommandFailed(f"The run {ended.name} failed: {ended.failure_message}")
-    if ended is not None and not quiet:
-        screen.print(f"{ended.name} ended: {enum_word(ended, 'state')}")
+        while name:
+            ended = await _watched(client, name, screen, quiet=quiet)
+            if ended.state == training_run_pb2.TRAINING_RUN_STATE_FAILED:
+                raise CommandFailed(f"The run {ended.name} failed: {ended.failure_message}")
+            if not quiet:
+                screen.print(f"{ended.name} ended: {enum_word(ended, 'state')}")
+            has_succeeded = ended.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
+            following = dict(pairwise(ended.stages)) if has_succeeded else {}
+            name = following.get(name, "")
+
+
+async def _watched(client: Services, name: str, screen: Console, *, quiet: bool) -> training_run_pb2.TrainingRun:
+    ended = training_run_pb2.TrainingRun(name=name)
+    with RunProgress(screen, short_name(name), step_count=0, quiet=quiet) as shown:
+        async for event in follow_run(client, name, on_interruption=shown.interrupted):
+            shown.show(event)
+            if quiet:
+                sys.stdout.write(json.dumps(as_dict(event), ensure_ascii=False) + "\n")
+                sys.stdout.flush()
+            if event.HasField("run"):
+                ended = event.run
+    return ended

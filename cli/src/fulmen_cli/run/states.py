@@ -46,7 +46,10 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 
 
 async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Stops a training run for good and cancels its rollouts; published versions stay.
+    """Stops a training run for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+
+    In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it waits
+    for.
 
     Example:
 
@@ -101,6 +104,8 @@ async def rollback(
 def state_of(run: training_run_pb2.TrainingRun) -> str:
     """Returns the state of a run in words, and what is unusual about it."""
     word = enum_word(run, "state")
+    if run.state == training_run_pb2.TRAINING_RUN_STATE_PENDING and run.waiting_reason:
+        return f"{word}, waits for a stage"
     if run.state != training_run_pb2.TRAINING_RUN_STATE_RUNNING:
         return word
     if not run.owner_address:

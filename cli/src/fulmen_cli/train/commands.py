@@ -1,10 +1,9 @@
-"""`fulmen train` validates a configuration, publishes its inputs and runs its stages; `fulmen algorithms` lists algorithms."""
+"""`fulmen train` validates a configuration, publishes its inputs, creates its stages and follows them; `fulmen algorithms` lists algorithms."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,8 +87,8 @@ async def train(
 ) -> None:
     """Trains an agent as configured in a train.toml.
 
-    Checks every file first: if there are problems, all of them are reported and nothing is created. Ctrl-C only detaches:
-    the run continues, and the command prints how to watch or stop it.
+    Checks every file first: if there are problems, all of them are reported and nothing is created. The stages follow each
+    other in the algorithm service. Ctrl-C only detaches: they continue, and the command prints how to watch or stop them.
 
     With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
     algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
@@ -207,37 +206,32 @@ class _Stages:
     in_process: bool
 
     async def run(self) -> list[StageOutcome]:
-        """Runs the stages; each starts from the policy version of the previous one.
+        """Creates the stages and follows them to their end.
 
         Raises:
             CommandFailed: if a stage ends otherwise than well.
         """
-        outcomes: list[StageOutcome] = []
-        start_version = ""
-        stages = self.plan.config.stages
-        for number in range(1, len(stages) + 1):
-            left = [stage.algorithm for stage in stages[number:]]
-            outcome = await self._stage(number, start_version, left)
-            outcomes.append(outcome)
-            start_version = outcome.run.policy_version or start_version
-            await self.plan.take_prompt(outcome.run)
-        return outcomes
+        created = await self.plan.create()
+        names = created.stages or [created.name]
+        algorithms = [stage.algorithm for stage in self.plan.config.stages]
+        return [
+            await self._stage(name, algorithm, is_last=name == names[-1])
+            for name, algorithm in zip(names, algorithms, strict=True)
+        ]
 
-    async def _stage(self, number: int, start_version: str, left: Sequence[str]) -> StageOutcome:
-        started = time.monotonic()
-        created = await self.plan.create(number, start_version=start_version)
-        short = short_name(created.name)
-        self.screen.print(f"{created.algorithm}: run {short}")
+    async def _stage(self, name: str, algorithm: str, *, is_last: bool) -> StageOutcome:
+        short = short_name(name)
+        self.screen.print(f"{algorithm}: run {short}")
         try:
-            ended = await self._follow(created)
+            ended = await self._follow(name, algorithm)
         except asyncio.CancelledError:
             self.screen.print(
                 "Stopped: the run ended with this process."
                 if self.in_process
                 else f"Detached; the run continues. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )
-            if left and not self.in_process:
-                self.screen.print(f"Stages that this command does not begin any more: {', '.join(left)}.")
+            if not (self.in_process or is_last):
+                self.screen.print("The stages after it follow without this command.")
             raise
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
             failure = await failure_of_run(self.client, ended.name)
@@ -245,22 +239,19 @@ class _Stages:
         report = await self.client.training_runs.GetTrainingRunReport(
             training_run_service_pb2.GetTrainingRunReportRequest(name=ended.name)
         )
-        seconds = time.monotonic() - started
         return StageOutcome(
             run=ended,
-            seconds=seconds,
+            seconds=(ended.end_time.ToDatetime() - ended.start_time.ToDatetime()).total_seconds(),
             markdown=report.markdown,
             curve_png=report.curve_png,
             failure=await failure_of_run(self.client, ended.name),
         )
 
-    async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
-        ended = run
+    async def _follow(self, name: str, algorithm: str) -> training_run_pb2.TrainingRun:
+        ended = training_run_pb2.TrainingRun(name=name)
         quiet = self.screen.quiet
-        with RunProgress(
-            self.screen, run.algorithm, step_count=run.step_count, quiet=quiet, lines_only=self.in_process
-        ) as shown:
-            async for event in follow_run(self.client, run.name, on_interruption=shown.interrupted):
+        with RunProgress(self.screen, algorithm, step_count=0, quiet=quiet, lines_only=self.in_process) as shown:
+            async for event in follow_run(self.client, name, on_interruption=shown.interrupted):
                 shown.show(event)
                 if event.HasField("run"):
                     ended = event.run

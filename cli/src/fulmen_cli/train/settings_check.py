@@ -34,17 +34,20 @@ def stage_problems(config: TrainConfig) -> list[str] | None:
     if config.data.rollouts:
         inputs["rollouts"] = ANY_RUN
     problems: list[str] = []
+    continues = False
     for number, stage in enumerate(config.stages, start=1):
         entry = registry.get(stage.algorithm)
+        trains = entry is None or entry.trains
         run = training_run(
             config,
             stage,
             name="",
             inputs=inputs,
             read={stage.algorithm: entry.inputs if entry else ()},
-            start_version="",
-            trains=entry is None or entry.trains,
+            continues=continues,
+            trains=trains,
         )
+        continues = continues or trains
         _, violations = checked_draft(draft(run, request_id=""), registry)
         problems += [f"stage {number} ({stage.algorithm}): {each.field}: {each.description}" for each in violations]
     return problems

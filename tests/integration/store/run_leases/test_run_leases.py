@@ -257,6 +257,42 @@ async def test_every_problem_of_a_request_is_reported_at_once(stubs: Stubs):
                 await call
 
 
+async def test_the_stages_of_a_training_are_recorded_together_or_not_at_all(store: StoreHandle, stubs: Stubs):
+    def stages(*names: str) -> list[pb.NextStage]:
+        return [pb.NextStage(training_run=RUN.replace("one", name), record=name.encode()) for name in names]
+
+    await create(stubs, next_stages=stages("two", "three"), request_id="r", storage="s")
+    recorded = {each.training_run.rpartition("/")[2]: each for each in await listed(stubs)}
+    assert {name: each.record for name, each in recorded.items()} == {
+        "one": b"as created",
+        "two": b"two",
+        "three": b"three",
+    }
+    assert {(each.state, each.storage, each.epoch) for each in recorded.values()} == {(WAITING, "s", 0)}
+    for run, fields in (
+        ("four", {"next_stages": stages("five", "two")}),
+        ("four", {"next_stages": stages("five", "five")}),
+        ("four", {"next_stages": stages("five"), "request_id": "r"}),
+        ("one", {"next_stages": stages("five")}),
+    ):
+        with pytest.raises(TrainingRunExists):
+            await create(stubs, RUN.replace("one", run), **fields)
+    await create_project(stubs, "projects/other")
+    elsewhere = pb.NextStage(training_run="projects/other/trainingRuns/x")
+    with pytest.raises(PermissionDenied):
+        await create(await store.stubs(role=Role.SERVICE, project="projects/default"), next_stages=[elsewhere])
+    for bad in (
+        [elsewhere],
+        stages(*map(str, range(16))),
+        [pb.NextStage(training_run=f"{RUN}-{n}", record=bytes(2**20)) for n in range(3)] + stages("six"),
+        [pb.NextStage(training_run=f"{RUN}-5", policy="p" * 64)],
+    ):
+        with pytest.raises(ArgumentInvalid) as refused:
+            await create(stubs, RUN.replace("one", "four"), next_stages=bad)
+        assert all(each.field.startswith("next_stages") for each in refused.value.violations)
+    assert len(await listed(stubs)) == 3
+
+
 async def test_runs_of_the_same_id_in_two_projects_have_leases_and_policies_of_their_own(
     store: StoreHandle, stubs: Stubs
 ):

@@ -11,7 +11,8 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms import sft
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import Conversation
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.rows import Row, sft_row
 from tests.support.algorithm.model_services import ModelResources, World
@@ -124,8 +125,8 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_a_problem_before_it
         "there is no training run projects/default/trainingRuns/nobody-1 in projects/default"
     )
     resources = ModelResources(world)
-    assert await checked_run(
-        unknown, rules=CreationRules(registry=ALGORITHMS), resources=resources, now=now(), knows_run=lambda *run: True
+    assert await checked_runs(
+        [unknown], rules=CreationRules(registry=ALGORITHMS), resources=resources, now=now(), knows_run=lambda *run: True
     )
 
 

@@ -98,9 +98,9 @@ async def test_equal_requests_are_one_run_and_different_ones_are_refused(world, 
     service = open_service(world)
     draft = replace(sft_draft, request_id="r1")
     service.runs.add(await created(draft, world))
-    assert service.runs.existing(sft_draft) is not None
-    assert service.runs.existing(replace(draft, name="")) is not None
-    assert service.runs.existing(replace(draft, name="projects/default/trainingRuns/other", request_id="")) is None
+    assert service.runs.existing([sft_draft]) is not None
+    assert service.runs.existing([replace(draft, name="")]) is not None
+    assert service.runs.existing([replace(draft, name="projects/default/trainingRuns/other", request_id="")]) is None
     with pytest.raises(TrainingRunExists):
-        service.runs.existing(replace(draft, display_name="another"))
+        service.runs.existing([replace(draft, display_name="another")])
     service.close()

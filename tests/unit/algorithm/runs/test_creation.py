@@ -12,7 +12,8 @@ from fulmen.train_toml.train import load_train_config
 from fulmen_algorithm.algorithms.sampling import RESHAPING
 from fulmen_algorithm.losses.advantage_settings import OverlongSettings
 from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run, parse_settings
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, parse_settings
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, created, now
@@ -243,8 +244,8 @@ def test_lengths_that_are_left_out_follow_the_longest_answer():
 async def test_an_unavailable_engine_is_refused_before_anything_is_created(engine, problem, world, grpo_draft):
     draft = replace(grpo_draft, settings_json=json.dumps({"engine": engine}))
     with pytest.raises(SettingsInvalid) as raised:
-        await checked_run(
-            draft,
+        await checked_runs(
+            [draft],
             rules=CreationRules(registry=ALGORITHMS, vllm_command="no-such-vllm"),
             resources=ModelResources(world),
             now=now(),

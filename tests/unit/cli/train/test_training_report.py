@@ -96,15 +96,15 @@ def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:
 def test_a_stage_gets_the_inputs_that_its_algorithm_reads() -> None:
     built = config(PolicyConfig(name="adder", build="make.py:build"))
     read = {"sft": ["demonstrations"], "grpo": ["agent", "train_tasks", "validation_tasks"]}
-    sft = training_run(built, built.stages[0], name="x", inputs=INPUTS, read=read, start_version="")
-    version = "resources/p/versions/1"
-    grpo = training_run(built, built.stages[1], name="y", inputs=INPUTS, read=read, start_version=version)
+    sft = training_run(built, built.stages[0], name="x", inputs=INPUTS, read=read, continues=False)
+    grpo = training_run(built, built.stages[1], name="y", inputs=INPUTS, read=read, continues=True)
 
     assert set(sft.inputs) == {"demonstrations", "bundle"}
     assert sft.policy.build == "make.py:build"
     assert sft.settings_json == '{"steps": 2}'
     assert set(grpo.inputs) == {"agent", "train_tasks", "validation_tasks"}
-    assert grpo.policy.version == "resources/p/versions/1"
+    assert grpo.policy.name == "adder"
+    assert grpo.policy.WhichOneof("initial") is None
 
 
 def test_a_runs_id_fits_the_contract() -> None:

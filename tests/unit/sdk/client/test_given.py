@@ -121,6 +121,15 @@ async def test_settings_are_those_that_are_given_and_no_others() -> None:
     assert (stage.algorithm, stage.settings) == ("grpo", {"steps": 3, "loss": {"kind": "gspo"}})
 
 
+async def test_several_algorithms_are_stages() -> None:
+    made = await training(algorithm=[fulmen.SFT(steps=3), "grpo"])
+
+    assert [(each.algorithm, each.settings) for each in made.config.stages] == [("sft", {"steps": 3}), ("grpo", {})]
+    with pytest.raises(fulmen.ConfigError) as raised:
+        await training(algorithm=[])
+    assert raised.value.problems == ("algorithm: at least one is needed",)
+
+
 async def test_data_is_checked_as_files_are_and_named_by_its_argument() -> None:
     with pytest.raises(fulmen.ConfigError) as raised:
         await training({"demonstrations": [{"messages": []}]}, tasks=[{}], validation=[])

@@ -145,7 +145,10 @@ def _config(
     elif not version and base is not None:
         policy = _policy(policy, str(base), folder or Path(), problems)
     problems += named_problems(name, policy.name)
-    algorithm = given["algorithm"] if isinstance(given["algorithm"], Algorithm) else Algorithm(given["algorithm"])
+    algorithms = [given["algorithm"]] if isinstance(given["algorithm"], Algorithm | str) else given["algorithm"]
+    stages = [each if isinstance(each, Algorithm) else Algorithm(each) for each in algorithms]
+    if not stages:
+        problems.append("algorithm: at least one is needed")
     prompt = Path(options["prompt"]).resolve() if "prompt" in options else None
     if problems:
         raise ConfigError(f"{WHERE} is not valid; nothing was created.", problems)
@@ -155,7 +158,7 @@ def _config(
         policy=policy,
         agent=agent,
         data=DataConfig(prompt=prompt),
-        stages=(StageConfig(algorithm=algorithm.name, settings=algorithm.settings),),
+        stages=tuple(StageConfig(algorithm=each.name, settings=each.settings) for each in stages),
     )
 
 

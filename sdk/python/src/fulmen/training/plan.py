@@ -1,4 +1,4 @@
-"""Builds the training runs of a configuration: one per stage, each starting where the previous one ended."""
+"""Builds the training runs of a configuration: one per stage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def training_run(
     name: str,
     inputs: Mapping[str, str],
     read: Mapping[str, Collection[str]],
-    start_version: str,
+    continues: bool,
     trains: bool = True,
 ) -> training_run_pb2.TrainingRun:
     """Builds the run of a stage.
@@ -67,10 +67,10 @@ def training_run(
         name: the run's name.
         inputs: every published version by use; the run gets those that its algorithm reads.
         read: the inputs that each algorithm reads; an input without effect is refused by the service.
-        start_version: the policy version that the stage before published; empty for the first.
+        continues: whether a stage before trains the policy; it then begins where that one ended.
         trains: whether the algorithm trains weights; if not, it gets a policy only if there is a version of it.
     """
-    policy = _policy(config.policy, start_version) if config.policy.name else None
+    policy = _policy(config.policy, continues=continues) if config.policy.name else None
     if policy is not None and not trains and policy.WhichOneof("initial") in ("base", "build", "path"):
         policy = None
     wanted = tuple(use for use in read.get(stage.algorithm, ALL_INPUTS) if use != "bundle")
@@ -86,11 +86,11 @@ def training_run(
     )
 
 
-def _policy(policy: PolicyConfig, start_version: str) -> training_run_pb2.PolicySpec:
+def _policy(policy: PolicyConfig, *, continues: bool) -> training_run_pb2.PolicySpec:
     spec = training_run_pb2.PolicySpec(name=policy.name)
-    if start_version:
-        spec.version = start_version
-    elif policy.version:
+    if continues:
+        return spec
+    if policy.version:
         spec.version = policy.version
     elif policy.base:
         spec.base = policy.base

@@ -15,13 +15,12 @@ from fulmen.train_toml.train import ConfigError
 from fulmen.training.bundle import Bundle
 from fulmen.training.task_files import Dataset
 
-__all__ = ["Published", "Publisher", "best_prompt", "publish", "published_prompt"]
+__all__ = ["Published", "Publisher", "publish", "published_prompt"]
 
 AGENT_CONTENT_TYPE = "application/x-protobuf; messageType=fulmen.runner.v1.AgentSpec"
 BUNDLE_CONTENT_TYPE = "application/gzip"
 PROMPT_CONTENT_TYPE = "text/plain; charset=utf-8"
 MAX_PROMPT_BYTES = 100_000
-BEST_ALIAS = "best"
 DATASET_CONTENT_TYPE = "application/jsonl"
 
 
@@ -85,13 +84,6 @@ async def published_prompt(client: Services, name: str, path: Path) -> str:
     if not text.strip() or len(content) > MAX_PROMPT_BYTES:
         raise ConfigError(f"{path} must hold 1 to {MAX_PROMPT_BYTES} bytes.", ())
     return await Publisher(client).put(f"prompt.{name}", "prompt", PROMPT_CONTENT_TYPE, content)
-
-
-async def best_prompt(client: Services, first: str) -> str:
-    """Returns the best version of a search that began with version `first`."""
-    alias = f"{first.partition('/versions/')[0]}/aliases/{BEST_ALIAS}"
-    answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[alias]))
-    return str(answer.resources[0].name)
 
 
 class Publisher:

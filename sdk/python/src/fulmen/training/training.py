@@ -1,24 +1,25 @@
-"""A training: validated as a whole, its inputs published, and its stages created as training runs."""
+"""A training: validated as a whole, its inputs published, and the runs of its stages created together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import ArgumentInvalid, SettingsInvalid
+from fulmen.errors import ArgumentInvalid, SettingsInvalid, Violation
 from fulmen.rpc.services import Services
 from fulmen.train_toml.train import ConfigError, TrainConfig
 from fulmen.training.bundle import Bundle
 from fulmen.training.plan import RunNames, training_run
-from fulmen.training.publish import best_prompt, publish, published_prompt
+from fulmen.training.publish import publish, published_prompt
 from fulmen.training.task_files import Dataset
 
 __all__ = ["Training"]
 
 INPUTS_PREFIX: Final = "inputs."
-SEARCHES_PROMPTS: Final = "apo"
+_LATER_STAGE: Final = re.compile(r"next_stages\[(\d+)\]\.(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +73,11 @@ class Training:
         await self._publish(show_first)
         await self._validate()
 
-    async def create(self, number: int, *, start_version: str = "") -> training_run_pb2.TrainingRun:
-        """Creates the run of a stage, counted from 1, which starts at the version that the stage before published."""
-        run = self._training_run(number, start_version=start_version)
-        request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
+    async def create(self) -> training_run_pb2.TrainingRun:
+        """Creates the runs of all stages; returns the first, whose `stages` names all if there are several."""
+        request = self._request()
+        request.request_id = request.training_run.name
         return (await self.services.training_runs.CreateTrainingRun(request)).training_run
-
-    async def take_prompt(self, run: training_run_pb2.TrainingRun) -> None:
-        """Passes the best prompt of a search on to the following stages."""
-        if run.algorithm == SEARCHES_PROMPTS:
-            self.inputs["prompt"] = await best_prompt(self.services, run.inputs["prompt"])
 
     async def _publish(self, show_first: Callable[[Bundle], None]) -> None:
         config = self.config
@@ -101,40 +97,45 @@ class Training:
         self._is_published = True
 
     async def _validate(self) -> None:
-        """Validates every stage at the service; the start version of later ones is not known yet.
+        """Validates the stages at the service.
 
         Before anything is published, all but the inputs is checked.
         """
+        request = self._request()
+        request.validate_only = True
         problems: list[str] = []
-        for number in range(1, len(self.config.stages) + 1):
-            problems += await self._problems(number, self._training_run(number, start_version=""))
+        try:
+            await self.services.training_runs.CreateTrainingRun(request)
+        except (ArgumentInvalid, SettingsInvalid) as error:
+            problems = self._problems(error.violations) if error.violations else [error.message]
         if problems:
             raise ConfigError(f"{self.config.file} is not valid; no run was created.", problems)
 
-    async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
-        try:
-            await self.services.training_runs.CreateTrainingRun(
-                training_run_service_pb2.CreateTrainingRunRequest(training_run=run, validate_only=True)
-            )
-        except (ArgumentInvalid, SettingsInvalid) as error:
-            where = f"stage {number} ({run.algorithm})"
-            if not error.violations:
-                return [f"{where}: {error.message}"]
-            return [
-                f"{where}: {each.field}: {each.description}"
-                for each in error.violations
-                if self._is_published or not each.field.startswith(INPUTS_PREFIX)
-            ]
-        return []
+    def _problems(self, violations: Sequence[Violation]) -> list[str]:
+        found = []
+        for each in violations:
+            later = _LATER_STAGE.fullmatch(each.field)
+            index, field = (int(later[1]) + 1, later[2]) if later else (0, each.field)
+            if self._is_published or not field.startswith(INPUTS_PREFIX):
+                where = f"stage {index + 1} ({self.config.stages[index].algorithm})"
+                found.append(f"{where}: {field}: {each.description}")
+        return found
 
-    def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
-        stage = self.config.stages[number - 1]
-        return training_run(
-            self.config,
-            stage,
-            name=self.names.of(number, stage),
-            inputs=self.inputs,
-            read={name: each.inputs for name, each in self._algorithms.items()},
-            start_version=start_version,
-            trains=stage.algorithm not in self._algorithms or self._algorithms[stage.algorithm].trains,
-        )
+    def _request(self) -> training_run_service_pb2.CreateTrainingRunRequest:
+        runs: list[training_run_pb2.TrainingRun] = []
+        continues = False
+        for number, stage in enumerate(self.config.stages, start=1):
+            trains = stage.algorithm not in self._algorithms or self._algorithms[stage.algorithm].trains
+            runs.append(
+                training_run(
+                    self.config,
+                    stage,
+                    name=self.names.of(number, stage),
+                    inputs=self.inputs,
+                    read={name: each.inputs for name, each in self._algorithms.items()},
+                    continues=continues,
+                    trains=trains,
+                )
+            )
+            continues = continues or trains
+        return training_run_service_pb2.CreateTrainingRunRequest(training_run=runs[0], next_stages=runs[1:])

@@ -342,6 +342,7 @@ class _Search:
             version = await self._publish(self._resource, best, parent=first, request="best")
         number = int(version.rpartition("/")[2])
         await ctx.control.unless_stopped(ctx.resources.point(self._resource, ALIAS, number))
+        ctx.recorder.found_prompt(version)
         return version
 
     def _show(self, *, best: str) -> None:

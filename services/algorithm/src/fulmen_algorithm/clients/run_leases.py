@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import run_lease_service_pb2 as pb
 from fulmen.store.v1.run_lease_service_pb2_grpc import RunLeaseServiceStub
-from fulmen_algorithm.runs.ports import LeaseRenewal, LeaseState, RunFence, RunLease
+from fulmen_algorithm.runs.ports import LeaseRenewal, LeaseState, RunFence, RunLease, RunRecord
 
 CALL_DEADLINE_S = 10.0
 COMMITS_IN_PROGRESS = timedelta(seconds=30)
@@ -33,14 +33,19 @@ class StoreRunLeases:
         self._ttl = timedelta(seconds=ttl_s)
         self._listed_until: Timestamp | None = None
 
-    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
-        """Records a run."""
+    async def create(self, runs: Sequence[RunRecord], *, request_id: str) -> None:
+        """Records a run and the stages that follow it."""
+        first, *following = runs
         request = pb.CreateRunLeaseRequest(
-            training_run=training_run,
-            policy=policy,
-            record=record,
+            training_run=first.training_run,
+            policy=first.policy,
+            record=first.record,
             request_id=request_id,
             storage=self._storage,
+            next_stages=[
+                pb.NextStage(training_run=each.training_run, policy=each.policy, record=each.record)
+                for each in following
+            ],
         )
         await self._stub.CreateRunLease(request, timeout=CALL_DEADLINE_S)
 

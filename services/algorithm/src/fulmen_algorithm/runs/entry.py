@@ -22,7 +22,9 @@ from fulmen_algorithm.runs.ports import LeaseState, RunFence
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 
 _log = structlog.get_logger()
-CHANGEABLE = frozenset({"results", "step", "step_count", "policy_version", "model_path", "provenance"})
+CHANGEABLE = frozenset(
+    {"results", "step", "step_count", "policy_version", "prompt_version", "model_path", "provenance"}
+)
 Clock = Callable[[], datetime]
 NOTICES_POSTPONED = 100
 """Notices that wait in memory while the storage is full."""

@@ -7,7 +7,7 @@ service that does not know yet that it lost a run harms nothing: it writes where
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -17,7 +17,7 @@ from fulmen_algorithm.persistence.run_files import decoded_run, encoded_run
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import AWAY
-from fulmen_algorithm.runs.ports import LeaseRenewal, RunLease, RunLeases
+from fulmen_algorithm.runs.ports import LeaseRenewal, RunLease, RunLeases, RunRecord
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import TrainingRun
 
@@ -69,15 +69,15 @@ class RunOwnership:
             self._runs.wake()
             await asyncio.sleep(self._interval_s)
 
-    async def create(self, run: TrainingRun) -> None:
-        """Records a new run at the store.
+    async def create(self, *stages: TrainingRun) -> None:
+        """Records new runs at the store, all or none: one, or the stages of a training in order.
 
         Raises:
-            TrainingRunExists: if the name or the request id is taken by a run that is known from now on.
+            TrainingRunExists: if a name or the request id is taken by a run that is known from now on.
             Unavailable: if the store does not answer.
         """
         try:
-            await self._create(run)
+            await self._create(stages)
         except TrainingRunExists:
             await self.learn()
             raise
@@ -89,14 +89,17 @@ class RunOwnership:
             False if another service holds it, or the store or the storage does not answer; it is tried again later.
         """
         try:
+            if self._runs.misses_stage(entry.run):
+                await self.learn()  # it was recorded with the stage before it, which is seen from now on, or gone
             await self._acquire(entry)
         except RunLeaseHeld as error:
             self._held_elsewhere(entry, error)
+            if await self._released_ended(error.metadata.get("training_run", "")):
+                self._try_again(entry)
             return False
         except REFUSED_OR_AWAY as error:
             _log.warning("run_not_acquired", run=entry.run.name, reason=type(error).__name__)
-            entry.blocked_until = time.monotonic() + RETRY_S
-            self._runs.wake_later(RETRY_S)
+            self._try_again(entry)
             return False
         return True
 
@@ -193,7 +196,7 @@ class RunOwnership:
         try:
             epoch = await self._leases.acquire(run.name, after_epoch=after)
         except TrainingRunNotFound:
-            await self._create(run)  # its files are older than the store's database
+            await self._create([run])  # its files are older than the store's database
             epoch = await self._leases.acquire(run.name, after_epoch=after)
         try:
             files = await entry.files.taken_over(epoch, owner=self._storage.owner, record=run)
@@ -206,9 +209,10 @@ class RunOwnership:
         entry.owner, entry.owner_address = self._storage.owner, ""
         entry.held_until = asked + self._lease_s
 
-    async def _create(self, run: TrainingRun) -> None:
+    async def _create(self, runs: Sequence[TrainingRun]) -> None:
         # One of many runs may have the client's request id: that of a run whose row was lost is free.
-        await self._leases.create(run.name, policy=run.policy.name, record=encoded_run(run), request_id=run.request_id)
+        records = [RunRecord(training_run=run.name, policy=run.policy.name, record=encoded_run(run)) for run in runs]
+        await self._leases.create(records, request_id=runs[0].request_id)
 
     async def _renew(self, entries: list[Entry]) -> None:
         asked = time.monotonic()
@@ -268,6 +272,21 @@ class RunOwnership:
         # Its own from before a restart is free for this service.
         own = lease.owner == self._storage.owner
         entry.held_until = 0.0 if own else time.monotonic() + lease.held_s
+
+    async def _released_ended(self, name: str) -> bool:
+        """Releases a run that ended just before its service was killed: its lease keeps others of its policy waiting."""
+        entry = self._runs.find(name)
+        if entry is None or entry.run.runnable or entry.epoch or entry.changing.locked():
+            return False
+        try:
+            async with entry.changing, self.holding(entry):
+                return True
+        except REFUSED_OR_AWAY:
+            return False
+
+    def _try_again(self, entry: Entry) -> None:
+        entry.blocked_until = time.monotonic() + RETRY_S
+        self._runs.wake_later(RETRY_S)
 
     def _held_elsewhere(self, entry: Entry, error: RunLeaseHeld) -> None:
         if error.metadata.get("training_run") == entry.run.name:

@@ -161,17 +161,26 @@ class LeaseRenewal:
     record: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run as the store records it; fields as in `fulmen.store.v1.RunLease`."""
+
+    training_run: str
+    policy: str
+    record: bytes
+
+
 class RunLeases(Protocol):
     """The leases of runs at the store, for this service. No call waits for an outage to end.
 
     Every call raises Unavailable or another error of `AWAY` if the store does not answer.
     """
 
-    async def create(self, training_run: str, *, policy: str, record: bytes, request_id: str) -> None:
-        """Records a run.
+    async def create(self, runs: Sequence[RunRecord], *, request_id: str) -> None:
+        """Records a run and the stages that follow it, all or none; `request_id` is that of the first.
 
         Raises:
-            TrainingRunExists: if the name or the request id is taken.
+            TrainingRunExists: if a name or the request id is taken.
         """
 
     async def acquire(self, training_run: str, *, after_epoch: int) -> int:

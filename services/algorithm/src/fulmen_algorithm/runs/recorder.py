@@ -199,6 +199,10 @@ class Recorder:
         self.progress = replace(self.progress, results={**self.progress.results, **metrics})
         self._entry.update(results=self.progress.results)
 
+    def found_prompt(self, version: str) -> None:
+        """Stores the version of the best prompt, with which later stages continue."""
+        self._entry.update(prompt_version=version)
+
     def note(self, name: str, note: Mapping[str, object]) -> None:
         """Stores a note for the report."""
         self._files.save_note(name, note)

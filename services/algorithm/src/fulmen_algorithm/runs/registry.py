@@ -2,11 +2,12 @@
 
 Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy, on this service
 or another; the others wait for a slot. A free slot goes to the project with the fewest active runs, and there to the
-oldest run.
+oldest run. A stage waits until the one before it has ended; one that does not begin needs no slot to end.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -19,6 +20,7 @@ from fulmen_algorithm.runs.control import RunControl, StopReason
 from fulmen_algorithm.runs.creation.rules import RunDraft, digest
 from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
 from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back
+from fulmen_algorithm.runs.stages import continued
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,22 +61,26 @@ class RunRegistry:
         self._entries[run.name] = entry
         return entry
 
-    def existing(self, draft: RunDraft) -> TrainingRun | None:
-        """Finds the run created by an earlier equal request.
+    def existing(self, stages: Sequence[RunDraft]) -> TrainingRun | None:
+        """Finds the first run created by an earlier equal request.
 
         Raises:
-            TrainingRunExists: if the name or the request id belongs to a different run of the project.
+            TrainingRunExists: if a name or the request id belongs to a different run of the project.
         """
+        draft = stages[0]
         for entry in self._entries.values():
             run = entry.run
             if run.project != draft.project:
                 continue
             if run.name == draft.name or (draft.request_id and run.request_id == draft.request_id):
-                if run.request_digest != digest(draft):
+                if run.request_digest != digest(*stages):
                     raise TrainingRunExists(
                         "The name or request id is taken by a different run.", training_run=run.name
                     )
                 return run
+        names = {each.name for each in stages}
+        if taken := next((run.name for run in self.newest_first(draft.project) if run.name in names), None):
+            raise TrainingRunExists("The name is taken by a different run.", training_run=taken)
         return None
 
     def add(self, run: TrainingRun) -> None:
@@ -159,7 +165,10 @@ class RunRegistry:
             changed = self._changed
             waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
             waiting = [e for e in waiting if not e.elsewhere and not e.changing.locked()]
+            waiting = [e for e in waiting if not self.waits_for_stage(e)]
             free = [entry.run for entry in waiting if not self._policy_taken(entry) and not _blocked(entry)]
+            if unbegun := [run for run in free if self._never_begins(run)]:
+                return unbegun[0]
             if free and len(self.active) < self._max_concurrent:
                 return min(free, key=self._order)
             for run in free:
@@ -190,6 +199,34 @@ class RunRegistry:
         """Returns whether an unfinished run of another project trains a policy of this name."""
         runs = (entry.run for entry in self._entries.values() if not entry.run.state.final)
         return any(run.policy.name == policy and run.project != project for run in runs)
+
+    def waits_for_stage(self, entry: Entry) -> bool:
+        """Returns whether a run is a stage that has not begun, and the one before it has not ended."""
+        before = self._stage_before(entry.run)
+        return before is not None and not entry.run.state.final and not before.state.final
+
+    def misses_stage(self, run: TrainingRun) -> bool:
+        """Returns whether a run is a stage that has not begun, and the one before it is not known."""
+        return bool(run.stages_before) and run.start_time is None and run.stages_before[-1] not in self._entries
+
+    def continue_stages(self, entry: Entry) -> None:
+        """Lets a stage that has not begun start where the stages before it have ended.
+
+        Raises:
+            StageNotBegun: if the one before it has not succeeded.
+        """
+        run = entry.run
+        if run.stages_before and run.start_time is None:
+            entry.run = continued(run, [self._entries[name].run for name in run.stages_before if self.has(name)])
+
+    def _never_begins(self, run: TrainingRun) -> bool:
+        before = self._stage_before(run)
+        return before is not None and before.state is not RunState.SUCCEEDED
+
+    def _stage_before(self, run: TrainingRun) -> TrainingRun | None:
+        """Returns the stage before one that has not begun; None for other runs."""
+        entry = self._entries.get(run.stages_before[-1]) if run.stages_before and run.start_time is None else None
+        return None if entry is None else entry.run
 
     def _policy_taken(self, waiting: Entry) -> bool:
         """Returns whether an active run trains the same policy; the waiting run is notified once."""

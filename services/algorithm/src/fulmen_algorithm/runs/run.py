@@ -29,7 +29,7 @@ class RunState(StrEnum):
 
 
 _NEXT: Mapping[RunState, frozenset[RunState]] = {
-    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.CANCELLED}),
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.FAILED, RunState.CANCELLED}),
     RunState.RUNNING: frozenset({RunState.PAUSED, RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}),
     RunState.PAUSED: frozenset({RunState.PENDING, RunState.CANCELLED}),
     RunState.SUCCEEDED: frozenset(),
@@ -81,6 +81,8 @@ class TrainingRun:
         collapses: Number of rollbacks caused by a collapse.
         request_id: Of the request that created it; may be empty.
         request_digest: Distinguishes a repeated request from a different one with the same name.
+        stages: Names of the runs of all stages of its training, in order; empty if it is the only one.
+        prompt_version: The best prompt that it found; empty if it searches none or has not ended.
     """
 
     name: str
@@ -104,6 +106,8 @@ class TrainingRun:
     collapses: int = 0
     request_id: str = ""
     request_digest: str = ""
+    stages: tuple[str, ...] = ()
+    prompt_version: str = ""
 
     @property
     def project(self) -> str:
@@ -119,6 +123,18 @@ class TrainingRun:
     def folder(self) -> str:
         """The run's folder below that of all runs: `{project}/{id}`."""
         return f"{self.project.rpartition('/')[2]}/{self.run_id}"
+
+    @property
+    def stages_before(self) -> tuple[str, ...]:
+        """Names of the earlier stages of its training, in order."""
+        return self.stages[: self.stages.index(self.name)] if self.stages else ()
+
+    @property
+    def stages_to_cancel(self) -> tuple[str, ...]:
+        """Names of the runs of which the first that has not ended is cancelled in place of this one, in order."""
+        if not self.stages:
+            return (self.name,)
+        return self.stages if self.start_time is None else self.stages[self.stages.index(self.name) :]
 
     @property
     def uses_rollouts(self) -> bool:

@@ -16,6 +16,7 @@ from fulmen_algorithm.runs.failure import AWAY, RunFailed
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.stages import StageNotBegun
 from fulmen_algorithm.runs.storage_wait import stored
 
 _log = structlog.get_logger()
@@ -132,6 +133,7 @@ class RunWorker:
 
         Raises:
             NotAcquired: if another service runs it, or it is not to be run any more.
+            StageNotBegun: if it is a stage, and the one before it has not succeeded.
         """
         async with entry.changing:
             if not await self._ownership.acquire(entry):
@@ -139,6 +141,7 @@ class RunWorker:
             if not entry.run.runnable:
                 await self._ownership.release(entry)
                 raise NotAcquired
+        self._runs.continue_stages(entry)
         if entry.run.state is not RunState.RUNNING:
             await stored(entry, lambda: self._runs.move(entry.run.name, RunState.RUNNING))
         await self._executor.execute(entry, control)
@@ -207,6 +210,8 @@ def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:
             return RunState.PAUSED, ""
         case Interrupted():  # by a drain, or by a pause withdrawn while the checkpoint was written
             return None, ""
+        case StageNotBegun():
+            return error.state, error.message
         case RunFailed() | FulmenError():
             return RunState.FAILED, error.message
         case _:

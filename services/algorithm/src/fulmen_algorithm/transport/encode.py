@@ -1,6 +1,7 @@
 """Converts between gRPC messages and the service's values."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from statistics import fmean
 from typing import Any
@@ -9,12 +10,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.algorithm.v1 import algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as pb
+from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, setting_texts, summary
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.training.checkpoints import Checkpoint
+
+
+def drafts(request: service_pb.CreateTrainingRunRequest, project: str) -> list[RunDraft]:
+    """Decodes a run to create and the stages that follow it, by default of its project; the request id is that of the first."""
+    first = replace(draft(request.training_run, request.request_id), project=project)
+    return [first, *(replace(draft(each, ""), project=each.project or project) for each in request.next_stages)]
 
 
 def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
@@ -80,6 +88,8 @@ def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = ""
         rollback_count=len(run.branch_points),
         owner_address=owner_address,
         waiting_reason=waiting,
+        stages=run.stages,
+        prompt_version=run.prompt_version,
     )
 
 

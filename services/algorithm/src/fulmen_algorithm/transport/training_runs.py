@@ -1,7 +1,7 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
 
@@ -22,14 +22,15 @@ from fulmen.errors import (
 )
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, checked_run
+from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
+from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.report import Report, report
-from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.files import is_storage_trouble
@@ -76,39 +77,39 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def CreateTrainingRun(
         self, request: pb.CreateTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateTrainingRunResponse:
-        """Creates a run."""
+        """Creates a run, and the stages that follow it."""
         asked = request.training_run
-        asked.project = require_project(asked.project or project_in(asked.name))
-        draft = encode.draft(asked, request.request_id)
+        project = require_project(asked.project or project_in(asked.name))
+        drafts = encode.drafts(request, project)
         # One at a time, so that two equal requests do not both find nothing.
         async with self._creating:
-            run = self._runs.existing(draft)
+            run = self._runs.existing(drafts)
             if run is None:
                 # The caller waits out an outage of the store; there is no run yet that could be notified.
-                resources = self._connections.resources(draft.project, lambda severity, message: None)
-                run = await checked_run(
-                    draft,
+                resources = self._connections.resources(project, lambda severity, message: None)
+                runs = await checked_runs(
+                    drafts,
                     rules=self._rules,
                     resources=resources,
                     now=self._clock(),
                     knows_run=self._runs.has,
                 )
-                if not request.validate_only:
-                    run = await self._create(run, draft)
+                run = runs[0] if request.validate_only else await self._create(runs, drafts)
         return pb.CreateTrainingRunResponse(training_run=encode.training_run(run))
 
-    async def _create(self, run: TrainingRun, draft: RunDraft) -> TrainingRun:
-        """Records a run at the store, then here; returns the run of an equal request to another service."""
+    async def _create(self, runs: Sequence[TrainingRun], drafts: Sequence[RunDraft]) -> TrainingRun:
+        """Records runs at the store, then here; returns the first, or that of an equal request to another service."""
         try:
-            await self._ownership.create(run)
+            await self._ownership.create(*runs)
         except TrainingRunExists:
-            existing = self._runs.existing(draft)
+            existing = self._runs.existing(drafts)
             if existing is None:
                 raise
             return existing
         with _storage_errors():
-            self._runs.add(run)
-        return run
+            for run in runs:
+                self._runs.add(run)
+        return runs[0]
 
     async def GetTrainingRun(
         self, request: pb.GetTrainingRunRequest, context: grpc.aio.ServicerContext
@@ -183,18 +184,27 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def CancelTrainingRun(
         self, request: pb.CancelTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CancelTrainingRunResponse:
-        """Ends a run."""
+        """Ends a run, or the stage of its training that runs or is next."""
         entry = await self._entry(request.name)
-        try:
-            if not entry.elsewhere:
-                with _storage_errors():
-                    await self._worker.cancel(entry.run.name)
-                return pb.CancelTrainingRunResponse(training_run=self._message(entry))
-        except RunLeaseHeld as error:
-            if not error.metadata.get("owner_address"):
-                raise
-        forwarded = await self._forwarding.call(entry.owner_address, "CancelTrainingRun", request, context)
-        return cast(pb.CancelTrainingRunResponse, forwarded)
+        # A stage may end, and the next one begin, while it is cancelled.
+        for name in entry.run.stages_to_cancel:
+            entry = await self._entry(name)
+            if not entry.elsewhere and entry.run.state.final:
+                continue
+            try:
+                if not entry.elsewhere:
+                    with _storage_errors():
+                        await self._worker.cancel(name)
+                    if entry.run.state is RunState.SUCCEEDED:
+                        continue
+                    break
+            except RunLeaseHeld as error:
+                if not _is_elsewhere(error, name):
+                    raise
+            request.name = name
+            forwarded = await self._forwarding.call(entry.owner_address, "CancelTrainingRun", request, context)
+            return cast(pb.CancelTrainingRunResponse, forwarded)
+        return pb.CancelTrainingRunResponse(training_run=self._message(entry))
 
     async def ListAlgorithms(
         self, request: pb.ListAlgorithmsRequest, context: grpc.aio.ServicerContext
@@ -282,13 +292,16 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                     await self._worker.changed(name, lambda: change(name))
                 return entry
         except RunLeaseHeld as error:
-            if not error.metadata.get("owner_address"):
+            if not _is_elsewhere(error, name):
                 raise
             return await self._forwarding.call(error.metadata["owner_address"], rpc, request, context)
         return await self._forwarding.call(entry.owner_address, rpc, request, context)
 
     def _message(self, entry: Entry) -> TrainingRunMessage:
-        return encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=entry.waiting_reason)
+        waiting = entry.waiting_reason
+        if self._runs.waits_for_stage(entry):
+            waiting = f"The run waits for the stage before it, {entry.run.stages_before[-1]}."
+        return encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=waiting)
 
     def _owner_address(self, entry: Entry) -> str:
         if entry.epoch:
@@ -305,6 +318,11 @@ def _storage_errors() -> Iterator[None]:
         if not is_storage_trouble(error):
             raise
         raise RunStorageUnavailable("The storage of training runs is full or cannot be reached.") from error
+
+
+def _is_elsewhere(error: RunLeaseHeld, name: str) -> bool:
+    """Returns whether another service runs a run; if not, another run of its policy keeps it from being changed."""
+    return error.metadata.get("training_run") == name and bool(error.metadata.get("owner_address"))
 
 
 class _Descriptions:

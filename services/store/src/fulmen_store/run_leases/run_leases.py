@@ -11,7 +11,7 @@ from typing import Final
 
 from fulmen.errors import ArgumentInvalid, Violation
 
-__all__ = ["Holder", "Renewal", "RunFence", "RunLease", "RunLeaseState", "check_holder", "require_valid"]
+__all__ = ["Holder", "NewRun", "Renewal", "RunFence", "RunLease", "RunLeaseState", "check_holder", "require_valid"]
 
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 600.0
@@ -65,6 +65,16 @@ class Renewal:
     training_run: str
     epoch: int
     record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to record; fields as in `fulmen.store.v1.CreateRunLeaseRequest`."""
+
+    training_run: str
+    policy: str
+    record: bytes
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,15 @@
 -- Leases of training runs. Every change of an owner is one row change under the row's lock, and fences take that lock
 -- too: what a transaction wrote under an epoch is committed before the next epoch begins, or is refused.
 
--- name: create_run_lease
+-- name: create_run_leases
+-- In one order, whatever the caller's is; the caller rolls back if a row is missing.
 insert into run_lease (
     project_id, name, policy, state, owner, owner_address, epoch, released, expires_at, record, request_id,
     storage
-) values ($1, $2, $3, 2, '', '', 0, true, now(), $4, $5, $6)
+)
+select $1, r.name, r.policy, 2, '', '', 0, true, now(), r.record, r.request_id, $6
+from unnest($2::text[], $3::text[], $4::bytea[], $5::text[]) as r (name, policy, record, request_id)
+order by r.name
 on conflict do nothing
 returning *;
 

@@ -11,7 +11,7 @@ import asyncpg
 from fulmen.errors import RunLeaseHeld, RunLeaseLost, TrainingRunExists, TrainingRunNotFound
 from fulmen_store.database.database import Database, Transaction
 from fulmen_store.database.server_clock import LATE_S
-from fulmen_store.run_leases.run_leases import Holder, Renewal, RunFence, RunLease, RunLeaseState
+from fulmen_store.run_leases.run_leases import Holder, NewRun, Renewal, RunFence, RunLease, RunLeaseState
 
 __all__ = ["RunLeaseTable", "hold_fences"]
 
@@ -25,18 +25,29 @@ class RunLeaseTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(
-        self, project_id: int, name: str, *, policy: str, record: bytes, request_id: str, storage: str
-    ) -> RunLease:
-        """Records a run that waits for an owner.
+    async def create(self, project_id: int, runs: Sequence[NewRun], *, storage: str) -> dict[str, RunLease]:
+        """Records runs that wait for an owner, all of them or none; returns their leases by name.
 
         Raises:
-            TrainingRunExists: If a run of this name or request id is recorded.
+            TrainingRunExists: If a run of one of the names or request ids is recorded.
         """
-        row = await self._database.fetch_row("create_run_lease", project_id, name, policy, record, request_id, storage)
-        if row is None:
-            raise TrainingRunExists("The name or request id is taken by another run.", training_run=name)
-        return _lease(row, held=False)
+        async with self._database.transaction() as transaction:
+            rows = await transaction.fetch(
+                "create_run_leases",
+                project_id,
+                [each.training_run for each in runs],
+                [each.policy for each in runs],
+                [each.record for each in runs],
+                [each.request_id for each in runs],
+                storage,
+            )
+            found = {row["name"]: _lease(row, held=False) for row in rows}
+            if len(rows) < len(runs):
+                taken = next(
+                    (each.training_run for each in runs if each.training_run not in found), runs[0].training_run
+                )
+                raise TrainingRunExists("The name or request id is taken by another run.", training_run=taken)
+        return found
 
     async def acquire(self, project_id: int, name: str, holder: Holder, *, after_epoch: int) -> RunLease:
         """Acquires the lease of a recorded run under a greater epoch.

@@ -23,6 +23,7 @@ from fulmen_store.run_leases.run_leases import (
     MAX_REQUEST_ID,
     MAX_STORAGE,
     Holder,
+    NewRun,
     Renewal,
     RunFence,
     RunLease,
@@ -40,7 +41,8 @@ __all__ = ["RunLeaseService"]
 
 DEFAULT_PAGE: Final = 100
 MAX_RENEWALS: Final = 1000
-MAX_RENEWED_BYTES: Final = 3 * 1024 * 1024
+MAX_RECORDS_BYTES: Final = 3 * 1024 * 1024
+MAX_NEXT_STAGES: Final = 15
 NUMBER_BYTES: Final = 4
 FIRST: Final = (0, "")
 
@@ -55,25 +57,24 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
     async def CreateRunLease(
         self, request: pb.CreateRunLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateRunLeaseResponse:
-        """Records a run that waits for an owner."""
+        """Records a run that waits for an owner, and the stages that follow it."""
         project = _project_of(request.training_run)
-        violations = check_record("record", request.record)
-        for field, text, limit in (
-            ("policy", request.policy, MAX_POLICY), ("request_id", request.request_id, MAX_REQUEST_ID),
-            ("storage", request.storage, MAX_STORAGE),
-        ):  # fmt: skip
-            if len(text) > limit:
-                violations.append(Violation(field=field, description=f"is longer than {limit} characters"))
-        require_valid(violations)
-        lease = await self._table.create(
-            await self._projects.require(project),
-            request.training_run,
-            policy=request.policy,
-            record=request.record,
-            request_id=request.request_id,
-            storage=request.storage,
+        require_valid(
+            [
+                *_new_run_problems(request, ""),
+                *_text_problems(
+                    request_id=(request.request_id, MAX_REQUEST_ID), storage=(request.storage, MAX_STORAGE)
+                ),
+                *_stage_problems(request.next_stages, project),
+            ]
         )
-        return pb.CreateRunLeaseResponse(lease=_message(lease))
+        runs = [
+            NewRun(training_run=each.training_run, policy=each.policy, record=each.record)
+            for each in (request, *request.next_stages)
+        ]
+        runs[0] = replace(runs[0], request_id=request.request_id)
+        leases = await self._table.create(await self._projects.require(project), runs, storage=request.storage)
+        return pb.CreateRunLeaseResponse(lease=_message(leases[request.training_run]))
 
     async def AcquireRunLease(
         self, request: pb.AcquireRunLeaseRequest, context: grpc.aio.ServicerContext
@@ -155,6 +156,40 @@ def _project_of(training_run: str) -> str:
     return require_project(parse_training_run_name(training_run).project)
 
 
+def _new_run_problems(run: pb.CreateRunLeaseRequest | pb.NextStage, prefix: str) -> list[Violation]:
+    return [
+        *check_record(f"{prefix}record", run.record),
+        *_text_problems(**{f"{prefix}policy": (run.policy, MAX_POLICY)}),
+    ]
+
+
+def _text_problems(**texts: tuple[str, int]) -> list[Violation]:
+    """Returns the fields whose text is longer than its limit."""
+    return [
+        Violation(field=field, description=f"is longer than {limit} characters")
+        for field, (text, limit) in texts.items()
+        if len(text) > limit
+    ]
+
+
+def _stage_problems(stages: Sequence[pb.NextStage], project: str) -> list[Violation]:
+    if len(stages) > MAX_NEXT_STAGES:
+        return [Violation(field="next_stages", description=f"has {len(stages)} entries, allowed are {MAX_NEXT_STAGES}")]
+    found = _records_problems("next_stages", stages)
+    for index, each in enumerate(stages):
+        found += _new_run_problems(each, f"next_stages[{index}].")
+        if _project_of(each.training_run) != project:
+            found.append(Violation(field=f"next_stages[{index}].training_run", description=f"is not in {project}"))
+    return found
+
+
+def _records_problems(field: str, runs: Sequence[pb.NextStage | pb.RenewedLease]) -> list[Violation]:
+    if (total := sum(len(each.record) for each in runs)) <= MAX_RECORDS_BYTES:
+        return []
+    text = f"have records of {total} bytes, allowed are {MAX_RECORDS_BYTES}"
+    return [Violation(field=field, description=text)]
+
+
 def _renewal_problems(leases: Sequence[pb.RenewedLease]) -> list[Violation]:
     if len(leases) > MAX_RENEWALS:
         return [Violation(field="leases", description=f"has {len(leases)} entries, allowed are {MAX_RENEWALS}")]
@@ -166,10 +201,7 @@ def _renewal_problems(leases: Sequence[pb.RenewedLease]) -> list[Violation]:
             *check_record(f"leases[{index}].record", each.record),
         )
     ]
-    if (total := sum(len(each.record) for each in leases)) > MAX_RENEWED_BYTES:
-        text = f"have records of {total} bytes, allowed are {MAX_RENEWED_BYTES}"
-        found.append(Violation(field="leases", description=text))
-    return found
+    return [*found, *_records_problems("leases", leases)]
 
 
 def _holder(owner: str, address: str, ttl: Duration) -> Holder:

@@ -3,7 +3,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -25,7 +25,7 @@ TRAINING_RUN_STATE_FAILED: TrainingRunState
 TRAINING_RUN_STATE_CANCELLED: TrainingRunState
 
 class TrainingRun(_message.Message):
-    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason")
+    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class TrainingRun(_message.Message):
     ROLLBACK_COUNT_FIELD_NUMBER: _ClassVar[int]
     OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     display_name: str
@@ -89,7 +91,9 @@ class TrainingRun(_message.Message):
     rollback_count: int
     owner_address: str
     waiting_reason: str
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[str]
+    prompt_version: str
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
     __slots__ = ("name", "version", "path", "build", "base")

@@ -20,14 +20,16 @@ class ListAlgorithmsResponse(_message.Message):
     def __init__(self, algorithms: _Optional[_Iterable[_Union[_algorithm_pb2.Algorithm, _Mapping]]] = ...) -> None: ...
 
 class CreateTrainingRunRequest(_message.Message):
-    __slots__ = ("training_run", "request_id", "validate_only")
+    __slots__ = ("training_run", "request_id", "validate_only", "next_stages")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STAGES_FIELD_NUMBER: _ClassVar[int]
     training_run: _training_run_pb2.TrainingRun
     request_id: str
     validate_only: bool
-    def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+    next_stages: _containers.RepeatedCompositeFieldContainer[_training_run_pb2.TrainingRun]
+    def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., next_stages: _Optional[_Iterable[_Union[_training_run_pb2.TrainingRun, _Mapping]]] = ...) -> None: ...
 
 class CreateTrainingRunResponse(_message.Message):
     __slots__ = ("training_run",)

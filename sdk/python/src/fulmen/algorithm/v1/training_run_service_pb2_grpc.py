@@ -103,7 +103,8 @@ class TrainingRunServiceServicer(object):
     """
 
     def CreateTrainingRun(self, request, context):
-        """Creates a run and starts it when a run slot is free. Idempotent by `request_id` and by a client-supplied name.
+        """Creates a run, and the stages that follow it, and starts it when a run slot is free. Idempotent by `request_id` and by
+        a client-supplied name.
 
         Errors: `INVALID_ARGUMENT` (`SETTINGS_INVALID`, `ARGUMENT_INVALID`): every problem is listed in
         `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): a different run with this
@@ -154,7 +155,8 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrainingRun(self, request, context):
-        """Cancels a run and its rollouts. Idempotent.
+        """Cancels a run and its rollouts; the stages after it do not begin. In place of a stage that has ended, a later one is
+        cancelled, and in place of one that has not begun, the one that it waits for. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

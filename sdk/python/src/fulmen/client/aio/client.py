@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -232,21 +233,21 @@ class AsyncClient:
         self,
         *,
         agent: Agent,
-        algorithm: Algorithm | str,
+        algorithm: Algorithm | str | Sequence[Algorithm | str],
         reward: Reward = None,
         tasks: Tasks | None = None,
         validation: Tasks | None = None,
         base: Base = None,
         **options: Unpack[TrainOptions],
     ) -> AsyncRun:
-        """Publishes an agent and its tasks, and creates the training run; returns it at once.
+        """Publishes an agent and its tasks, and creates the training run; returns it at once, of several stages the last.
 
         Everything is checked first: if there are problems, all of them are reported and nothing is created.
 
         Args:
             agent: a function, a path such as "agent.py:solve", a command such as ["node", "agent.js"], or an
                 `AgentConfig`. The agent names the policy as its model.
-            algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one.
+            algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one; several for stages that follow each other.
             reward: the grader: a function of task and outcome, a path, a command, or a `JudgeConfig`; None if the
                 agent reports its rewards itself.
             tasks: what to train on: tasks as dicts, a `pandas.DataFrame`, a `datasets.Dataset`, or a path of JSON
@@ -272,7 +273,8 @@ class AsyncClient:
         }
         training = await given_training(self.services, self.project, given, options)
         await training.begin()
-        return AsyncRun(self._session, await training.create(1))
+        created = await training.create()
+        return await self.runs.get(created.stages[-1]) if created.stages else AsyncRun(self._session, created)
 
     async def trainer(
         self,

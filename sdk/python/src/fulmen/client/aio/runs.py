@@ -153,6 +153,11 @@ class AsyncRun:
         self._proto = (await self._session.services.training_runs.GetTrainingRun(request)).training_run
         return self
 
+    async def stages(self) -> list[AsyncRun]:
+        """Returns the runs of all stages of its training, in order, itself included."""
+        names = list(self.proto.stages) or [self.name]
+        return [await AsyncRuns(self._session).get(name) for name in names]
+
     async def steps(self) -> list[Step]:
         """Returns the steps that are done, ordered by number; of a repeated step the last one."""
         await self.refresh()
@@ -201,9 +206,14 @@ class AsyncRun:
         self._proto = (await self._session.services.training_runs.ResumeTrainingRun(request)).training_run
 
     async def stop(self) -> None:
-        """Stops it for good and cancels its rollouts; published versions stay."""
+        """Stops it for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+
+        In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it
+        waits for.
+        """
         request = training_run_service_pb2.CancelTrainingRunRequest(name=self.name)
-        self._proto = (await self._session.services.training_runs.CancelTrainingRun(request)).training_run
+        stopped = (await self._session.services.training_runs.CancelTrainingRun(request)).training_run
+        self._proto = stopped if stopped.name == self.name else self._proto
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Returns the checkpoints that it can be rolled back to, newest first."""

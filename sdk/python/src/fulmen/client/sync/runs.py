@@ -132,6 +132,10 @@ class Run(Face):
         self._call(self._aio.refresh())
         return self
 
+    def stages(self) -> list[Run]:
+        """Returns the runs of all stages of its training, in order, itself included."""
+        return self._call(self._aio.stages())
+
     def steps(self) -> list[Step]:
         """Returns the steps that are done, ordered by number; of a repeated step the last one."""
         return self._call(self._aio.steps())
@@ -173,7 +177,11 @@ class Run(Face):
         self._call(self._aio.resume())
 
     def stop(self) -> None:
-        """Stops it for good and cancels its rollouts; published versions stay."""
+        """Stops it for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+
+        In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it
+        waits for.
+        """
         self._call(self._aio.stop())
 
     def checkpoints(self) -> list[Checkpoint]:

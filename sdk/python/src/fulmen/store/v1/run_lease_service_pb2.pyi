@@ -54,18 +54,30 @@ class RunLease(_message.Message):
     def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[_Union[RunLeaseState, str]] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., epoch: _Optional[int] = ..., held: bool = ..., expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., record: _Optional[bytes] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., storage: _Optional[str] = ...) -> None: ...
 
 class CreateRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "policy", "record", "request_id", "storage")
+    __slots__ = ("training_run", "policy", "record", "request_id", "storage", "next_stages")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STAGES_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     policy: str
     record: bytes
     request_id: str
     storage: str
-    def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ..., storage: _Optional[str] = ...) -> None: ...
+    next_stages: _containers.RepeatedCompositeFieldContainer[NextStage]
+    def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ..., request_id: _Optional[str] = ..., storage: _Optional[str] = ..., next_stages: _Optional[_Iterable[_Union[NextStage, _Mapping]]] = ...) -> None: ...
+
+class NextStage(_message.Message):
+    __slots__ = ("training_run", "policy", "record")
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    training_run: str
+    policy: str
+    record: bytes
+    def __init__(self, training_run: _Optional[str] = ..., policy: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class CreateRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)

@@ -77,10 +77,10 @@ class RunLeaseServiceServicer(object):
     """
 
     def CreateRunLease(self, request, context):
-        """Records a run that waits for an owner.
+        """Records a run that waits for an owner, and the stages that follow it: all of them or none.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): a run of this name or
-        request id is recorded.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): a run of one of these names
+        or of this request id is recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""Validates a run before it is created: all problems are reported at once, and nothing is stored."""
+"""Validates a run before it is created: all problems are reported at once, and nothing is stored; see `stages`."""
 
 import asyncio
 import hashlib
@@ -7,13 +7,11 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from fulmen.errors import SettingsInvalid, Violation
-from fulmen.ids import training_run_name, uuid7
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
@@ -30,7 +28,7 @@ from fulmen_algorithm.runs.creation.policies import (
     version_problems,
 )
 from fulmen_algorithm.runs.ports import BaseModels, Content, ResourceStore
-from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
@@ -62,11 +60,14 @@ class RunDraft:
     request_id: str = ""
 
 
-def digest(draft: RunDraft) -> str:
-    """Computes a digest of a draft, without its request id; equal drafts have equal digests."""
+def digest(*stages: RunDraft) -> str:
+    """Computes a digest of a draft and those that follow it, without request ids; equal drafts have equal digests."""
+    return hashlib.sha256(json.dumps([_parts(draft) for draft in stages]).encode()).hexdigest()
+
+
+def _parts(draft: RunDraft) -> list[object]:
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
-    policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
-    return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
+    return [*parts, [draft.policy.name, draft.policy.origin.value, draft.policy.source]]
 
 
 def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
@@ -81,10 +82,6 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
         raise SettingsInvalid(
             "The settings of the run are not valid.", violations=settings_problems(error, entry.settings)
         ) from None
-
-
-def _knows_none(name: str) -> bool:
-    return False
 
 
 async def _is_free(policy: str, project: str) -> bool:
@@ -135,27 +132,10 @@ def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | No
     return settings, [*violations, *_policy_problems(draft, entry), *_input_problems(draft, entry)]
 
 
-async def checked_run(
-    draft: RunDraft,
-    *,
-    rules: CreationRules,
-    resources: ResourceStore,
-    now: datetime,
-    knows_run: KnowsRun = _knows_none,
-) -> TrainingRun:
-    """Checks a draft and all resources that it names.
-
-    Args:
-        draft: The run.
-        rules: Rules of the service.
-        resources: Resources of the draft's project.
-        now: Creation time of the run.
-        knows_run: Returns whether a run exists, including runs without rollouts.
-
-    Raises:
-        SettingsInvalid: with every problem, bad lines of data sets included.
-        ResourceNotFound: if an input is unknown.
-    """
+async def checked_with_resources(
+    draft: RunDraft, rules: CreationRules, resources: ResourceStore, knows_run: KnowsRun, trained: Collection[str]
+) -> tuple[RunSettings | None, list[Violation]]:
+    """Returns the settings of a draft and every problem; `trained` are the policies that the stages before it train."""
     settings, violations = checked_draft(draft, rules.registry)
     if settings is not None:
         violations += _engine_problems(settings.engine, rules)
@@ -168,20 +148,9 @@ async def checked_run(
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
-    if violations or settings is None:
-        raise SettingsInvalid("The training run is not valid.", violations=violations)
-    return TrainingRun(
-        name=draft.name or training_run_name(draft.project, str(uuid7())),
-        display_name=draft.display_name,
-        algorithm=draft.algorithm,
-        settings_json=settings.model_dump_json(),
-        policy=draft.policy,
-        inputs=dict(draft.inputs),
-        create_time=now,
-        step_count=settings.steps,
-        request_id=draft.request_id,
-        request_digest=digest(draft),
-    )
+        if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
+            violations += await version_problems(draft.policy, resources)
+    return settings, violations
 
 
 async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
@@ -335,7 +304,7 @@ async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[V
     for use in sorted({"agent", "bundle"} & set(readable)):
         await resources.get(readable[use])
     _, violations = await read_inputs(readable, resources)
-    return [*violations, *await version_problems(draft.policy, resources)]
+    return violations
 
 
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
