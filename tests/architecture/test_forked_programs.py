@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,18 @@ def started(*arguments: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "is_forked"),
     [
-        ({}, True),
-        ({"env": {**FEW, "FULMEN_STORE_PORT": "none"}}, True),
-        ({"env": {**os.environ, "FULMEN_STORE_LOG_LEVEL": "loud"}, "start_new_session": True}, True),
-        ({"env": {**os.environ, "PYTHONPATH": "/elsewhere"}}, False),
+        (dict, True),
+        (lambda: {"env": {**FEW, "FULMEN_STORE_PORT": "none"}}, True),
+        (lambda: {"env": {**os.environ, "FULMEN_STORE_LOG_LEVEL": "loud"}, "start_new_session": True}, True),
+        (lambda: {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}}, False),
     ],
     ids=["as this process", "few variables", "a session of its own", "other modules"],
 )
-def test_it_ends_and_writes_as_it_does_when_it_is_started_as_usual(options: dict[str, Any], is_forked: bool) -> None:
-    one = started("serve", **options)
-    usual = subprocess.run(["env", *STORE, "serve"], capture_output=True, text=True, timeout=LIMIT_S, **options)
+def test_it_ends_and_writes_as_it_does_when_it_is_started_as_usual(
+    options: Callable[[], dict[str, Any]], is_forked: bool
+) -> None:
+    one = started("serve", **options())
+    usual = subprocess.run(["env", *STORE, "serve"], capture_output=True, text=True, timeout=LIMIT_S, **options())
     assert one.is_forked == is_forked
     assert (one.returncode, *one.text) == (usual.returncode, usual.stdout, usual.stderr)
     assert one.returncode == 2
