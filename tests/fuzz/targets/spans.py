@@ -19,7 +19,7 @@ from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen.zstd import FrameInvalid, decompress
 from fulmen_algorithm.clients.decode import rollout_trajectory
 from fulmen_store.spans.span_filter import SpanFilter as SpanFilterRule
-from fulmen_store.transport.codecs.spans import (
+from fulmen_store.transport.wire.spans import (
     ChunkUnreadable,
     Listing,
     chunk_message,

@@ -13,7 +13,7 @@ from fulmen_algorithm.tiny_model import END, ROLES, UNKNOWN
 from fulmen_algorithm.training.policy import PolicyModel
 from tests.support.algorithm.models import EXAMPLES, load_script
 
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/make_model.py"))
+NAMES = sorted(path.parents[1].name for path in EXAMPLES.glob("*/tasks/demonstrations.jsonl"))
 CONVERSATIONS = 300
 SPACED = {"orders", "text_to_sql"}
 """Examples whose decoder writes spaces between words."""

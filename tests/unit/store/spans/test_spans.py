@@ -20,8 +20,8 @@ from fulmen.store.v1 import span_pb2
 from fulmen_store.spans.chunks import BYTES_PER_CHUNK, SPANS_PER_CHUNK, Chunk, LooseSpans, NewChunk, compress
 from fulmen_store.spans.span_filter import SpanFacts, SpanFilter
 from fulmen_store.spans.spans import Spans
-from fulmen_store.transport.codecs.spans import Listing
 from fulmen_store.transport.otlp.codec import export_from_json, loose_spans
+from fulmen_store.transport.wire.spans import Listing
 
 ROLLOUTS = [uuid7(1_700_000_000_000 + number) for number in range(3)]
 

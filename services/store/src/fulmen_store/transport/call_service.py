@@ -21,8 +21,8 @@ from fulmen_store.projects.names import NO_PROJECT, ProjectNames
 from fulmen_store.rollouts.filter import Expression, Schema
 from fulmen_store.rollouts.filter_parser import parse_filter
 from fulmen_store.transport.access import require_count
-from fulmen_store.transport.codecs.calls import call_message, conversation_message, read_calls
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.wire.calls import call_message, conversation_message, read_calls
 
 __all__ = ["CallService"]
 

@@ -39,8 +39,8 @@ from fulmen_store.scheduling.runner_streams import (
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_range
-from fulmen_store.transport.codecs.leases import acks_of, attempts_of, check_result, names_of, packed_load
-from fulmen_store.transport.codecs.rollouts import write_assignment
+from fulmen_store.transport.wire.leases import acks_of, attempts_of, check_result, names_of, packed_load
+from fulmen_store.transport.wire.rollouts import write_assignment
 
 __all__ = ["LeaseService"]
 

@@ -18,9 +18,9 @@ from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.runners.table import RunnerTable, RunnerView
 from fulmen_store.transport.access import project_limit
-from fulmen_store.transport.codecs.leases import has_labels, runner_of
-from fulmen_store.transport.codecs.queue import demand_message, demand_query
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.wire.leases import has_labels, runner_of
+from fulmen_store.transport.wire.queues import demand_message, demand_query
 
 __all__ = ["RunnerRegistryService"]
 

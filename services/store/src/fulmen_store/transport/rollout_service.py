@@ -32,10 +32,10 @@ from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
 from fulmen_store.transport.access import is_own_attempt, require_count, run_fence, run_project
-from fulmen_store.transport.codecs.queue import stats_message
-from fulmen_store.transport.codecs.rollouts import feed_messages, finished_rollout, rollout_of
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.wire.queues import stats_message
+from fulmen_store.transport.wire.rollouts import feed_messages, finished_rollout, rollout_of
 
 __all__ = ["RolloutService"]
 

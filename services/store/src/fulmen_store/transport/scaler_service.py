@@ -24,7 +24,7 @@ from fulmen_service_kit.security.tokens import Caller
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.demand import DemandQuery
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.transport.codecs.queue import OptionalNumber, checked_query, demand_project
+from fulmen_store.transport.wire.queues import OptionalNumber, checked_query, demand_project
 
 __all__ = ["ScalerService"]
 

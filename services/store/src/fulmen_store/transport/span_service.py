@@ -30,7 +30,10 @@ from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import UNKNOWN_ROLLOUT, ChunkHead, SpanParent, SpanTable
 from fulmen_store.transport.access import is_own_attempt, require_count, run_project
-from fulmen_store.transport.codecs.spans import (
+from fulmen_store.transport.in_order import answered_in_order
+from fulmen_store.transport.otlp.ingest import OtlpIngest
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.wire.spans import (
     ChunkUnreadable,
     Listing,
     chunk_message,
@@ -39,9 +42,6 @@ from fulmen_store.transport.codecs.spans import (
     read_chunk,
     read_filter,
 )
-from fulmen_store.transport.in_order import answered_in_order
-from fulmen_store.transport.otlp.ingest import OtlpIngest
-from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["SpanService", "add_trace_service"]
 
