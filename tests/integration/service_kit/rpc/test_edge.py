@@ -1,7 +1,9 @@
 """The edge of every rpc, over a real socket."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -12,6 +14,7 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.rpc import edge
 from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
@@ -42,6 +45,12 @@ class SampleServicer(rpc.RolloutServiceServicer):
     ) -> AsyncIterator[pb.WatchRolloutsResponse]:
         yield pb.WatchRolloutsResponse(cursor="1")
         raise errors.CursorInvalid("The cursor is not one of this feed.")
+
+    async def StreamCreateRollouts(
+        self, requests: AsyncIterator[pb.StreamCreateRolloutsRequest], context: object
+    ) -> AsyncIterator[pb.StreamCreateRolloutsResponse]:
+        async for _ in requests:
+            yield pb.StreamCreateRolloutsResponse()
 
 
 @asynccontextmanager
@@ -124,6 +133,26 @@ async def test_a_role_that_the_table_does_not_name_is_refused_and_an_admin_is_no
     async with sample_server() as server, open_channel(f"127.0.0.1:{server.port}", token=token) as channel:
         with pytest.raises(error):
             await getattr(rpc.RolloutServiceStub(channel), rpc_name)(getattr(pb, f"{rpc_name}Request")())
+
+
+async def test_a_read_of_a_cancelled_stream_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: asyncio.Queue[bool] = asyncio.Queue()
+
+    class Reads(set[asyncio.Future[Any]]):
+        def discard(self, reading: asyncio.Future[Any]) -> None:
+            super().discard(reading)
+            ended.put_nowait(reading.cancelled())
+
+    reads = Reads()
+    monkeypatch.setattr(edge, "abandoned", reads)
+    async with sample_stub() as stub:
+        stream = stub.StreamCreateRollouts()
+        await stream.write(pb.StreamCreateRolloutsRequest())
+        await stream.read()
+        stream.cancel()
+        # grpcio frees what a read has allocated only if it is not cancelled.
+        assert await asyncio.wait_for(ended.get(), 30) is False
+    assert not reads
 
 
 async def test_a_message_over_the_limit_is_refused_by_its_own_error() -> None:
