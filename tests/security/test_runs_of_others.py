@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunService
 from fulmen.errors import FulmenError, TrainingRunExists, TrainingRunNotFound
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_service_pb2
+from fulmen_algorithm.transport import training_runs
 from fulmen_service_kit.security.tokens import Role
 from tests.support.services import serving, target_of
 from tests.support.store.running import StoreHandle, Stubs, create, create_project
@@ -107,6 +109,28 @@ async def test_two_projects_have_runs_of_the_same_id(members: tuple[Caller, Call
     await a.runs.CancelTrainingRun(pb.CancelTrainingRunRequest(name=f"{A}/trainingRuns/same"))
     assert (await b.get(f"{B}/trainingRuns/same")).state == training_run_pb2.TRAINING_RUN_STATE_PENDING
     assert sorted(path.parent.name for path in tmp_path.glob("state/runs/*/same")) == ["a", "b"]
+
+
+async def test_a_creation_that_takes_long_holds_up_no_other_project(
+    members: tuple[Caller, Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = members
+    begun, released = asyncio.Event(), asyncio.Event()
+    check = training_runs.checked_runs
+
+    async def slow(drafts: Any, **rest: Any) -> Any:
+        if drafts[0].project == A:
+            begun.set()
+            await released.wait()
+        return await check(drafts, **rest)
+
+    monkeypatch.setattr(training_runs, "checked_runs", slow)
+    async with asyncio.timeout(60):
+        creating = asyncio.create_task(a.create(f"{A}/trainingRuns/slow"))
+        await begun.wait()
+        assert (await b.create(f"{B}/trainingRuns/quick")).name == f"{B}/trainingRuns/quick"
+        released.set()
+        assert (await creating).name == f"{A}/trainingRuns/slow"
 
 
 async def test_the_project_of_a_run_is_that_of_its_name(members: tuple[Caller, Caller]) -> None:

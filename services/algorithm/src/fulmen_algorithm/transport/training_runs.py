@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
+from weakref import WeakValueDictionary
 
 import grpc.aio
 
@@ -67,7 +68,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._clock = clock
         self._rules = rules
         self._descriptions = _Descriptions(rules.registry)
-        self._creating = asyncio.Lock()
+        self._creating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -81,8 +82,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         asked = request.training_run
         project = require_project(asked.project or project_in(asked.name))
         drafts = encode.drafts(request, project)
-        # One at a time, so that two equal requests do not both find nothing.
-        async with self._creating:
+        # One of a project at a time, so that two equal requests do not both find nothing.
+        async with self._creating.setdefault(project, asyncio.Lock()):
             run = self._runs.existing(drafts)
             if run is None:
                 # The caller waits out an outage of the store; there is no run yet that could be notified.
