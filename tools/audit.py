@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strict", action="store_true", help="fail where no advisory can be asked for")
     arguments = parser.parse_args()
-    found = audited(Path(sys.executable).parent / "uv", ROOT / "constraints.txt")
+    uv = Path(shutil.which("uv") or Path(sys.executable).with_name("uv"))
+    found = audited(uv, ROOT / "constraints.txt")
     status, lines = verdict(found, strict=arguments.strict)
     print("\n".join(lines))
     return status

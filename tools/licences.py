@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -40,12 +41,21 @@ some builds of torch, and vLLM, which is installed separately, have their own te
 
 def installed() -> list[tuple[str, str]]:
     """Returns name and licence of each installed distribution that is not Fulmen's own."""
-    uv = Path(sys.executable).parent / "uv"
-    command = [str(uv), "tool", "run", "--system-certs", PIP_LICENSES, "--python", sys.executable]
+    command = [
+        shutil.which("uv") or str(Path(sys.executable).with_name("uv")),
+        "tool",
+        "run",
+        "--system-certs",
+        PIP_LICENSES,
+        "--python",
+        sys.executable,
+    ]
     command += ["--from=mixed", "--format=json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     found = [(each["Name"], each["License"]) for each in json.loads(done.stdout)]
-    return sorted((one for one in found if not one[0].startswith("fulmen")), key=lambda one: one[0].lower())
+    # uv is in the environment only if it was not on PATH.
+    theirs = (one for one in found if one[0] != "uv" and not one[0].startswith("fulmen"))
+    return sorted(theirs, key=lambda one: one[0].lower())
 
 
 def refused(licences: Iterable[tuple[str, str]]) -> list[str]:
