@@ -28,7 +28,7 @@ def fault(task: dict[str, Any], sql: object) -> str:
 
 
 def same(one: Result, other: Result, *, ordered: bool) -> bool:
-    """Tells whether two results have the same rows, in the same order if that was asked for."""
+    """Returns whether two results have the same rows; if `ordered`, in the same order."""
     rows, others = ([tuple(map(_rounded, row)) for row in result.rows] for result in (one, other))
     return rows == others if ordered else Counter(rows) == Counter(others)
 

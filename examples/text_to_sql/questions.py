@@ -98,7 +98,7 @@ class Subject:
 
     Attributes:
         measures: Numbers that are added up and compared, by the words for them.
-        groups: Columns by which rows are told apart.
+        groups: Columns to group by.
         conditions: Operator and wordings by column.
     """
 

@@ -54,7 +54,7 @@ class Result:
     error: str = ""
 
     def __str__(self) -> str:
-        """Says what the agent's model is told."""
+        """Returns the text that the model reads."""
         return f"error: {self.error}" if self.error else f"{len(self.rows)} rows"
 
 
@@ -93,7 +93,7 @@ def run(sql: str, seed: int) -> Result:
             if cursor.description is None:
                 return Result(error="not a query")
             rows = cursor.fetchmany(MAX_ROWS + 1)
-        # A ValueError tells of characters that no statement may have.
+        # ValueError: a character that no statement may have, such as NUL.
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             return Result(error="too many steps" if str(error) == "interrupted" else str(error))
     return Result(error=f"more than {MAX_ROWS} rows") if len(rows) > MAX_ROWS else Result(rows=tuple(rows))

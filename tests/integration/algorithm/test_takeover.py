@@ -130,7 +130,7 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
 async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repository_root):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)
-        # At the service that nobody supervises: the other would be restarted because it hangs.
+        # On the service without a supervisor, which would restart it because it hangs.
         name = await create_run(both.second_client, "stopped", inputs, LONG)
         await Watcher(both.stack, both.second_client, name).until_step(3)
         owner = both.second.address

@@ -78,9 +78,9 @@ class RunRegistry:
                         "The name or request id is taken by a different run.", training_run=run.name
                     )
                 return run
-        names = {each.name for each in stages}
-        if taken := next((run.name for run in self.newest_first(draft.project) if run.name in names), None):
-            raise TrainingRunExists("The name is taken by a different run.", training_run=taken)
+        for name in (each.name for each in stages):
+            if name in self._entries and self._entries[name].run.project == draft.project:
+                raise TrainingRunExists("The name is taken by a different run.", training_run=name)
         return None
 
     def add(self, run: TrainingRun) -> None:
