@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,32 @@ def test_a_failed_import_names_the_users_files_only(bundle: Path) -> None:
     assert 'File "typo.py", line 1' in typo
     assert "Traceback" not in typo
     assert str(bundle) not in typo
+
+
+def test_a_bundle_is_loaded_whatever_libraries_and_agents_put_among_the_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(f"{name} is loaded later")
+
+    class Odd:
+        __file__ = 5
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "agent.py").write_text(f"def solve(task): return {name!r}")
+    monkeypatch.setitem(sys.modules, "a_lazy_module", Lazy())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "an_odd_module", Odd)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "no_module", None)  # type: ignore[arg-type]
+    assert [load_in_place("agent.py:solve", tmp_path / name)(None) for name in ("one", "two")] == ["one", "two"]
+
+
+def test_an_agent_that_removes_itself_from_the_modules_fails_with_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("import sys\ndel sys.modules[__name__]\nraise ValueError('mine')")
+    told = told_of_load(tmp_path, "agent.py:solve")
+    assert "ValueError: mine" in told
+    assert "KeyError" not in told
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,11 @@ def _enter_bundle(bundle_dir: Path) -> None:
         return
     # One string comparison per module, since a runner may have seen hundreds of bundles.
     others = tuple(f"{root}{os.sep}" for root in _bundle_roots if root != bundle_dir)
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if origin and origin.startswith(others):
-            del sys.modules[name]
+    # A copy, since agents that run meanwhile import, too; no attribute of a module is asked for, since lazy ones may raise.
+    for name, module in sys.modules.copy().items():
+        origin = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(origin, str) and origin.startswith(others):
+            sys.modules.pop(name, None)
     _bundle_roots.add(bundle_dir)
     sys.path[:] = [str(bundle_dir), *(path for path in sys.path if Path(path) not in _bundle_roots)]
     importlib.invalidate_caches()
@@ -140,6 +141,6 @@ def _load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     return module
